@@ -1,0 +1,31 @@
+"""gyrostat: elastic PyTorch training with the bits of plain DDP on N fixed workers.
+
+`init` joins this process's job; `digest` fingerprints any training state. Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gyrostat.core.errors import GyrostatError
+    from gyrostat.engine.digest import digest
+    from gyrostat.engine.job import Job
+    from gyrostat.engine.session import init
+
+__version__ = "0.1.0"
+__all__ = ["GyrostatError", "Job", "__version__", "digest", "init"]
+
+_HOMES = {
+    "GyrostatError": "gyrostat.core.errors",
+    "Job": "gyrostat.engine.job",
+    "digest": "gyrostat.engine.digest",
+    "init": "gyrostat.engine.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'gyrostat' has no attribute {name!r}")

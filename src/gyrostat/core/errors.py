@@ -1,0 +1,69 @@
+"""The tree of errors. A message says what happened, the value, and what to do about it.
+
+GyrostatError
+├── UsageError                 bad input: nothing was done; exit code 2
+│   ├── Refused                a model or option that cannot be exact, found at `track`
+│   ├── Misuse                 the surface was used in an order that has no meaning
+│   └── NotYet                 a capability that this version does not have
+├── CheckpointError            a checkpoint that cannot be used
+│   ├── DamagedCheckpoint      cut off or bit-flipped
+│   ├── ForeignCheckpoint      of another job
+│   └── OtherFingerprint       of this job, but other hardware or settings decide its bits
+├── Diverged                   replicas that must be equal are not
+├── PeerLost                   another worker went away in the middle of a collective
+└── ScriptFailed               the user's script raised, or one of its workers died
+"""
+
+from __future__ import annotations
+
+
+class GyrostatError(Exception):
+    """Whatever gyrostat itself raises. `exit_code` is what the command line returns for it."""
+
+    exit_code = 1
+
+
+class UsageError(GyrostatError):
+    """Bad input. Nothing has been done."""
+
+    exit_code = 2
+
+
+class Refused(UsageError):
+    """A model, optimizer or option that cannot give the bits of plain DDP."""
+
+
+class Misuse(UsageError):
+    """A call that has no meaning where it stands."""
+
+
+class NotYet(UsageError):
+    """A capability that this version does not have."""
+
+
+class CheckpointError(GyrostatError):
+    """A checkpoint that cannot be used."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """Cut off, altered or unreadable."""
+
+
+class ForeignCheckpoint(CheckpointError):
+    """Written by another job."""
+
+
+class OtherFingerprint(CheckpointError):
+    """Written where other hardware or settings decide the bits."""
+
+
+class Diverged(GyrostatError):
+    """Replicas that must be equal are not."""
+
+
+class PeerLost(GyrostatError):
+    """Another worker went away in the middle of a collective."""
+
+
+class ScriptFailed(GyrostatError):
+    """The user's script raised, or a worker died."""

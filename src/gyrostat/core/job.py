@@ -1,0 +1,73 @@
+"""What a job is, and what one worker is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gyrostat.core.placement import Placement
+
+
+class Reduction(StrEnum):
+    """The order in which gradients of the virtual workers are added."""
+
+    DDP = "ddp"
+    TREE = "tree"
+
+
+class Determinism(StrEnum):
+    """How much may change without changing a bit (EasyScale's D0, D1, D2)."""
+
+    STATIC = "static"
+    ELASTIC = "elastic"
+    HETEROGENEOUS = "heterogeneous"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointPolicy:
+    """Where and when a job checkpoints itself."""
+
+    directory: str
+    every: int = 0
+    """Write one every so many steps; 0 means on demand only."""
+    keep: int = 3
+    """How many of the newest are kept."""
+    resume: bool = True
+    """Start from the newest valid checkpoint in `directory`, if there is one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """What `verify` asks of a run: digests of all tracked state, taken after some steps."""
+
+    every: int
+    """After every so many steps."""
+    first: int = 0
+    last: int | None = None
+    """Only for steps first … last (counted from 1: the state after that many steps)."""
+    tensors: bool = False
+    """Also the digest of every single tensor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """All that a worker is told when it starts: its place in the job and how the job runs."""
+
+    placement: Placement
+    worker: int = 0
+    generation: int = 1
+    store: str | None = None
+    """Path of the rendezvous file of this generation; not needed by a lone worker."""
+    virtual_workers_given: bool = True
+    """False for a plain `python train.py`, where the script may choose N itself."""
+    reduction: Reduction = Reduction.DDP
+    determinism: Determinism = Determinism.ELASTIC
+    threads: int = 1
+    checkpoint: CheckpointPolicy | None = None
+    reference: bool = False
+    """Run as plain DDP with torch's own classes: the reference that `verify` compares with."""
+    stop_after: int | None = None
+    """Checkpoint and end after so many steps in all (used by `verify` to cut a run in two)."""
+    probe: Probe | None = None
+    timeout_s: float = 1800.0
+    """How long a collective may wait for a silent peer."""

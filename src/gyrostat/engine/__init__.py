@@ -1,0 +1,1 @@
+"""Inside one worker: virtual workers, their contexts, the reduction, the step, checkpoints."""

@@ -1,0 +1,58 @@
+"""What a worker tells whoever watches it. The port between the engine and the room `job` above it.
+
+Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all report that they finished.
+`Alone` is what a plain `python train.py` gets: it prints what `job.log` is given, and nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Protocol
+
+
+class Supervisor(Protocol):
+    """Receives what happens in a worker. Calls must be quick and must not raise."""
+
+    def started(self, step: int, resumed_from: str | None, refused: list[str]) -> None:
+        """Training begins at `step`, from a checkpoint or from scratch; `refused` says which ones could not be used."""
+
+    def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
+        """Step `step` (counted from 1) is complete: virtual worker 0's loss, and samples of all N."""
+
+    def logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        """The script called `job.log`."""
+
+    def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
+        """The digest of all tracked state after `step` steps, and of each tensor if asked for."""
+
+    def checkpointed(self, step: int, path: str, seconds: float) -> None:
+        """A checkpoint was written and is in place."""
+
+    def finished(self, step: int, digest: str) -> None:
+        """The script has ended well after `step` steps, with this digest of all tracked state."""
+
+
+class Alone:
+    """The supervisor of a worker that nobody watches."""
+
+    def started(self, step: int, resumed_from: str | None, refused: list[str]) -> None:
+        for reason in refused:
+            print(f"gyrostat: {reason}", file=sys.stderr)
+        if resumed_from:
+            print(f"gyrostat: resumed at step {step} from {resumed_from}", file=sys.stderr)
+
+    def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
+        pass
+
+    def logged(self, step: int, metrics: Mapping[str, float]) -> None:
+        print(f"step {step}  " + "  ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
+
+    def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
+        pass
+
+    def checkpointed(self, step: int, path: str, seconds: float) -> None:
+        pass
+
+    def finished(self, step: int, digest: str) -> None:
+        pass
