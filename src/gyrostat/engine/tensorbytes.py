@@ -1,0 +1,79 @@
+"""A tensor as the bytes it is made of, without a copy where there need not be one.
+
+Digests, checkpoints and messages all read tensors through here, so that none of them depends on the device a
+tensor lives on or on its strides. Bytes are in the machine's order: little-endian wherever torch is built
+for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+
+import torch
+
+_FAMILIES = {
+    "": ["bool", "bfloat16"],
+    "uint": ["8", "16", "32", "64"],
+    "int": ["8", "16", "32", "64"],
+    "float": ["16", "32", "64", "4_e2m1fn_x2"],
+    "float8_": ["e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu"],
+    "complex": ["32", "64", "128"],
+}
+
+DTYPES: dict[str, torch.dtype] = {
+    family + member: getattr(torch, family + member)
+    for family, members in _FAMILIES.items()
+    for member in members
+    if hasattr(torch, family + member)
+}
+"""Element types that can be carried. Quantized ones are left out: their scale is not in their bytes."""
+
+_PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def why_not(tensor: torch.Tensor) -> str | None:
+    """Why this tensor cannot be carried as bytes, or None if it can."""
+    if type(tensor) not in _PLAIN_TYPES:
+        return f"it is a {type(tensor).__module__}.{type(tensor).__qualname__}, not a plain tensor"
+    if tensor.layout is not torch.strided:
+        return f"its layout is {tensor.layout}"
+    if tensor.is_meta:
+        return "it is on the meta device and has no values"
+    if dtype_name(tensor.dtype) not in DTYPES:
+        return f"its element type is {tensor.dtype}"
+    return None
+
+
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """The elements in row-major order. Shares memory with a tensor that is contiguous and on the CPU."""
+    if tensor.numel() == 0:
+        return memoryview(b"")
+    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def empty_tensor(dtype: str, shape: Sequence[int]) -> torch.Tensor:
+    """An uninitialized contiguous CPU tensor, at the alignment of torch's own allocator.
+
+    The alignment matters: some matrix libraries add in another order where memory is not aligned.
+    """
+    raw = torch.empty(count_bytes(dtype, shape), dtype=torch.uint8, device="cpu")
+    return raw.view(DTYPES[dtype]).view(tuple(shape))
+
+
+def count_bytes(dtype: str, shape: Sequence[int]) -> int:
+    return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def same_memory_key(tensor: torch.Tensor) -> Hashable:
+    """Equal for two tensors that are the same view of the same memory, such as tied parameters."""
+    if type(tensor) not in _PLAIN_TYPES or tensor.layout is not torch.strided or tensor.numel() == 0:
+        return id(tensor)
+    view = (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg())
+    return (tensor.device, tensor.data_ptr(), *view)
