@@ -1,0 +1,77 @@
+"""manifest.json: all of a checkpoint but the elements of its tensors, with the checksums of all files.
+
+The file is `{"sha256":"…","content":…}` and a newline, and not a byte else: the checksum is that of the bytes
+of the content as they stand, so that a change of any single byte is noticed. File names are not taken from
+it.
+"""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Annotated
+
+import msgspec
+
+from gyrostat.core.errors import DamagedCheckpoint
+from gyrostat.core.progress import Progress
+from gyrostat.engine.statetree import Skeleton
+
+FORMAT = 1
+
+MANIFEST = "manifest.json"
+SHARED = "shared.safetensors"
+CONTEXTS = "contexts.safetensors"
+
+_PREFIX, _MIDDLE, _SUFFIX = b'{"sha256":"', b'","content":', b"}\n"
+_START = len(_PREFIX) + 64 + len(_MIDDLE)
+
+
+class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file must be."""
+
+    size: Annotated[int, msgspec.Meta(ge=0)]
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: int
+    gyrostat: str
+    """Version that wrote it; for people, nothing depends on it."""
+    torch: str
+    created: float
+    """Seconds since 1970."""
+    progress: Progress
+    job: Skeleton
+    fingerprint: dict[str, str]
+    shared_file: FileRecord
+    contexts_file: FileRecord
+    shared: Skeleton
+    contexts: Skeleton
+
+
+class _Version(msgspec.Struct):
+    format: int
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """The whole file."""
+    content = msgspec.json.encode(manifest)
+    return b"".join((_PREFIX, sha256(content).hexdigest().encode(), _MIDDLE, content, _SUFFIX))
+
+
+def from_bytes(data: bytes) -> Manifest:
+    """The inverse. Raises DamagedCheckpoint with the reason."""
+    content = data[_START : -len(_SUFFIX)]
+    expected = b"".join((_PREFIX, sha256(content).hexdigest().encode(), _MIDDLE, content, _SUFFIX))
+    if data != expected:
+        raise DamagedCheckpoint(f"the checksum of {MANIFEST} is wrong: it was cut off or altered")
+    try:
+        version = msgspec.json.decode(content, type=_Version).format
+        if version != FORMAT:
+            raise DamagedCheckpoint(
+                f"its format is {version}, and this version of gyrostat reads format {FORMAT} only; "
+                "use the version that wrote it"
+            )
+        return msgspec.json.decode(content, type=Manifest)
+    except (ValueError, RecursionError) as error:
+        raise DamagedCheckpoint(f"{MANIFEST} is not what gyrostat writes: {error}") from None

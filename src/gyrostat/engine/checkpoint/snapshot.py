@@ -1,0 +1,55 @@
+"""What a checkpoint holds, and what a search for one returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gyrostat.core.errors import CheckpointError
+from gyrostat.core.progress import Progress
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """A job at a boundary. Values are trees as `engine.statetree` describes them."""
+
+    job: Mapping[str, Any]
+    """What makes it this job: number of virtual workers, seed, names of what is tracked, and so on."""
+    fingerprint: Mapping[str, str]
+    """What else decides bits."""
+    progress: Progress
+    shared: Any
+    """The one copy of shared state."""
+    contexts: Sequence[Any]
+    """The contexts of all virtual workers, in the order of their ranks. None if it was imported."""
+
+    @property
+    def imported(self) -> bool:
+        """Made from another program's file: it knows only a part of the above."""
+        return not self.contexts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The outcome of a search: the newest usable checkpoint, if any, and why newer ones were passed over."""
+
+    path: Path | None = None
+    snapshot: Snapshot | None = None
+    errors: Sequence[CheckpointError] = field(default_factory=list)
+
+    @property
+    def refused(self) -> list[str]:
+        """Why each newer checkpoint was refused, newest first."""
+        return [str(error) for error in self.errors]
+
+    def usable(self) -> Snapshot | None:
+        """The snapshot; None if there is no checkpoint; an error if there are some but none can be used."""
+        if self.snapshot is None and self.errors:
+            reasons = "\n".join(f"  {reason}" for reason in self.refused)
+            raise type(self.errors[0])(
+                f"there are checkpoints, but none can be used:\n{reasons}\n"
+                "start with another --checkpoint-dir, or remove these to begin from scratch"
+            )
+        return self.snapshot

@@ -1,0 +1,235 @@
+"""The checkpoints of a job: writing one so that no cut-off can hurt, and finding the newest that can be used.
+
+Saving goes in steps, and a cut-off in any of them leaves what was there before:
+
+    1. take the state apart; nothing is written if it cannot be stored
+    2. clear away what cut-off writes have left
+    3. write three files into a directory of another name, each to safety
+    4. rename it into place; only now does it exist
+    5. remove old ones beyond the number to keep
+
+A step that is there already is set aside as `step-….replaced` for the instant between two renames; it is
+found under that name too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gyrostat import __version__
+from gyrostat.core.errors import CheckpointError, ForeignCheckpoint, OtherFingerprint, UsageError
+from gyrostat.engine.checkpoint import tensorfile
+from gyrostat.engine.checkpoint.disk import Disk, make_directories, remove, sync_directory, write_file
+from gyrostat.engine.checkpoint.manifest import CONTEXTS, FORMAT, MANIFEST, SHARED, Manifest, to_bytes
+from gyrostat.engine.checkpoint.read import NAME, job_of, load_contents, read_manifest
+from gyrostat.engine.checkpoint.snapshot import Found, Snapshot
+from gyrostat.engine.statetree import Flat, flatten
+
+_UNFINISHED = re.compile(r"\.(writing|removing)-step-\d{8,18}(\.replaced)?-[0-9a-f]{8}")
+
+
+def list_checkpoints(directory: Path) -> list[Path]:
+    """The checkpoints in a directory by their names, newest first. They may be damaged."""
+    try:
+        names = [name for entry in directory.iterdir() if (name := NAME.fullmatch(entry.name))]
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        raise UsageError(f"{directory} is not a directory; give one that holds checkpoints") from None
+    except OSError as error:
+        raise CheckpointError(f"checkpoints in {directory} cannot be listed: {error.strerror}") from error
+    names.sort(key=lambda name: (-int(name[1]), name[2] is not None))
+    return [directory / name[0] for name in names]
+
+
+class CheckpointStore:
+    """A directory of checkpoints of one job."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        keep: int = 3,
+        *,
+        disk: Disk | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        if keep < 1:
+            raise UsageError(f"the number of checkpoints to keep is {keep}; it must be at least 1")
+        self.directory = Path(directory)
+        self.keep = keep
+        self._disk = disk or Disk()
+        self._now = now
+
+    # ---- writing
+
+    def save(self, snapshot: Snapshot) -> Path:
+        """Write a checkpoint; when this returns, it will survive a loss of power."""
+        job, shared = flatten(dict(snapshot.job)), flatten(snapshot.shared)
+        contexts = flatten(list(snapshot.contexts))
+        if job.tensors:
+            raise UsageError(f"{job.tensors[0][0]!r} in the job's identity is a tensor; use a plain value")
+        final = self.directory / f"step-{snapshot.progress.step:08d}"
+        beside = self._beside("writing", final)
+        try:
+            make_directories(self._disk, self.directory)
+            self._clear_leftovers()
+            self._disk.make_directory(beside)
+            with _held(beside):
+                self._write(beside, snapshot, job, shared, contexts)
+                self._put_in_place(beside, final)
+        except BaseException as error:
+            self._try_remove(beside)
+            if isinstance(error, OSError):
+                raise _write_error(final, error) from error
+            raise
+        self._remove_old(snapshot.progress.step)
+        return final
+
+    def _write(self, path: Path, snapshot: Snapshot, job: Flat, shared: Flat, contexts: Flat) -> None:
+        shared_file = write_file(self._disk, path / SHARED, _contents(shared))
+        contexts_file = write_file(self._disk, path / CONTEXTS, _contents(contexts))
+        manifest = Manifest(
+            format=FORMAT,
+            gyrostat=__version__,
+            torch=str(torch.__version__),
+            created=self._now(),
+            progress=snapshot.progress,
+            job=job.skeleton,
+            fingerprint={key: str(value) for key, value in snapshot.fingerprint.items()},
+            shared_file=shared_file,
+            contexts_file=contexts_file,
+            shared=shared.skeleton,
+            contexts=contexts.skeleton,
+        )
+        write_file(self._disk, path / MANIFEST, [to_bytes(manifest)])
+        sync_directory(self._disk, path)
+
+    def _put_in_place(self, beside: Path, final: Path) -> None:
+        aside = final.with_name(f"{final.name}.replaced")
+        if os.path.lexists(final):
+            self._disk.rename(final, aside)
+        self._disk.rename(beside, final)
+        sync_directory(self._disk, self.directory)
+
+    def _remove_old(self, written: int) -> None:
+        """All but the newest `keep` of those up to the one just written, and what it has replaced."""
+        kept: set[int] = set()
+        for path in list_checkpoints(self.directory):
+            step = _step(path)
+            if step > written:
+                continue
+            if step in kept or len(kept) == self.keep:
+                self._try_remove(path)
+            kept.add(step)
+
+    def _clear_leftovers(self) -> None:
+        for entry in sorted(self.directory.iterdir()):
+            name = NAME.fullmatch(entry.name)
+            replaced = name is not None and name[2] and (self.directory / f"step-{name[1]}").exists()
+            if replaced or (_UNFINISHED.fullmatch(entry.name) and _abandoned(entry)):
+                self._try_remove(entry)
+
+    def _try_remove(self, path: Path) -> None:
+        """Remove if possible. A checkpoint goes out of sight first, so that none is seen half removed."""
+        with contextlib.suppress(OSError):
+            if NAME.fullmatch(path.name):
+                hidden = self._beside("removing", path)
+                self._disk.rename(path, hidden)
+                path = hidden
+            remove(self._disk, path)
+
+    def _beside(self, doing: str, path: Path) -> Path:
+        return path.with_name(f".{doing}-{path.name}-{secrets.token_hex(4)}")
+
+    # ---- finding
+
+    def find(self, job: Mapping[str, Any], fingerprint: Mapping[str, str]) -> Found:
+        """The newest that is whole, of this job, and of this fingerprint. Damage does not raise."""
+        errors: list[CheckpointError] = []
+        for path in list_checkpoints(self.directory):
+            try:
+                manifest = read_manifest(path)
+                partial = not manifest.contexts.tree  # imported: it knows only a part
+                if differences := _differences(job_of(path, manifest), job, partial):
+                    raise ForeignCheckpoint(f"checkpoint {path} is of another job: {differences}")
+                if differences := _differences(manifest.fingerprint, fingerprint, partial):
+                    raise OtherFingerprint(
+                        f"checkpoint {path} has another fingerprint, so bits would differ: {differences}"
+                    )
+                return Found(path=path, snapshot=load_contents(path, manifest), errors=errors)
+            except CheckpointError as error:
+                errors.append(error)
+        return Found(errors=errors)
+
+
+def _contents(flat: Flat) -> Iterator[bytes | memoryview]:
+    return tensorfile.chunks(flat.skeleton.tensors, [tensor for _, tensor in flat.tensors])
+
+
+def _step(path: Path) -> int:
+    name = NAME.fullmatch(path.name)
+    assert name is not None
+    return int(name[1])
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], partial: bool) -> str:
+    """What differs, with both values; only what `there` has at all if it is partial."""
+    keys = [*there, *(key for key in here if key not in there and not partial)]
+    return "; ".join(
+        f"{key} is {_shown(there, key)} there and {_shown(here, key)} here"
+        for key in keys
+        if key not in there or key not in here or there[key] != here[key]
+    )
+
+
+def _shown(values: Mapping[str, Any], key: str) -> str:
+    return repr(values[key]) if key in values else "absent"
+
+
+@contextlib.contextmanager
+def _held(directory: Path) -> Iterator[None]:
+    """Mark a directory as being written to, so that no other writer takes it for a leftover."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # some file systems have no locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _abandoned(directory: Path) -> bool:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _write_error(final: Path, error: OSError) -> CheckpointError:
+    advice = "check the directory given as --checkpoint-dir"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        advice = "free some space, or keep fewer checkpoints"
+    reason = error.strerror or str(error)
+    return CheckpointError(
+        f"checkpoint {final} could not be written: {reason}; earlier ones are as they were; {advice}"
+    )
