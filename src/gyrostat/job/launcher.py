@@ -1,0 +1,309 @@
+"""Runs one job on this machine: starts its workers, listens, ends them all, and says what came of it.
+
+`run_job` is the whole of it. `start` knows how workers are made, `watch` decides who failed and who is to be
+ended, `outcome` adds up; here is only the loop that carries it out:
+
+    1. wait until a worker says or prints something, exits, a signal arrives, or a deadline passes
+    2. take in what has arrived
+    3. carry out what `watch` orders
+
+However it ends, by an exception too, no worker is left running.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Probe, Reduction
+from gyrostat.core.placement import Placement
+from gyrostat.job.observer import Nobody, Observer, Stream
+from gyrostat.job.outcome import Outcome, Tally
+from gyrostat.job.output import Lines, LogFiles
+from gyrostat.job.protocol import Channel, Ended, Failed, FromWorker, Program, WorkerSpec
+from gyrostat.job.signals import SignalQueue, caught
+from gyrostat.job.start import ForkParent, WorkerSource
+from gyrostat.job.watch import Order, Watch
+
+_GENERATION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What to run, and how."""
+
+    program: Program
+    placement: Placement
+    virtual_workers_given: bool = True
+    """False: the script may choose their number itself."""
+    threads: int = 1
+    reduction: Reduction = Reduction.DDP
+    determinism: Determinism = Determinism.ELASTIC
+    checkpoint: CheckpointPolicy | None = None
+    reference: bool = False
+    """As plain DDP: one process per virtual worker, whatever the placement says."""
+    probe: Probe | None = None
+    stop_after: int | None = None
+    cwd: Path | None = None
+    """Where workers run; here if None."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Set for the workers on top of this process's environment."""
+    log_dir: Path | None = None
+    """Where what each worker prints is kept as well."""
+
+    def crew(self) -> Placement:
+        """The placement that is really run."""
+        return (
+            Placement.from_counts([1] * self.placement.virtual_workers) if self.reference else self.placement
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is started."""
+        if self.threads < 1:
+            raise UsageError(f"a worker needs at least one thread, got {self.threads}")
+        if not self.program.module and not (self._directory() / self.program.name).is_file():
+            raise UsageError(f"there is no script {self.program.name!r}; for a module use -m")
+
+    def spec(self, worker: int, store: str) -> WorkerSpec:
+        """What worker number `worker` is told."""
+        placement = self.crew()
+        assignment = Assignment(
+            placement=placement,
+            worker=worker,
+            generation=_GENERATION,
+            store=store,
+            virtual_workers_given=self.virtual_workers_given,
+            reduction=self.reduction,
+            determinism=self.determinism,
+            threads=self.threads,
+            checkpoint=self.checkpoint,
+            reference=self.reference,
+            stop_after=self.stop_after,
+            probe=self.probe,
+        )
+        env = {
+            "PYTHONHASHSEED": "0",
+            **os.environ,
+            "RANK": str(worker),
+            "LOCAL_RANK": str(worker),
+            "WORLD_SIZE": str(placement.workers),
+            "LOCAL_WORLD_SIZE": str(placement.workers),
+            "OMP_NUM_THREADS": str(self.threads),
+            **self.env,
+        }
+        return WorkerSpec(assignment=assignment, program=self.program, cwd=str(self._directory()), env=env)
+
+    def _directory(self) -> Path:
+        return (self.cwd or Path()).absolute()
+
+
+def run_job(
+    request: RunRequest,
+    *,
+    parent: WorkerSource | None = None,
+    observer: Observer | None = None,
+    forward_signals: bool = False,
+) -> Outcome:
+    """Run a job to its end, good or bad; `Outcome.check` raises if it was bad.
+
+    `parent` is a fork parent that is running already (it serves one job at a time); without one, one is
+    started and ended. `forward_signals` takes over SIGINT, SIGTERM, SIGHUP and SIGUSR1 of this process
+    meanwhile.
+    """
+    request.check()
+    observer = observer or Nobody()
+    with contextlib.ExitStack() as stack:
+        signals = stack.enter_context(caught()) if forward_signals else None
+        source = parent if parent is not None else stack.enter_context(ForkParent())
+        runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-"))
+        run = stack.enter_context(_Run(request, source, observer, signals))
+        run.start(store=f"{runtime}/store-{_GENERATION}")
+        outcome = run.until_over()
+    observer.over(outcome)
+    return outcome
+
+
+class _Worker:
+    """A started worker, as seen from here: its process, its channel and its two pipes."""
+
+    def __init__(self, index: int, spec: WorkerSpec, source: WorkerSource) -> None:
+        self.index = index
+        ours, theirs = socket.socketpair()
+        out, out_end = os.pipe()
+        err, err_end = os.pipe()
+        self.channel: Channel[FromWorker] = Channel(ours, FromWorker)
+        self.pipes = {out: (Stream.STDOUT, Lines()), err: (Stream.STDERR, Lines())}
+        try:
+            self.pid = source.start(spec, out_end, err_end, theirs)
+        except BaseException:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(out_end)
+            os.close(err_end)
+        os.set_blocking(out, False)
+        os.set_blocking(err, False)
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            os.close(pipe)
+        self.pipes.clear()
+        self.channel.close()
+
+
+class _Run:
+    """The loop. A context: leaving it kills what still runs."""
+
+    def __init__(
+        self, request: RunRequest, source: WorkerSource, observer: Observer, signals: SignalQueue | None
+    ) -> None:
+        self._request = request
+        self._source = source
+        self._observer = observer
+        self._signals = signals
+        self._selector = selectors.DefaultSelector()
+        self._workers: dict[int, _Worker] = {}
+        placement = request.crew()
+        self._tally = Tally(placement.virtual_workers, placement.workers, time.monotonic())
+        self._watch = Watch(placement.workers, checkpoints=request.checkpoint is not None)
+        self._logs = LogFiles(request.log_dir, placement.workers) if request.log_dir else None
+
+    def start(self, store: str) -> None:
+        self._selector.register(self._source, selectors.EVENT_READ)
+        if self._signals is not None:
+            self._selector.register(self._signals, selectors.EVENT_READ)
+        for index in range(self._watch.workers):
+            worker = _Worker(index, self._request.spec(index, store), self._source)
+            self._workers[worker.pid] = worker
+            self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+            for pipe in worker.pipes:
+                self._selector.register(pipe, selectors.EVENT_READ, worker)
+        self._take_exits()  # those that came while others were started have been read, and wake nobody up
+
+    def until_over(self) -> Outcome:
+        while not self._watch.over:
+            wish = self._observer.ticked()
+            for key, _ in self._selector.select(self._patience(wish)):
+                if isinstance(key.data, _Worker):
+                    self._read(key.data, key.fileobj)
+            self._take_exits()
+            now = time.monotonic()
+            for number in self._signals.take() if self._signals else ():
+                self._obey(self._watch.asked(number, now))
+            self._obey(self._watch.orders(now))
+        return self._tally.outcome(
+            now=time.monotonic(),
+            exit_codes=self._watch.codes,
+            failure=self._watch.failure(),
+            stopped=self._watch.stopped,
+            stopped_by=self._watch.stopped_by,
+        )
+
+    def _patience(self, wish: float | None) -> float | None:
+        """How long to wait at most: the observer's wish, or the watch's deadline if that is sooner."""
+        deadline = self._watch.deadline
+        waits = [] if wish is None else [wish]
+        if deadline is not None:
+            waits.append(max(0.0, deadline - time.monotonic()))
+        return min(waits, default=None)
+
+    def _read(self, worker: _Worker, ready: object) -> None:
+        if ready is worker.channel:
+            for message in worker.channel.drain():
+                self._hear(worker.index, message)
+            if worker.channel.closed:
+                self._selector.unregister(worker.channel)
+        elif isinstance(ready, int):
+            self._read_pipe(worker, ready)
+
+    def _hear(self, index: int, message: FromWorker) -> None:
+        now = time.monotonic()
+        self._tally.add(index, message, now)
+        if isinstance(message, Failed):
+            self._watch.failed(index, message, now)
+            if self._logs:
+                self._logs.write(index, message.traceback)
+        elif isinstance(message, Ended):
+            self._watch.ended(index, message)
+        self._observer.heard(index, message)
+
+    def _read_pipe(self, worker: _Worker, pipe: int) -> None:
+        """All that is there; closes the pipe at its end."""
+        stream, lines = worker.pipes[pipe]
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(pipe, 1 << 16):
+                for line in lines.feed(data):
+                    self._print(worker.index, stream, line)
+            self._close_pipe(worker, pipe)
+
+    def _close_pipe(self, worker: _Worker, pipe: int) -> None:
+        stream, lines = worker.pipes.pop(pipe)
+        self._selector.unregister(pipe)
+        os.close(pipe)
+        for line in lines.end():
+            self._print(worker.index, stream, line)
+
+    def _print(self, index: int, stream: Stream, line: str) -> None:
+        if self._logs:
+            self._logs.write(index, line)
+        self._observer.printed(index, stream, line)
+
+    def _take_exits(self) -> None:
+        """What a worker said before it went is all in its pipes by now: read that first, it counts."""
+        for exited in self._source.exits():
+            worker = self._workers.pop(exited.pid, None)
+            if worker is None:
+                continue  # of an earlier job of the same fork parent
+            for pipe in list(worker.pipes):
+                self._read_pipe(worker, pipe)
+            for pipe in list(worker.pipes):  # somebody it started holds the other end
+                self._close_pipe(worker, pipe)
+            if not worker.channel.closed:
+                self._read(worker, worker.channel)
+            if not worker.channel.closed:
+                self._selector.unregister(worker.channel)
+            worker.close()
+            self._watch.exited(worker.index, exited.code, time.monotonic())
+
+    def _obey(self, orders: list[Order]) -> None:
+        for order in orders:
+            for worker in self._workers.values():
+                if worker.index in order.workers:
+                    self._source.signal(worker.pid, order.signal)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Kill what is left, and wait until it has gone."""
+        for worker in self._workers.values():
+            self._source.signal(worker.pid, signal.SIGKILL)
+        try:
+            with selectors.DefaultSelector() as selector:
+                selector.register(self._source, selectors.EVENT_READ)
+                while self._workers:
+                    for exited in self._source.exits():
+                        if exited.pid in self._workers:
+                            self._workers.pop(exited.pid).close()
+                    if self._workers:
+                        selector.select()
+        finally:
+            for worker in self._workers.values():
+                worker.close()
+            self._selector.close()
+            if self._logs:
+                self._logs.close()

@@ -1,0 +1,48 @@
+"""Who looks on while a job runs: the port between `launcher` and whatever shows or keeps what happens."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Protocol
+
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.protocol import FromWorker
+
+
+class Stream(StrEnum):
+    STDOUT = "stdout"
+    STDERR = "stderr"
+
+
+class Observer(Protocol):
+    """Called from the launcher's loop: must be quick, and waits for nothing."""
+
+    def heard(self, worker: int, message: FromWorker) -> None:
+        """A worker reported something."""
+
+    def printed(self, worker: int, stream: Stream, line: str) -> None:
+        """A worker printed a line."""
+
+    def ticked(self) -> float | None:
+        """Called after every turn of the loop. Returns in how many seconds it wants to be called at the
+        latest.
+        """
+
+    def over(self, outcome: Outcome) -> None:
+        """The run is over."""
+
+
+class Nobody:
+    """Looks away."""
+
+    def heard(self, worker: int, message: FromWorker) -> None:
+        pass
+
+    def printed(self, worker: int, stream: Stream, line: str) -> None:
+        pass
+
+    def ticked(self) -> float | None:
+        return None
+
+    def over(self, outcome: Outcome) -> None:
+        pass

@@ -1,0 +1,215 @@
+"""What a run came to. `Tally` adds up what workers report while it lasts; `Outcome` is the result, and is
+never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gyrostat.core.errors import Diverged, ScriptFailed
+from gyrostat.core.events import Event, EventKind
+from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
+from gyrostat.job.watch import Failure
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRecord:
+    """What the script gave to `job.log`."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRecord:
+    """What `verify` asked for: digests of the state after `step` steps."""
+
+    step: int
+    digest: str
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    step: int
+    path: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All that is known about a run once it is over. Times are seconds since it was asked for."""
+
+    virtual_workers: int
+    workers: int
+    first_step: int
+    """The step at which it began: 0, or where the checkpoint was taken that it resumed from."""
+    steps: int
+    """Steps of the job that are complete, earlier runs included."""
+    samples: int
+    """Samples of all virtual workers in this run."""
+    seconds: float
+    """From the start of training to its last step."""
+    total_seconds: float
+    """From the request to the exit of the last worker."""
+    losses: tuple[float | None, ...]
+    """Virtual worker 0's, of every step of this run."""
+    step_times: tuple[float, ...]
+    """When each of these steps was complete."""
+    digest: str | None
+    """Of all tracked state at the end; None if the script did not get there, or tracked nothing."""
+    resumed_from: str | None
+    refused: tuple[str, ...]
+    """Checkpoints that could not be used, with reasons."""
+    checkpoints: tuple[CheckpointRecord, ...]
+    logs: tuple[LogRecord, ...]
+    probes: tuple[ProbeRecord, ...]
+    events: tuple[Event, ...]
+    exit_codes: tuple[int, ...]
+    """Per worker; the negated signal if one killed it."""
+    failure: Failure | None
+    diverged: str | None
+    """Says so if workers that must be equal ended with different digests."""
+    stopped: bool
+    """It ended early at a boundary, as asked, with a checkpoint."""
+    stopped_by: int | None
+    """The signal by which the user asked for that."""
+
+    @property
+    def ok(self) -> bool:
+        return (
+            self.failure is None
+            and self.diverged is None
+            and (self.stopped_by is None or self.digest is not None)
+        )
+
+    @property
+    def throughput(self) -> float:
+        """Samples of all virtual workers per second of training."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """What `gyrostat run` returns for it."""
+        if self.failure is not None:
+            return self.failure.exit_code
+        if self.diverged is not None:
+            return Diverged.exit_code
+        return 0 if self.ok or self.stopped_by is None else 128 + self.stopped_by
+
+    def check(self) -> Outcome:
+        """Itself, if all went well; raises otherwise."""
+        if self.failure is not None:
+            raise ScriptFailed("\n".join(filter(None, [str(self.failure), self.failure.traceback])))
+        if self.diverged is not None:
+            raise Diverged(self.diverged)
+        if not self.ok:
+            raise ScriptFailed(f"the run was stopped by signal {self.stopped_by} after step {self.steps}")
+        return self
+
+
+@dataclass
+class Tally:
+    """Adds up. `asked_at` is the monotonic time of the request."""
+
+    virtual_workers: int
+    workers: int
+    asked_at: float
+    started: Started | None = None
+    steps: list[Step] = field(default_factory=list)
+    samples: int = 0
+    logs: list[LogRecord] = field(default_factory=list)
+    probes: list[ProbeRecord] = field(default_factory=list)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    finished: dict[int, Finished] = field(default_factory=dict)
+
+    @property
+    def step(self) -> int:
+        """The last complete step."""
+        done = self.steps[-1].step if self.steps else self.started.step if self.started else 0
+        return max([done, *(finished.step for finished in self.finished.values())])
+
+    def add(self, worker: int, message: FromWorker, now: float) -> None:
+        """Take in what a worker reports."""
+        match message:
+            case Started() if self.started is None:
+                self.started = message
+                if message.resumed_from:
+                    self._note(EventKind.RESUME, now, f"resumed from {message.resumed_from}")
+            case Steps(steps=steps):
+                self.steps += steps
+                self.samples += sum(step.samples for step in steps)
+            case Logged(step=step, metrics=metrics):
+                self.logs.append(LogRecord(step=step, metrics=metrics))
+            case Probed(step=step, digest=digest, tensors=tensors):
+                self.probes.append(ProbeRecord(step=step, digest=digest, tensors=tensors))
+            case Checkpointed(step=step, path=path, seconds=seconds):
+                self.checkpoints.append(CheckpointRecord(step=step, path=path, seconds=seconds))
+                self._note(EventKind.CHECKPOINT, now, f"wrote {path}")
+            case Finished():
+                self.finished[worker] = message
+
+    def outcome(
+        self,
+        *,
+        now: float,
+        exit_codes: Mapping[int, int],
+        failure: Failure | None,
+        stopped: bool,
+        stopped_by: int | None,
+    ) -> Outcome:
+        if failure is not None:
+            self._note(EventKind.FAILURE, now, str(failure), to_workers=0)
+        elif stopped or stopped_by is not None:
+            self._note(EventKind.STOP, now, "asked to stop", to_workers=0)
+        began = self.started.at if self.started else self.asked_at
+        digests = {worker: self.finished[worker].digest for worker in sorted(self.finished)}
+        return Outcome(
+            virtual_workers=self.virtual_workers,
+            workers=self.workers,
+            first_step=self.started.step if self.started else 0,
+            steps=self.step,
+            samples=self.samples,
+            seconds=self.steps[-1].at - began if self.steps else 0.0,
+            total_seconds=now - self.asked_at,
+            losses=tuple(step.loss for step in self.steps),
+            step_times=tuple(step.at - self.asked_at for step in self.steps),
+            digest=next(iter(digests.values()), None),
+            resumed_from=self.started.resumed_from if self.started else None,
+            refused=tuple(self.started.refused) if self.started else (),
+            checkpoints=tuple(self.checkpoints),
+            logs=tuple(self.logs),
+            probes=tuple(self.probes),
+            events=tuple(self.events),
+            exit_codes=tuple(exit_codes[worker] for worker in range(self.workers)),
+            failure=failure,
+            diverged=_difference(digests),
+            stopped=stopped,
+            stopped_by=stopped_by,
+        )
+
+    def _note(self, kind: EventKind, now: float, reason: str, to_workers: int | None = None) -> None:
+        self.events.append(
+            Event(
+                kind=kind,
+                step=self.step,
+                at=now - self.asked_at,
+                reason=reason,
+                from_workers=self.workers if to_workers is not None else None,
+                to_workers=to_workers,
+            )
+        )
+
+
+def _difference(digests: Mapping[int, str]) -> str | None:
+    """Workers hold replicas of the same state, so their digests are equal or something is wrong."""
+    if len(set(digests.values())) <= 1:
+        return None
+    told = ", ".join(f"worker {worker} {digest[:16]}…" for worker, digest in digests.items())
+    return (
+        f"the workers ended with different state ({told}); something in the script depends on the worker it "
+        "runs in, such as job.is_main or RANK deciding an update; `gyrostat verify` finds the first step and "
+        "tensor that differ"
+    )

@@ -1,0 +1,266 @@
+"""What launcher, fork parent and workers say to one another: typed messages, framed, over Unix sockets.
+
+A frame is a length (4 bytes, big endian) and one message in msgpack. Every message is a tagged struct, so
+that a reader knows what it got and refuses what it does not know; adding a message or a field with a default
+keeps old readers alive, anything else raises VERSION, which both sides name in their first message. A frame
+may carry open files beside it (SCM_RIGHTS): that is how a worker gets its pipes. No pickle, ever.
+
+    launcher ──Fork, Signal──▶ fork parent ──Forked, Exited──▶ launcher
+    worker ──Steps, Logged, Probed, Checkpointed, Finished, Failed, Ended──▶ launcher
+
+`forkparent` and `start` are the two ends of the first line; `messenger` and `launcher` those of the second.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import Generic, TypeVar
+
+import msgspec
+
+from gyrostat.core.errors import GyrostatError
+from gyrostat.core.job import Assignment
+
+VERSION = 1
+MAX_FRAME = 16 << 20
+_HEADER = 4
+_MAX_FDS = 16
+
+Message = TypeVar("Message", bound=msgspec.Struct)
+
+
+class ProtocolError(GyrostatError):
+    """Bytes on a socket that are no message of ours."""
+
+
+class Program(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker runs: a script, or with `module` the module of that name, as `python [-m] name args…`
+    would.
+    """
+
+    name: str
+    module: bool = False
+    args: tuple[str, ...] = ()
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a new worker needs to know."""
+
+    assignment: Assignment
+    program: Program
+    cwd: str
+    env: dict[str, str]
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """The first message in either direction."""
+
+    version: int
+    pid: int
+
+
+class Fork(msgspec.Struct, frozen=True, tag=True):
+    """Fork a worker. Three files come with it: its stdout, its stderr, and its end of the socket to the
+    launcher.
+    """
+
+    spec: WorkerSpec
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Send a signal to a worker, or nothing if it has gone."""
+
+    pid: int
+    number: int
+
+
+class Forked(msgspec.Struct, frozen=True, tag=True):
+    pid: int
+
+
+class Exited(msgspec.Struct, frozen=True, tag=True):
+    """A worker has gone, and whatever it left running in its process group with it."""
+
+    pid: int
+    code: int
+    """Its exit code, or the negated number of the signal that killed it."""
+
+
+class Started(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    resumed_from: str | None
+    refused: list[str]
+    at: float
+    """Seconds of the machine's monotonic clock, as everywhere below."""
+
+
+class Step(msgspec.Struct, frozen=True, array_like=True):
+    step: int
+    epoch: int
+    loss: float | None
+    samples: int
+    at: float
+
+
+class Steps(msgspec.Struct, frozen=True, tag=True):
+    """Some finished steps; several in one message when they are short."""
+
+    steps: list[Step]
+
+
+class Logged(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    metrics: dict[str, float]
+
+
+class Probed(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    digest: str
+    tensors: dict[str, str]
+
+
+class Checkpointed(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    path: str
+    seconds: float
+
+
+class Finished(msgspec.Struct, frozen=True, tag=True):
+    step: int
+    digest: str
+    at: float
+
+
+class FailureKind(StrEnum):
+    """Whose fault a failure is: that decides what the user is shown, and the exit code."""
+
+    SCRIPT = "script"
+    USAGE = "usage"
+    PEER_LOST = "peer lost"
+    """Another worker's: only its consequence was seen here."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True):
+    """The script raised."""
+
+    kind: FailureKind
+    summary: str
+    traceback: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The last word of a worker that leaves in good order."""
+
+    stopped: bool
+    """It left early, at a boundary, because it was asked to."""
+
+
+ToForkParent = Hello | Fork | Signal
+FromForkParent = Hello | Forked | Exited
+FromWorker = Hello | Started | Steps | Logged | Probed | Checkpointed | Finished | Failed | Ended
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+def frame(message: msgspec.Struct) -> bytes:
+    """The message as it goes over the wire."""
+    body = _encoder.encode(message)
+    if len(body) > MAX_FRAME:
+        raise ProtocolError(
+            f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME}"
+        )
+    return len(body).to_bytes(_HEADER, "big") + body
+
+
+class Frames(Generic[Message]):
+    """Puts messages together again from the pieces in which a socket delivers them."""
+
+    def __init__(self, expected: object) -> None:
+        """`expected` is the union of message types that may come."""
+        self._decoder = msgspec.msgpack.Decoder(type=expected)
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that `data` completes. What it leaves over waits for more."""
+        self._pending += data
+        while len(self._pending) >= _HEADER:
+            size = int.from_bytes(self._pending[:_HEADER], "big")
+            if size > MAX_FRAME:
+                raise ProtocolError(f"a frame announces {size} bytes, over the limit of {MAX_FRAME}")
+            if len(self._pending) < _HEADER + size:
+                return
+            body = bytes(self._pending[_HEADER : _HEADER + size])
+            del self._pending[: _HEADER + size]
+            try:
+                yield self._decoder.decode(body)
+            except (msgspec.DecodeError, GyrostatError) as error:
+                raise ProtocolError(f"a frame of {size} bytes is no message known here: {error}") from error
+
+
+class Channel(Generic[Message]):
+    """One end of a socket on which messages travel, with the files that came beside them."""
+
+    def __init__(self, sock: socket.socket, expected: object) -> None:
+        self._socket = sock
+        self._frames: Frames[Message] = Frames(expected)
+        self.files: list[int] = []
+        """Received and not yet taken; whoever takes them closes them."""
+        self.closed = False
+        """The other end has closed, and everything it sent has been read."""
+
+    def fileno(self) -> int:
+        return self._socket.fileno()
+
+    def send(self, message: msgspec.Struct, files: Sequence[int] = ()) -> None:
+        """Send one message; blocks while the other end does not read."""
+        data = frame(message)
+        sent = socket.send_fds(self._socket, [data], list(files)) if files else 0
+        self._socket.sendall(data[sent:])
+
+    def receive(self, *, wait: bool = True) -> list[Message] | None:
+        """What one read brings, maybe nothing complete; None when the other end has closed."""
+        how = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        try:  # not socket.recv_fds, which forgets its flags
+            data, beside, flags, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(_MAX_FDS * 4), how)
+        except ConnectionResetError:
+            return None
+        for level, kind, files in beside:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                self.files += array.array("i", files[: len(files) - len(files) % 4])
+        if flags & socket.MSG_CTRUNC:
+            raise ProtocolError(f"more than {_MAX_FDS} files came with one message")
+        return list(self._frames.feed(data)) if data else None
+
+    def drain(self) -> Iterator[Message]:
+        """All that has been sent so far. Afterwards `closed` says whether more can come."""
+        with contextlib.suppress(BlockingIOError):
+            while (messages := self.receive(wait=False)) is not None:
+                yield from messages
+            self.closed = True
+
+    def close(self) -> None:
+        for file in self.files:
+            os.close(file)
+        self.files.clear()
+        self._socket.close()
+
+
+def greet(channel: Channel[Message]) -> None:
+    """Send our version."""
+    channel.send(Hello(VERSION, os.getpid()))
+
+
+def check_greeting(message: object) -> Hello:
+    """The other end's first message must be a Hello of our version."""
+    if not isinstance(message, Hello):
+        raise ProtocolError(f"expected a Hello first, got {type(message).__name__}")
+    if message.version != VERSION:
+        raise ProtocolError(
+            f"the other end speaks version {message.version} of the protocol, this one {VERSION}"
+        )
+    return message

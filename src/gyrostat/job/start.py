@@ -1,0 +1,205 @@
+"""Two ways to start workers, behind one small port: from the fork parent, or each as a fresh interpreter.
+
+`ForkParent` starts its process once and forks any number of jobs from it, one after the other; `ColdStart`
+exists to be compared with. Neither imports torch here. Both are pollable: `fileno()` is readable when
+`exits()` has news.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from types import TracebackType
+from typing import NoReturn, Protocol, Self, TypeVar
+
+import msgspec
+
+from gyrostat.core.errors import ScriptFailed
+from gyrostat.job.protocol import (
+    Channel,
+    Exited,
+    Fork,
+    Forked,
+    FromForkParent,
+    Hello,
+    Signal,
+    WorkerSpec,
+    check_greeting,
+    greet,
+)
+
+_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+_LAST_WORDS_S = 10.0
+
+Answer = TypeVar("Answer", Hello, Forked)
+
+
+class WorkerSource(Protocol):
+    """Where workers come from."""
+
+    def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
+        """Start a worker on these files, which remain the caller's to close. Returns its process id."""
+
+    def signal(self, pid: int, number: int) -> None:
+        """Send a signal to a worker that was started here; nothing happens if it has gone."""
+
+    def fileno(self) -> int: ...
+
+    def exits(self) -> list[Exited]:
+        """The workers that exited since the last call. Does not wait."""
+
+
+class ForkParent:
+    """A running fork parent. Use it as a context manager, or `close` it; not from several threads at once."""
+
+    def __init__(self, env: Mapping[str, str] | None = None) -> None:
+        """Begins to start one; the first use waits for it. `env` replaces this process's environment."""
+        env = dict(os.environ if env is None else env)
+        env.update(dict.fromkeys(_ONE_THREAD, "1"))
+        env.setdefault("PYTHONHASHSEED", "0")
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-P", "-m", "gyrostat.job.forkparent", str(theirs.fileno())]
+        if threading.current_thread() is threading.main_thread():
+            command.append("--die-with-parent")  # only then is the thread's death the process's
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        self._channel: Channel[FromForkParent] = Channel(ours, FromForkParent)
+        self._ready = False
+        self._pending: list[FromForkParent] = []
+        greet(self._channel)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Until it has imported everything."""
+        if not self._ready:
+            check_greeting(self._answer(Hello))
+            self._ready = True
+
+    def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
+        self.wait_until_ready()
+        self._channel.send(Fork(spec), [stdout, stderr, channel.fileno()])
+        return self._answer(Forked).pid
+
+    def signal(self, pid: int, number: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # then it is dead, and `exits` will say so
+            self._channel.send(Signal(pid, number))
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def exits(self) -> list[Exited]:
+        self._pending += self._channel.drain()
+        news = [message for message in self._pending if isinstance(message, Exited)]
+        self._pending = [message for message in self._pending if not isinstance(message, Exited)]
+        if self._channel.closed:
+            self._mourn()
+        return news
+
+    def close(self) -> None:
+        """End it, and all workers with it."""
+        self._channel.close()
+        try:
+            self._process.wait(_LAST_WORDS_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _answer(self, expected: type[Answer]) -> Answer:
+        """The next message of a type, waiting for it; others are kept for `exits`."""
+        while True:
+            for message in self._pending:
+                if isinstance(message, expected):
+                    self._pending.remove(message)
+                    return message
+            messages = self._channel.receive()
+            if messages is None:
+                self._mourn()
+            self._pending += messages
+
+    def _mourn(self) -> NoReturn:
+        code = self._process.wait(_LAST_WORDS_S)
+        raise ScriptFailed(
+            f"the fork parent (process {self.pid}), from which workers are started, ended with code {code}; "
+            "if it said why, that stands above"
+        )
+
+
+class ColdStart:
+    """Starts every worker as a fresh interpreter, which then has everything to import. For comparison."""
+
+    def __init__(self) -> None:
+        self._selector = selectors.EpollSelector()
+        self._workers: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
+
+    def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
+        with os.fdopen(os.memfd_create("gyrostat-worker"), "wb") as told:
+            told.write(msgspec.msgpack.encode(spec))
+            told.flush()
+            told.seek(0)
+            files = [channel.fileno(), told.fileno()]
+            process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "gyrostat.job.worker", *map(str, files)],
+                env=spec.env,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                pass_fds=files,
+                start_new_session=True,
+            )
+        pidfd = os.pidfd_open(process.pid)
+        self._workers[process.pid] = process, pidfd
+        self._selector.register(pidfd, selectors.EVENT_READ, process.pid)
+        return process.pid
+
+    def signal(self, pid: int, number: int) -> None:
+        if pid in self._workers:
+            self._workers[pid][0].send_signal(number)
+
+    def fileno(self) -> int:
+        return self._selector.fileno()
+
+    def exits(self) -> list[Exited]:
+        exits = []
+        for key, _ in self._selector.select(0):
+            process, pidfd = self._workers.pop(key.data)
+            self._selector.unregister(pidfd)
+            os.close(pidfd)
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            exits.append(Exited(process.pid, process.wait()))
+        return exits
+
+    def close(self) -> None:
+        for process, pidfd in self._workers.values():
+            process.kill()
+            process.wait()
+            os.close(pidfd)
+        self._selector.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,189 @@
+"""Who failed, and what to do about the others: decided purely, carried out by `launcher`.
+
+Facts go in (a worker said it failed, a worker exited, the user sent a signal), orders come out (send these
+workers that signal), with time as an argument. Three things make it more than a loop:
+
+1. A worker whose peer went away fails too, often sooner than the news of the peer's death arrives. So a lost
+   peer is only blamed when, some time later, nobody else has turned up who could be.
+2. What dies because we or the user signalled it has not failed.
+3. The first stop signal is passed on and workers may take their time, to reach a boundary and checkpoint; if
+   they do not checkpoint, they have a grace. The second one kills.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from gyrostat.job.protocol import Ended, Failed, FailureKind
+
+BLAME_GRACE_S = 2.0
+KILL_GRACE_S = 5.0
+
+
+class Cause(StrEnum):
+    """How a worker failed, the most telling first."""
+
+    RAISED = "raised"
+    EXITED = "exited"
+    KILLED = "killed"
+    VANISHED = "vanished"
+    """Left with exit code 0, but without a word and before the others."""
+    PEER_LOST = "peer lost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """Why a run failed, and which worker is to blame."""
+
+    worker: int
+    cause: Cause
+    summary: str
+    """One line: what happened."""
+    traceback: str | None = None
+    exit_code: int = 1
+    """What the command line returns for it."""
+
+    def __str__(self) -> str:
+        return f"worker {self.worker} {self.summary}"
+
+
+@dataclass(frozen=True)
+class Order:
+    """Send this signal to these workers."""
+
+    signal: int
+    workers: tuple[int, ...]
+
+
+@dataclass
+class Watch:
+    """The state of a crew of workers. `checkpoints`: they stop at a boundary when asked to."""
+
+    workers: int
+    checkpoints: bool
+    codes: dict[int, int] = field(default_factory=dict)
+    """Exit codes of those that have exited."""
+    stopped_by: int | None = None
+    """The signal by which the user asked to stop."""
+    stopped: bool = False
+    """Some worker left early at a boundary, as asked."""
+    _told: set[int] = field(default_factory=set)
+    _suspects: list[Failure] = field(default_factory=list)
+    _decide_at: float | None = None
+    _kill_at: float | None = None
+    _terminated: bool = False
+
+    @property
+    def living(self) -> tuple[int, ...]:
+        return tuple(worker for worker in range(self.workers) if worker not in self.codes)
+
+    @property
+    def over(self) -> bool:
+        return not self.living
+
+    @property
+    def deadline(self) -> float | None:
+        """When `orders` must be asked again, even if nothing happens."""
+        return min((t for t in (self._decide_at, self._kill_at) if t is not None), default=None)
+
+    def failed(self, worker: int, message: Failed, now: float) -> None:
+        """A worker's script raised."""
+        self._told.add(worker)
+        lost_peer = message.kind is FailureKind.PEER_LOST
+        failure = Failure(
+            worker=worker,
+            cause=Cause.PEER_LOST if lost_peer else Cause.RAISED,
+            summary=f"lost a peer: {message.summary}" if lost_peer else f"raised {message.summary}",
+            traceback=message.traceback,
+            exit_code=2 if message.kind is FailureKind.USAGE else 1,
+        )
+        self._suspect(failure, now)
+
+    def ended(self, worker: int, message: Ended) -> None:
+        """A worker says that it leaves in good order."""
+        self._told.add(worker)
+        self.stopped |= message.stopped
+
+    def exited(self, worker: int, code: int, now: float) -> None:
+        """A worker has gone: its exit code, or the negated signal that killed it."""
+        self.codes[worker] = code
+        if self._terminated or (self.stopped_by is not None and code != 0):
+            return
+        if code < 0:
+            summary = f"was killed by {signal.Signals(-code).name}"
+            if -code == signal.SIGKILL:
+                summary += " (the kernel does that when memory runs out)"
+            self._suspect(
+                Failure(worker=worker, cause=Cause.KILLED, summary=summary, exit_code=128 - code), now
+            )
+        elif worker in self._told:
+            return
+        elif code > 0:
+            failure = Failure(
+                worker=worker, cause=Cause.EXITED, summary=f"exited with code {code}", exit_code=code
+            )
+            self._suspect(failure, now)
+        else:
+            self._suspect(
+                Failure(worker=worker, cause=Cause.VANISHED, summary="exited before its script had ended"),
+                now,
+            )
+
+    def asked(self, number: int, now: float) -> list[Order]:
+        """The user sent us a signal: pass it on, or, if it is the second one that asks to stop, kill."""
+        if number == signal.SIGUSR1:
+            return [Order(number, self.living)]
+        if self.stopped_by is not None:
+            self._kill_at = None
+            return [Order(signal.SIGKILL, self.living)]
+        self.stopped_by = number
+        if not self.checkpoints:
+            self._kill_at = now + KILL_GRACE_S
+        return [Order(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM, self.living)]
+
+    def orders(self, now: float) -> list[Order]:
+        """What is to be done now: end the others once somebody has failed, and kill who does not end."""
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill_at = None
+            return [Order(signal.SIGKILL, self.living)]
+        if not self._terminated and self._decided(now):
+            self._terminated = True
+            self._decide_at = None
+            self._kill_at = now + KILL_GRACE_S
+            return [Order(signal.SIGTERM, tuple(w for w in self.living if w not in self._told))]
+        if self._decide_at is not None and now >= self._decide_at:
+            self._decide_at = None  # nobody misses the one that vanished
+        return []
+
+    def failure(self) -> Failure | None:
+        """Whom to blame: the first one that failed by itself, else one that vanished, else one that lost a
+        peer.
+        """
+        for causes in ((Cause.RAISED, Cause.EXITED, Cause.KILLED), (Cause.VANISHED,), (Cause.PEER_LOST,)):
+            for failure in self._suspects:
+                if failure.cause in causes and not self._excused(failure):
+                    return failure
+        return None
+
+    def _excused(self, failure: Failure) -> bool:
+        """A worker that leaves without a word fails only if another misses it; after a stop, nobody is to be
+        blamed for missing somebody.
+        """
+        if failure.cause is Cause.VANISHED:
+            return all(other.cause is not Cause.PEER_LOST for other in self._suspects)
+        return failure.cause is Cause.PEER_LOST and self.stopped_by is not None
+
+    def _suspect(self, failure: Failure, now: float) -> None:
+        self._suspects.append(failure)
+        if self._decide_at is None and not self._terminated:
+            self._decide_at = now + BLAME_GRACE_S
+
+    def _decided(self, now: float) -> bool:
+        failure = self.failure()
+        if failure is None:
+            return False
+        if failure.cause in (Cause.VANISHED, Cause.PEER_LOST):
+            return self._decide_at is not None and now >= self._decide_at
+        return True

@@ -1,0 +1,99 @@
+"""What tests of all rooms share: one fork parent for the whole session, and `launch`, which runs a script as
+a job.
+
+    from tests.conftest import Launch
+
+    def test_something(launch: Launch) -> None:
+        outcome = launch(SCRIPT, virtual_workers=4, workers=2)
+        assert outcome.digest == launch(SCRIPT, virtual_workers=4, reference=True).digest
+
+`launch` takes the text of a script or the path of one, and raises if the run fails; with `check=False` it
+returns the outcome either way. Starting a worker costs tens of milliseconds, since all are forked from one
+parent.
+"""
+
+from __future__ import annotations
+
+import itertools
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+
+from gyrostat.core.job import CheckpointPolicy, Probe
+from gyrostat.core.placement import Placement
+from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.observer import Observer
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.protocol import Program
+from gyrostat.job.start import ForkParent
+
+
+class Launch:
+    """Runs a script as a job and returns its outcome."""
+
+    def __init__(self, parent: ForkParent, directory: Path) -> None:
+        self._parent = parent
+        self._directory = directory
+        self._numbers = itertools.count()
+
+    def script(self, text: str) -> Path:
+        """A file of its own with this text."""
+        path = self._directory / f"script{next(self._numbers)}.py"
+        path.write_text(textwrap.dedent(text))
+        return path
+
+    def __call__(
+        self,
+        script: str | Path,
+        *,
+        virtual_workers: int = 1,
+        workers: int = 1,
+        placement: Sequence[int] | None = None,
+        reference: bool = False,
+        args: Sequence[str] = (),
+        checkpoint: CheckpointPolicy | None = None,
+        probe: Probe | None = None,
+        stop_after: int | None = None,
+        threads: int = 1,
+        env: Mapping[str, str] | None = None,
+        log_dir: Path | None = None,
+        observer: Observer | None = None,
+        check: bool = True,
+    ) -> Outcome:
+        """`placement` says how many virtual workers each worker runs; without it, `workers` share evenly."""
+        path = script if isinstance(script, Path) else self.script(script)
+        counts = (
+            Placement.even(virtual_workers, workers)
+            if placement is None
+            else Placement.from_counts(placement)
+        )
+        request = RunRequest(
+            program=Program(name=str(path), args=tuple(args)),
+            placement=counts,
+            threads=threads,
+            checkpoint=checkpoint,
+            reference=reference,
+            probe=probe,
+            stop_after=stop_after,
+            cwd=self._directory,
+            env=env or {},
+            log_dir=log_dir,
+        )
+        outcome = run_job(request, parent=self._parent, observer=observer)
+        return outcome.check() if check else outcome
+
+
+@pytest.fixture(scope="session")
+def fork_parent() -> Iterator[ForkParent]:
+    """A fork parent that has imported everything."""
+    with ForkParent() as parent:
+        parent.wait_until_ready()
+        yield parent
+
+
+@pytest.fixture
+def launch(fork_parent: ForkParent, tmp_path: Path) -> Launch:
+    """Scripts run in the test's own directory."""
+    return Launch(fork_parent, tmp_path)
