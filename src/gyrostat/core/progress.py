@@ -11,16 +11,19 @@ class Progress:
 
     `step` counts all steps of the job. The others say where in the script's loops the boundary lies, so that a script
     started anew can skip what is done: which `job.epochs` call (`epochs_call`), which epoch of it, which `job.steps`
-    call within that epoch (`steps_call`), and how many of that call's steps are done (`done`).
+    call within that epoch (`steps_call`), and how many of that call's steps are done (`done`). Outside of `job.epochs`
+    the epoch is -1.
     """
 
     step: int = 0
     epochs_call: int = 0
-    epoch: int = 0
+    epoch: int = -1
     steps_call: int = 0
     done: int = 0
     pass_: int = 0
     """Which pass of the step; 0 at a boundary."""
+    epochs_run: int = 0
+    """How many epochs the last finished `job.epochs` loop had; a script that now asks for more of them goes on there."""
 
     def __str__(self) -> str:
         return f"step {self.step} (epoch {self.epoch}, step {self.done} of its loop, pass {self.pass_})"

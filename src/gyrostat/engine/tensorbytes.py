@@ -53,7 +53,7 @@ def why_not(tensor: torch.Tensor) -> str | None:
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements in row-major order. Shares memory with a tensor that is contiguous and on the CPU."""
     if tensor.numel() == 0:
-        return memoryview(b"")
+        return memoryview(bytearray())
     flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data
 

@@ -43,7 +43,6 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     tensors = []
     for spec in skeleton.tensors:
         tensors.append(tensor := allocate(spec))
-        if spec.size:
-            tensor_bytes(tensor)[:] = view[position : position + spec.size]
+        tensor_bytes(tensor)[:] = view[position : position + spec.size]
         position += spec.size
     return unflatten(skeleton, tensors)

@@ -1,0 +1,129 @@
+"""The ordered loader: micro-batches of a map-style dataset for any virtual worker, as its DataLoader would give them.
+
+`job.dataloader(…)` makes one. It holds no position and no random state: the engine says which virtual worker's
+streams are in force and which micro-batch it wants. Which samples those are is decided in `order.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sized
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch.utils.data import Dataset, IterableDataset, default_collate
+
+from gyrostat.core.errors import Misuse, NotYet, UsageError
+from gyrostat.data.order import Order
+
+# What torch's DataLoader takes besides, and the one value that means "as if not given".
+_LATER = {
+    "sampler": None,
+    "batch_sampler": None,
+    "worker_init_fn": None,
+    "multiprocessing_context": None,
+    "generator": None,
+    "prefetch_factor": None,
+    "persistent_workers": False,
+    "timeout": 0,
+    "in_order": True,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderedLoader:
+    """A dataset and how it is cut into micro-batches. `batch_size` is per virtual worker."""
+
+    dataset: Dataset[Any]
+    batch_size: int
+    shuffle: bool = False
+    drop_last: bool = False
+    pad: bool = True
+    pin_memory: bool = False
+    collate_fn: Callable[[list[Any]], Any] = field(default=default_collate)
+
+    @property
+    def length(self) -> int:
+        return len(cast(Sized, self.dataset))
+
+    def order(self, *, virtual_workers: int, seed: int, epoch: int) -> Order:
+        """The order of one epoch; an error if it leaves a virtual worker without data."""
+        order = Order(
+            length=self.length,
+            virtual_workers=virtual_workers,
+            batch_size=self.batch_size,
+            seed=seed,
+            epoch=epoch,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            pad=self.pad,
+        )
+        if order.batches == 0:
+            raise Misuse(
+                f"virtual workers are left without data: {self.length} samples among {virtual_workers} virtual workers "
+                f"are {order.samples_each} each, which makes no micro-batch of {self.batch_size} "
+                f"(drop_last={self.drop_last}, pad={self.pad}); use a smaller batch_size, fewer virtual workers or more "
+                "data"
+            )
+        return order
+
+    def draw_base_seed(self) -> None:
+        """What `iter(DataLoader)` draws from the stream in force. Without data workers nobody uses the number."""
+        torch.empty((), dtype=torch.int64).random_()
+
+    def fetch(self, indices: list[int]) -> Any:
+        """One micro-batch, collated. Whatever the dataset draws comes from the streams in force."""
+        getitems = getattr(self.dataset, "__getitems__", None)
+        samples = getitems(indices) if getitems is not None else [self.dataset[index] for index in indices]
+        batch = self.collate_fn(samples)
+        return _pinned(batch) if self.pin_memory and torch.cuda.is_available() else batch
+
+
+def make_loader(
+    dataset: Dataset[Any],
+    *,
+    batch_size: int,
+    shuffle: bool,
+    num_workers: int,
+    drop_last: bool,
+    pad: bool,
+    pin_memory: bool,
+    collate_fn: Callable[[list[Any]], Any] | None,
+    others: dict[str, Any],
+) -> OrderedLoader:
+    """Check what the user gave and make the loader. Options of DataLoader that mean nothing special are accepted."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise NotYet(
+            f"{type(dataset).__name__} has no length and no index; this version needs a map-style dataset "
+            "(__len__ and __getitem__)"
+        )
+    if isinstance(batch_size, (list, tuple)):
+        raise NotYet(f"a list of batch sizes ({batch_size}) is not in this version; give one size for all")
+    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+        raise UsageError(f"batch_size must be a whole number of at least 1 per virtual worker, got {batch_size!r}")
+    if num_workers != 0:
+        raise NotYet(f"num_workers={num_workers} is not in this version; use num_workers=0")
+    for name, value in others.items():
+        if name not in _LATER:
+            raise UsageError(f"job.dataloader has no option {name!r}")
+        if value != _LATER[name]:
+            raise NotYet(f"{name}={value!r} is not in this version; leave it out")
+    return OrderedLoader(
+        dataset=dataset,
+        batch_size=batch_size,
+        shuffle=shuffle,
+        drop_last=drop_last,
+        pad=pad,
+        pin_memory=pin_memory,
+        collate_fn=collate_fn or default_collate,
+    )
+
+
+def _pinned(batch: Any) -> Any:
+    if isinstance(batch, torch.Tensor):
+        return batch.pin_memory()
+    if isinstance(batch, (list, tuple)):
+        return type(batch)(_pinned(item) for item in batch)
+    if isinstance(batch, dict):
+        return {key: _pinned(value) for key, value in batch.items()}
+    return batch

@@ -1,0 +1,162 @@
+"""Buffers as DDP's ranks would see them, with one model per worker.
+
+DDP starts a forward with rank 0's buffers if the module's previous forward was one that synchronises gradients, and
+with the rank's own buffers otherwise (`broadcast_buffers=False`, all but the first forward under `no_sync`, the forward
+after one without gradients). So between micro-batches a virtual worker keeps buffers of its own only in the second
+case; in the first they are virtual worker 0's, which are part of the shared state.
+
+A second synchronising forward within one pass needs virtual worker 0's buffers as they are at that moment: its worker
+publishes them, the others wait for them, just as DDP's broadcast does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from gyrostat.engine.group import Group, Pending
+
+
+class ModuleBuffers:
+    """The buffers of one tracked module."""
+
+    def __init__(self, name: str, module: nn.Module, *, broadcast: bool, group: Group) -> None:
+        self.name = name
+        self._broadcast, self._group = broadcast, group
+        self._slots = _slots(module)
+        self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
+        self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
+        self._published: dict[int, list[torch.Tensor]] = {}  # virtual worker 0's, by number of the forward
+        self._sending: list[Pending] = []
+        self._rank: int | None = None
+        self._forwards = 0
+        self._synchronise = True
+        self._last_micro_batch = True
+        if self._slots:
+            module.register_forward_pre_hook(_outside_graphs(self._before_forward))
+            module.register_forward_hook(_outside_graphs(self._after_forward))
+
+    def __bool__(self) -> bool:
+        return bool(self._slots)
+
+    def current(self) -> list[torch.Tensor]:
+        return [holder[key] for holder, key in self._slots]
+
+    def begin_pass(self, *, several: bool) -> None:
+        """Before the first virtual worker. `several`: more than one runs here, so what it changes must be undone."""
+        self._shared = _copies(self.current()) if several else None
+        self._next_shared = None
+        self._published.clear()
+
+    def enter(self, rank: int, own: list[torch.Tensor] | None, *, first: bool) -> None:
+        """Virtual worker `rank` comes in, with buffers of its own if it has any."""
+        self._rank, self._forwards = rank, 0
+        self._synchronise = own is None
+        if own is not None:
+            self._load(own)
+        elif not first and self._shared is not None:
+            self._load(self._shared)
+
+    def micro_batch(self, *, last: bool) -> None:
+        """Gradients are synchronised in the last micro-batch of a pass only (DDP's `no_sync` before)."""
+        self._last_micro_batch = last
+
+    def leave(self, rank: int, *, alone: bool) -> list[torch.Tensor] | None:
+        """Virtual worker `rank` goes out; returns the buffers it must keep. `alone`: nobody comes in after it."""
+        keep = None if self._synchronise and self._broadcast else _copies(self.current())
+        if rank == 0 and not alone:
+            self._next_shared = _copies(self.current())
+        self._rank = None
+        return keep
+
+    def end_pass(self) -> None:
+        """After the last virtual worker: virtual worker 0's buffers stand in the model, where it ran."""
+        if self._next_shared is not None:
+            self._load(self._next_shared)
+        for pending in self._sending:
+            pending.wait()
+        self._sending.clear()
+
+    def restore(self, tensors: list[torch.Tensor]) -> None:
+        self._load(tensors)
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if self._rank is None:
+            return
+        if self._synchronise and self._broadcast and self._forwards > 0:
+            self._meet(self._forwards)
+        self._forwards += 1
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._rank is not None:
+            self._synchronise = torch.is_grad_enabled() and self._last_micro_batch
+
+    def _meet(self, forward: int) -> None:
+        """Take over virtual worker 0's buffers in the middle of a pass."""
+        if self._rank == 0:
+            self._published[forward] = _copies(self.current())
+            if self._group.size > 1:
+                self._sending.append(self._group.broadcast(pack(self._published[forward])))
+            return
+        if forward not in self._published:
+            current = self.current()
+            packed = self._group.broadcast(torch.empty_like(pack(current))).wait()
+            self._published[forward] = unpack(packed, current)
+        current = self.current()
+        # As DDP does: an earlier forward of this micro-batch may still need its version counters.
+        with torch.autograd._unsafe_preserve_version_counter(tuple(current)):
+            self._load(self._published[forward])
+
+    def _load(self, tensors: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for (holder, key), tensor in zip(self._slots, tensors, strict=True):
+                held = holder[key]
+                if held.shape == tensor.shape and held.dtype == tensor.dtype:
+                    held.copy_(tensor)
+                else:  # the module put another tensor there
+                    holder[key] = tensor.clone()
+
+
+def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All tensors as one row of bytes."""
+    if not tensors:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
+
+
+def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inverse of `pack`, with the shapes and types of `like`."""
+    tensors, offset = [], 0
+    for tensor in like:
+        part = data[offset : offset + tensor.nbytes].clone()
+        tensors.append(part.view(tensor.dtype).reshape(tensor.shape).to(tensor.device))
+        offset += tensor.nbytes
+    return tensors
+
+
+def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where buffers are held, each once. Slots, not tensors: a module may put a new tensor into its slot."""
+    seen: set[int] = set()
+    slots: list[tuple[dict[str, Any], str]] = []
+    for part in module.modules():
+        for key, tensor in part._buffers.items():
+            if tensor is not None and id(tensor) not in seen:
+                seen.add(id(tensor))
+                slots.append((part._buffers, key))
+    return slots
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
+    """A hook that torch.compile does not trace into."""
+
+    def call(*args: Any) -> None:
+        hook(*args)
+
+    return torch._disable_dynamo(call)  # type: ignore[no-any-return, no-untyped-call]

@@ -1,0 +1,99 @@
+"""A disk that fails on purpose, for tests of checkpoints and of whatever writes them.
+
+`PowerCut` at the k-th call ends everything there: later calls do not happen, half of a write may have, and, at
+worst, nothing that was not yet synced is left. `full_at` is a disk that has no room left from its k-th call on;
+removing still works.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from gyrostat.engine.checkpoint.disk import Disk
+
+
+class PowerCut(BaseException):
+    """The machine is off. Not an Exception, since no program can handle it."""
+
+
+class FaultyDisk(Disk):
+    """Counts its calls from 1 and fails at the one it is told to."""
+
+    def __init__(
+        self,
+        *,
+        cut_at: int | None = None,
+        full_at: int | None = None,
+        torn: bool = False,
+        forgetful: bool = False,
+    ) -> None:
+        self.calls: list[str] = []
+        """What was called, by name."""
+        self._cut_at, self._full_at = cut_at, full_at
+        self._torn, self._forgetful = torn, forgetful
+        self._unsynced: dict[int, Path] = {}
+        self._renames: list[tuple[Path, Path]] = []
+        self._off = False
+
+    def make_directory(self, path: Path) -> None:
+        self._called("make_directory")
+        super().make_directory(path)
+
+    def create(self, path: Path) -> int:
+        self._called("create")
+        descriptor = super().create(path)
+        self._unsynced[descriptor] = path
+        return descriptor
+
+    def write(self, descriptor: int, data: memoryview) -> int:
+        try:
+            self._called("write")
+        except (PowerCut, OSError):
+            if self._torn and len(self.calls) in (self._cut_at, self._full_at):
+                os.write(descriptor, data[: len(data) // 2])
+                self._forget()
+            raise
+        return super().write(descriptor, data)
+
+    def sync(self, descriptor: int) -> None:
+        self._called("sync")
+        super().sync(descriptor)
+        if self._unsynced.pop(descriptor, None) is None:
+            self._renames.clear()  # a directory: its names are safe now
+
+    def rename(self, old: Path, new: Path) -> None:
+        self._called("rename")
+        super().rename(old, new)
+        self._renames.append((old, new))
+
+    def remove_file(self, path: Path) -> None:
+        self._called("remove_file", frees=True)
+        super().remove_file(path)
+
+    def remove_directory(self, path: Path) -> None:
+        self._called("remove_directory", frees=True)
+        super().remove_directory(path)
+
+    def _called(self, name: str, *, frees: bool = False) -> None:
+        if self._off:
+            raise PowerCut
+        self.calls.append(name)
+        if self._cut_at == len(self.calls):
+            self._off = True
+            self._forget()
+            raise PowerCut
+        if self._full_at is not None and len(self.calls) >= self._full_at and not frees:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def _forget(self) -> None:
+        """Lose what a machine may lose when its power goes: contents and names that were not synced."""
+        if self._off and self._forgetful:
+            for path in self._unsynced.values():
+                if path.exists():
+                    os.truncate(path, 0)
+            while self._renames:
+                old, new = self._renames.pop()
+                if new.exists():
+                    os.rename(new, old)

@@ -1,0 +1,31 @@
+"""What belongs to one virtual worker alone, and moves with it: a few kilobytes.
+
+Parameters, optimizer state and synchronised buffers are shared by all virtual workers of a worker and never saved here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gyrostat.engine.rng import RngState
+
+
+@dataclass
+class Context:
+    """The state of one virtual worker between its micro-batches."""
+
+    rng: RngState
+    buffers: dict[str, list[torch.Tensor]] = field(default_factory=dict)
+    """By module: buffers of its own, kept only while the module's next forward will not overwrite them."""
+    local: dict[str, Any] = field(default_factory=dict)
+    """What the script put into `step.local`."""
+
+    def to_tree(self) -> dict[str, Any]:
+        return {"rng": self.rng.to_tree(), "buffers": self.buffers, "local": self.local}
+
+    @classmethod
+    def from_tree(cls, tree: dict[str, Any]) -> Context:
+        return cls(rng=RngState.from_tree(tree["rng"]), buffers=tree["buffers"], local=tree["local"])

@@ -1,0 +1,149 @@
+"""The workers of one generation and how they talk: small messages by `exchange`, tensors point to point or together.
+
+Every collective begins with an envelope that names its kind, generation and progress. Workers that are not at the same
+place in the script find out there, with an error that names both places, instead of adding gradients that do not
+belong together. A lone worker has the same methods and no process group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from gyrostat.core.errors import Diverged, PeerLost
+from gyrostat.core.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_FIRST_ROUND = 1024
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """What stands on every collective."""
+
+    kind: str
+    generation: int
+    progress: Progress
+    payload: bytes
+
+
+@dataclass
+class Traffic:
+    """Bytes of gradients that this worker sent and received point to point."""
+
+    sent: int = 0
+    received: int = 0
+
+
+class Group:
+    """Worker `rank` of `size`, in one generation."""
+
+    def __init__(self, *, rank: int, size: int, generation: int, store: str | None, timeout_s: float) -> None:
+        self.rank, self.size, self.generation = rank, size, generation
+        self.traffic = Traffic()
+        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
+        self._gloo: Any = None
+        if size > 1:
+            if store is None:
+                raise ValueError("a group of several workers needs a rendezvous store")
+            self._gloo = _gloo(store, rank, size, generation, timedelta(seconds=timeout_s))
+
+    def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
+        """Give every worker everybody's payload, in worker order."""
+        if self._gloo is None:
+            return [payload]
+        message = self._encoder.encode(Envelope(kind, self.generation, progress, payload))
+        envelopes = [self._decoder.decode(data) for data in self._gather(message)]
+        mine = envelopes[self.rank]
+        for worker, other in enumerate(envelopes):
+            if (other.kind, other.generation, other.progress) != (mine.kind, mine.generation, mine.progress):
+                raise Diverged(
+                    f"worker {self.rank} is at '{mine.kind}', generation {mine.generation}, {mine.progress}, "
+                    f"but worker {worker} is at '{other.kind}', generation {other.generation}, {other.progress}. "
+                    "All workers must run the same loops: look for a decision that depends on job.is_main, on the "
+                    "time, or on one virtual worker's loss"
+                )
+        return [envelope.payload for envelope in envelopes]
+
+    def _gather(self, message: bytes) -> list[bytes]:
+        """One round of fixed size, a second one only if somebody's message is longer."""
+        room = _FIRST_ROUND - 4
+        parts = self._gather_equal(len(message).to_bytes(4, "little") + message[:room].ljust(room, b"\0"))
+        lengths = [int.from_bytes(part[:4], "little") for part in parts]
+        longest = max(lengths) - room
+        if longest <= 0:
+            return [part[4 : 4 + length] for part, length in zip(parts, lengths, strict=True)]
+        rests = self._gather_equal(message[room:].ljust(longest, b"\0"))
+        return [(part[4:] + rest)[:length] for part, rest, length in zip(parts, rests, lengths, strict=True)]
+
+    def _gather_equal(self, message: bytes) -> list[bytes]:
+        mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
+        everyone = torch.empty(self.size * len(message), dtype=torch.uint8)
+        with _peers():
+            self._gloo._allgather_base(everyone, mine).wait()
+        data = everyone.numpy().tobytes()
+        return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
+
+    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Sum each tensor over all workers in place, by gloo's own all-reduce."""
+        with _peers():
+            for work in [self._gloo.allreduce([tensor]) for tensor in tensors]:
+                work.wait()
+
+    def broadcast(self, tensor: torch.Tensor) -> Pending:
+        """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
+        return Pending([self._gloo.broadcast(tensor, 0)] if self._gloo is not None else [], tensor)
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
+        self.traffic.sent += tensor.nbytes
+        with _peers():
+            return Pending([self._gloo.send([tensor], to, tag)], tensor)
+
+    def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
+        self.traffic.received += tensor.nbytes
+        with _peers():
+            return Pending([self._gloo.recv([tensor], source, tag)], tensor)
+
+    def close(self) -> None:
+        self._gloo = None
+
+
+class Pending:
+    """A transfer under way. Holds its tensor alive."""
+
+    def __init__(self, works: list[Any], tensor: torch.Tensor) -> None:
+        self._works, self.tensor = works, tensor
+
+    def wait(self) -> torch.Tensor:
+        with _peers():
+            for work in self._works:
+                work.wait()
+        self._works = []
+        return self.tensor
+
+
+@contextmanager
+def _peers() -> Iterator[None]:
+    """gloo reports a peer that went away, or stayed silent for too long, as RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"lost another worker in the middle of a collective: {error}") from error
+
+
+def _gloo(path: str, rank: int, size: int, generation: int, timeout: timedelta) -> Any:
+    # A raw process group instead of init_process_group: several may coexist, and building one takes half a millisecond.
+    store = dist.PrefixStore(f"generation-{generation}", dist.FileStore(path, size))
+    options = dist.ProcessGroupGloo._Options()
+    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._timeout = timeout
+    with _peers():
+        return dist.ProcessGroupGloo(store, rank, size, options)

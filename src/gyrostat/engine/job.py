@@ -1,0 +1,378 @@
+"""`Job`: the surface that a training script uses. It joins the script's loops to the runner below.
+
+A script tracks its objects, then loops over epochs, steps and micro-batches. Everything that must happen at a boundary
+(comparing replicas, checkpoints, stopping, resuming) happens in `begin_step`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import Dataset
+
+from gyrostat.core.errors import Misuse, UsageError
+from gyrostat.core.job import Assignment
+from gyrostat.core.progress import Progress
+from gyrostat.data.loader import OrderedLoader, make_loader
+from gyrostat.engine.checks import (
+    check_module,
+    check_no_process_group,
+    check_optimizer,
+    check_separate,
+    check_trackable,
+)
+from gyrostat.engine.digest import digest_of, tensor_digests
+from gyrostat.engine.keeper import Keeper
+from gyrostat.engine.loops import Loops
+from gyrostat.engine.mean import Mean
+from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.replicas import compare_replicas
+from gyrostat.engine.runner import Requests, Runner
+from gyrostat.engine.step import Step, Steps
+from gyrostat.engine.supervisor import Supervisor
+from gyrostat.engine.virtual import VirtualRunner
+
+_COMPARE_EVERY = 100
+
+
+class Stopped(SystemExit):
+    """The job was asked to stop: it has checkpointed at a boundary and ends here, in every worker."""
+
+
+class Job:
+    """This process's part of a training job."""
+
+    def __init__(
+        self,
+        *,
+        assignment: Assignment,
+        runner: Runner,
+        supervisor: Supervisor,
+        seed: int,
+        device: torch.device,
+        fingerprint: dict[str, str],
+    ) -> None:
+        self.device = device
+        self.seed = seed
+        self.state: dict[str, Any] = {}
+        """Shared values of the script: equal on all workers, saved in checkpoints."""
+        self.tracked: dict[str, Any] = {}
+        self.current_step: Step | None = None
+        self._assignment, self._runner, self._supervisor = assignment, runner, supervisor
+        self._loops = Loops()
+        self._open: Any = None
+        self._samples = 0
+        self._loss: float | None = None
+        self._unreported = False
+        self._broken: Step | None = None
+        self._evaluations = 0
+        self._started = False
+        self._save_asked = Requests()
+        self._modules: dict[str, nn.Module] = {}
+        self._keeper = Keeper(assignment.checkpoint, runner, fingerprint, seed) if isinstance(runner, VirtualRunner) else None
+        self._fingerprint = fingerprint
+        self._hook = register_optimizer_step_pre_hook(self._before_update)
+
+    # What the script can ask.
+
+    @property
+    def virtual_workers(self) -> int:
+        """N, the number of virtual workers."""
+        return self._runner.placement.virtual_workers
+
+    @property
+    def is_main(self) -> bool:
+        """True on the worker that runs virtual worker 0."""
+        return self._runner.group.rank == 0
+
+    @property
+    def step(self) -> int:
+        """The number of steps completed before the one that is running."""
+        return self.progress.step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is running; 0 outside `job.epochs`."""
+        return max(self.progress.epoch, 0)
+
+    @property
+    def progress(self) -> Progress:
+        return self._loops.progress
+
+    # Setting up.
+
+    def dataloader(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int = 1,
+        shuffle: bool = False,
+        *,
+        num_workers: int = 0,
+        drop_last: bool = False,
+        pad: bool = True,
+        pin_memory: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        **others: Any,
+    ) -> OrderedLoader:
+        """Like `DataLoader` with a `DistributedSampler` over the N virtual workers; `batch_size` is per virtual worker."""
+        return make_loader(
+            dataset,
+            batch_size=batch_size,
+            shuffle=shuffle,
+            num_workers=num_workers,
+            drop_last=drop_last,
+            pad=pad,
+            pin_memory=pin_memory,
+            collate_fn=collate_fn,
+            others=others,
+        )
+
+    def track(self, *, ddp: dict[str, Any] | None = None, **things: Any) -> None:
+        """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP."""
+        if self._started:
+            raise Misuse("job.track after the first job.steps; track everything before training begins")
+        options = DdpOptions.parse(ddp or {})
+        if not self._assignment.reference:
+            check_no_process_group()
+        modules = {name: thing for name, thing in things.items() if isinstance(thing, nn.Module)}
+        for name, thing in things.items():
+            if name in self.tracked:
+                raise Misuse(f"job.track({name}=…) twice; give every tracked object a name of its own")
+            check_trackable(name, thing)
+        for name, module in modules.items():
+            check_module(name, module)
+        check_separate(self._modules | modules)
+        for name, thing in things.items():
+            if isinstance(thing, Optimizer):
+                check_optimizer(name, thing, self._modules | modules)
+        first = not self.tracked
+        self.tracked |= things
+        self._modules |= modules
+        for name, module in modules.items():
+            self._runner.add_module(name, module, options)
+        if first:
+            self._runner.start_streams()
+
+    # The loops.
+
+    def epochs(self, count: int) -> Iterator[int]:
+        """The epochs 0 … count-1, less those that a resumed job has behind it."""
+        if not isinstance(count, int) or count < 0:
+            raise UsageError(f"job.epochs needs a whole number of epochs, got {count!r}")
+        return self._epochs(count)
+
+    def _epochs(self, count: int) -> Iterator[int]:
+        self._start()
+        self._close_open_loop()
+        left = self._loops.begin_epochs(count)
+        try:
+            for epoch in left:
+                self._loops.begin_epoch(epoch)
+                yield epoch
+                self._close_open_loop()
+        finally:
+            self._close_open_loop()
+            self._loops.end_epochs()
+        self._load_if_at_end()
+
+    def steps(self, loader: OrderedLoader, accumulate: int = 1, limit: int | None = None) -> Iterator[Step]:
+        """The steps of one epoch over `loader`; at most `limit`; `accumulate` micro-batches each per virtual worker."""
+        if not isinstance(loader, OrderedLoader):
+            raise UsageError(f"job.steps needs a loader made by job.dataloader, got a {type(loader).__name__}")
+        if not isinstance(accumulate, int) or accumulate < 1:
+            raise UsageError(f"accumulate must be a whole number of at least 1, got {accumulate!r}")
+        if limit is not None and (not isinstance(limit, int) or limit < 0):
+            raise UsageError(f"limit must be a whole number of at least 0, or None, got {limit!r}")
+        return self._steps(loader, accumulate, limit)
+
+    def _steps(self, loader: OrderedLoader, accumulate: int, limit: int | None) -> Iterator[Step]:
+        if not self._modules:
+            raise Misuse("job.steps before job.track; track the model and its optimizer first")
+        self._start()
+        self._close_open_loop()
+        order = loader.order(virtual_workers=self.virtual_workers, seed=self.seed, epoch=self.epoch)
+        done = self._loops.begin_steps()
+        if done is None:
+            self._loops.end_steps()
+            self._load_if_at_end()
+            return
+        if self._loops.resuming:
+            self._resume()
+        steps = Steps(self, self._runner, loader, order, accumulate, limit).run(done)
+        self._open = steps
+        try:
+            for step in steps:
+                yield step
+                if self._open is not steps:
+                    raise Misuse("this job.steps loop was ended by another one; loops over steps cannot be interleaved")
+        finally:
+            if self._open is steps:
+                self._close_open_loop()
+
+    def _close_open_loop(self) -> None:
+        steps, self._open = self._open, None
+        if steps is not None:
+            steps.close()
+            self._loops.end_steps()
+
+    # Boundaries.
+
+    def begin_step(self, step: Step, samples: int) -> None:
+        """The boundary: everything before is complete on all workers, and `step` is about to be handed out."""
+        self._boundary()
+        self.current_step, self._samples = step, samples
+
+    def leave_step(self, step: Step, *, broke: bool) -> None:
+        """The script asks for the next step, or left the loop by `break`."""
+        if not broke:
+            step.require_complete()
+        if broke and step.broken_off:
+            self._broken = step  # an exception cannot be raised while a loop is torn down: the next call does
+        if step.passes and not step.broken_off:
+            self._loops.step_done()
+            self._unreported = True
+
+    def pass_done(self) -> None:
+        outcome = self._runner.outcome
+        if self.progress.pass_ == 0:
+            self._loss = outcome.loss
+        self._save_asked |= outcome.requests
+        self._loops.pass_done()
+
+    def _boundary(self) -> None:
+        if self._broken is not None:
+            self._broken.require_complete()
+        self._evaluations = 0
+        if self._unreported:
+            self._unreported = False
+            self._report_step()
+        if self.progress.step % _COMPARE_EVERY == 0 and not self._assignment.reference:
+            compare_replicas(self.tracked, self._runner.group, self.progress)
+        asked, self._save_asked = self._save_asked, Requests()
+        stop = asked.stop or self._assignment.stop_after == self.progress.step
+        if self._keeper is not None and self._keeper.due(self.progress.step, asked=asked.checkpoint or stop):
+            self._write_checkpoint(finished=False)
+        if stop:
+            raise Stopped(0)
+
+    def _report_step(self) -> None:
+        step = self.progress.step
+        if self.is_main:
+            self._supervisor.stepped(step, self.epoch, self._loss, self._samples)
+        probe = self._assignment.probe
+        if probe is None or step < probe.first or (probe.last is not None and step > probe.last):
+            return
+        if step % probe.every == 0 and self.is_main:
+            leaves = tensor_digests(**self.tracked)
+            self._supervisor.probed(step, digest_of(leaves), leaves if probe.tensors else {})
+
+    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._runner.micro_batch is not None:
+            raise Misuse(
+                "optimizer.step() inside the inner loop; move it below `for … in step:`, where gradients are the mean over "
+                "all virtual workers"
+            )
+        if self._started and not any(thing is optimizer for thing in self.tracked.values()):
+            raise Misuse(
+                f"an untracked {type(optimizer).__name__} made an update; its state would be lost when the job moves. "
+                "Track it: job.track(…, optimizer=optimizer)"
+            )
+
+    # During and after an epoch.
+
+    def mean(self, value: torch.Tensor | float) -> Mean:
+        """In a micro-batch: a handle to the mean of `value` over all N, readable after the inner loop."""
+        return self._runner.mean(value)
+
+    def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
+        """fn(micro-batch) for every micro-batch of the loader's dataset, in dataset order, on every worker.
+
+        The virtual workers share the work; each sample is seen once. Runs without gradients, with tracked modules in
+        eval mode, on random streams of its own; leaves modes, buffers and streams as they were.
+        """
+        if not isinstance(loader, OrderedLoader):
+            raise UsageError(f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}")
+        results = self._runner.evaluate(loader, fn, self.progress, self._evaluations)
+        self._evaluations += 1
+        return results
+
+    def log(self, **metrics: float) -> None:
+        """Report numbers of the script: shown live by `gyrostat run`, and part of its report."""
+        if self.is_main and not self._loops.resuming:
+            self._supervisor.logged(self.progress.step, {name: float(value) for name, value in metrics.items()})
+
+    def save(self) -> None:
+        """Checkpoint at the next boundary. Call it on all workers alike."""
+        if self._keeper is not None:
+            self._keeper.require_directory()
+        if not self._loops.resuming:
+            self._save_asked |= Requests(checkpoint=True)
+
+    # Checkpoints, the start and the end.
+
+    def request(self, requests: Requests) -> None:
+        """Asked from outside, on this worker: all workers will know when the next pass has settled."""
+        self._runner.requests |= requests
+
+    def _start(self) -> None:
+        """Before the first loop: all workers must be alike; a checkpoint is looked for."""
+        if self._started:
+            return
+        self._started = True
+        refused: list[str] = []
+        found: str | None = None
+        step = 0
+        if self._keeper is not None:
+            self._keeper.join(self.tracked)
+            target, found, refused = self._keeper.find()
+            if target is not None:
+                self._loops.resume_at(target.progress, finished=target.finished)
+                step = target.progress.step
+        if self.is_main:
+            self._supervisor.started(step, found, refused)
+
+    def _load_if_at_end(self) -> None:
+        if self._loops.at_end:
+            self._resume()
+
+    def _resume(self) -> None:
+        assert self._keeper is not None
+        self.state = self._keeper.restore(self.tracked)
+        self._loops.reached()
+
+    def _write_checkpoint(self, *, finished: bool) -> None:
+        assert self._keeper is not None
+        began = time.monotonic()
+        path = self._keeper.write(self.tracked, self.state, self.progress, finished=finished)
+        if path is not None:
+            self._supervisor.checkpointed(self.progress.step, str(path), time.monotonic() - began)
+
+    def finish(self) -> None:
+        """The script has ended; its end is a boundary. Workers agree that they are equal, and a last checkpoint is written."""
+        self._hook.remove()
+        self._close_open_loop()
+        if self._broken is not None:
+            self._broken.require_complete()
+        self._runner.group.exchange("end", self.progress)
+        if self._unreported:
+            self._unreported = False
+            self._report_step()
+        if not self._assignment.reference:
+            compare_replicas(self.tracked, self._runner.group, self.progress)
+        if self._keeper is not None and self._started and not self._loops.resuming:
+            self._write_checkpoint(finished=True)
+        leaves = tensor_digests(**self.tracked)
+        mine = digest_of(leaves).encode()
+        # Buffers of DDP's other ranks are their own; the job's are rank 0's.
+        shared = self._runner.group.exchange("digest", self.progress, mine)[0]
+        self._supervisor.finished(self.progress.step, shared.decode())
+        self._runner.group.close()
+
+    def __repr__(self) -> str:
+        return f"Job(virtual_workers={self.virtual_workers}, {self.progress})"

@@ -1,0 +1,101 @@
+"""`job.mean(x)`: a number of each micro-batch, averaged over all virtual workers in a fixed order.
+
+The values travel with the pass's reduction. They are added in float64 in order of virtual rank and micro-batch, so the
+result is the same on every placement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from gyrostat.core.errors import Misuse
+
+
+class Mean:
+    """A handle to a mean that is known when the inner loop has ended."""
+
+    def __init__(self) -> None:
+        self._value: torch.Tensor | None = None
+
+    @property
+    def value(self) -> torch.Tensor:
+        """The mean, with the shape and type of what was given."""
+        if self._value is None:
+            raise Misuse("job.mean's result is known only after the inner loop: read it below `for … in step:`")
+        return self._value
+
+    def item(self) -> float:
+        return float(self.value.item())
+
+    def __float__(self) -> float:
+        return self.item()
+
+    def __repr__(self) -> str:
+        return "Mean(not yet known)" if self._value is None else f"Mean({self._value.tolist()})"
+
+
+class MeanWire(msgspec.Struct, frozen=True, array_like=True):
+    """The values of one `job.mean` call on one worker: ranks in order, their micro-batches in order, as float64."""
+
+    ranks: list[int]
+    shape: list[int]
+    data: bytes
+
+
+class Means:
+    """The `job.mean` calls of one pass on one worker. The j-th call of every micro-batch is one mean."""
+
+    def __init__(self) -> None:
+        self._handles: list[Mean] = []
+        self._values: list[list[tuple[int, torch.Tensor]]] = []
+        self._next = 0
+
+    def begin_micro_batch(self) -> None:
+        self._next = 0
+
+    def add(self, rank: int, value: torch.Tensor | float) -> Mean:
+        if self._next == len(self._handles):
+            self._handles.append(Mean())
+            self._values.append([])
+        handle = self._handles[self._next]
+        tensor = value.detach() if isinstance(value, torch.Tensor) else torch.tensor(value)
+        self._values[self._next].append((rank, tensor.clone()))
+        self._next += 1
+        return handle
+
+    def wire(self) -> list[MeanWire]:
+        return [
+            MeanWire(
+                ranks=[rank for rank, _ in values],
+                shape=list(values[0][1].shape),
+                data=b"".join(value.to("cpu", torch.float64).numpy().tobytes() for _, value in values),
+            )
+            for values in self._values
+        ]
+
+    def settle(self, workers: Sequence[list[MeanWire]], values_each: int) -> None:
+        """Give every handle its mean, from what all workers sent. `values_each`: micro-batches of the whole pass."""
+        if len({len(wires) for wires in workers}) != 1:
+            raise Misuse(f"job.mean was called {sorted({len(w) for w in workers})} times per micro-batch, not equally often")
+        for call, handle in enumerate(self._handles):
+            wires = [wires[call] for wires in workers]
+            if sum(len(wire.ranks) for wire in wires) != values_each or len({tuple(wire.shape) for wire in wires}) != 1:
+                raise Misuse("job.mean must be called equally often, with values of one shape, in every micro-batch")
+            rows = [
+                (rank, row)
+                for wire in wires
+                for rank, row in zip(
+                    wire.ranks, np.frombuffer(wire.data).reshape(len(wire.ranks), *wire.shape), strict=True
+                )
+            ]
+            rows.sort(key=lambda pair: pair[0])  # stable: micro-batches of a rank stay in order
+            total = rows[0][1].copy()
+            for _, row in rows[1:]:
+                total = total + row
+            like = self._values[call][0][1]
+            mean = torch.from_numpy(np.asarray(total / len(rows)))
+            handle._value = mean.to(like.dtype if like.is_floating_point() else torch.float64).to(like.device)

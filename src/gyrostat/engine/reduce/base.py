@@ -1,0 +1,35 @@
+"""The interface of a reduction: gradients of one module go in per virtual worker, their mean over all N comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class Reduction(Protocol):
+    """Adds the gradients of one module over all virtual workers in a fixed order.
+
+    Within a pass: `take` once for each virtual worker of this worker, in rank order, then `mean` once. Inputs are not
+    modified, and what `take` was given and `mean` returned stays intact until the next `mean` has returned, so that a
+    reduction can be repeated or handed to a worker that missed it.
+    """
+
+    def take(self, rank: int, gradients: Sequence[torch.Tensor | None], divide: Sequence[bool]) -> None:
+        """The gradients of virtual worker `rank`; None counts as zero. `divide`: by N, instead of times 1/N."""
+
+    def mean(self) -> Sequence[torch.Tensor]:
+        """The mean gradient of each parameter over all virtual workers; all workers call this together."""
+
+    def wants_ready_order(self) -> bool:
+        """Whether the order in which virtual worker 0's gradients become ready in this pass has to be recorded."""
+
+    def close_pass(self, ready_order: Sequence[int] | None) -> None:
+        """The pass is complete on all workers; `ready_order` as recorded, if it was wanted."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides the order of later reductions; part of the job's shared state."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the job did that saved `state`."""

@@ -1,0 +1,192 @@
+"""The gradients of one tracked module: what stands in `.grad`, who takes part in a pass, and what comes back.
+
+To the script, `.grad` behaves as in a DDP rank. Every virtual worker's backward begins with what `.grad` held before the
+pass (usually nothing), and after the pass it holds the mean over all N. A module through which no backward went in a pass
+is left alone, as DDP leaves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from gyrostat.core.errors import Misuse, Refused
+from gyrostat.engine.reduce.base import Reduction
+from gyrostat.engine.reduce.buckets import DdpOptions
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one worker knows of a module after its virtual workers ran; merged over workers before the reduction."""
+
+    touched: int
+    """The number of virtual workers whose backward went through the module."""
+    used: tuple[bool, ...] | None
+    """For each parameter whether any virtual worker used it; None: all."""
+    ready: tuple[int, ...] | None
+    """The order in which virtual worker 0's gradients became ready, if it ran here and the order is wanted."""
+
+
+class ModuleGradients:
+    """One module with trainable parameters: what is a DDP instance in plain PyTorch."""
+
+    def __init__(self, name: str, module: nn.Module, options: DdpOptions) -> None:
+        self.name, self.options = name, options
+        self.names, self.parameters, frozen = split_parameters(module)
+        self._frozen = frozen
+        self._before: list[torch.Tensor | None] = []
+        self._dirty = False
+        self._started: list[tuple[torch.Tensor, int] | None] = []
+        self._own: list[torch.Tensor | None] = []
+        self._used = [False] * len(self.parameters)
+        self._touched = 0
+        self._ready: list[int] | None = None
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self.reduction: Reduction
+
+    def begin_pass(self) -> None:
+        """Remember what `.grad` holds: every virtual worker starts from it."""
+        self._before = [parameter.grad for parameter in self.parameters]
+        self._dirty = any(gradient is not None for gradient in self._before)
+        self._used = [False] * len(self.parameters)
+        self._touched = 0
+        self._ready = None
+
+    def begin_rank(self) -> None:
+        self._started = []
+        if not self._dirty:
+            return
+        for parameter, before in zip(self.parameters, self._before, strict=True):
+            parameter.grad = None if before is None else before.clone()
+            self._started.append(None if parameter.grad is None else (parameter.grad, parameter.grad._version))
+
+    def watch_ready_order(self) -> None:
+        """From now on, note the order in which gradients become ready (virtual worker 0, its last micro-batch)."""
+        if not self.reduction.wants_ready_order():
+            return
+        self._ready = []
+        for number, parameter in enumerate(self.parameters):
+            self._hooks.append(parameter.register_post_accumulate_grad_hook(_Note(number, self._ready)))
+
+    def end_rank(self, rank: int) -> None:
+        """Hand the gradients of virtual worker `rank` to the reduction, and clear `.grad`."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        gradients = [parameter.grad for parameter in self.parameters]
+        used = self._used_by(gradients)
+        if any(used):
+            self._check(rank, gradients, used)
+            self._touched += 1
+            self._used = [a or b for a, b in zip(self._used, used, strict=True)]
+            self._own = gradients
+        if any(used) or self.options.tolerates_unused:
+            # DDP divides instead of multiplying where the gradient already lives in its bucket.
+            in_bucket = [self.options.gradient_as_bucket_view and before is not None for before in self._before]
+            with torch.no_grad():
+                self.reduction.take(rank, gradients, in_bucket)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def part(self) -> Part:
+        return Part(
+            touched=self._touched,
+            used=tuple(self._used) if self.options.tolerates_unused else None,
+            ready=tuple(self._ready) if self._ready is not None and self._touched else None,
+        )
+
+    def settle(self, parts: Sequence[Part], virtual_workers: int) -> None:
+        """All workers know all parts: reduce if anybody's backward came through here, and set `.grad`."""
+        touched = sum(part.touched for part in parts)
+        if touched == 0:
+            self._put_back([True] * len(self.parameters))
+            return
+        if touched < virtual_workers and not self.options.tolerates_unused:
+            raise Misuse(
+                f"{touched} of {virtual_workers} virtual workers ran a backward through {self.name!r}, the others did not: "
+                "DDP would wait forever; make every micro-batch use it, or track it with ddp={'find_unused_parameters': True}"
+            )
+        used = [
+            any(part.used is None or part.used[i] for part in parts if part.touched)
+            for i in range(len(self.parameters))
+        ]
+        means = self.reduction.mean()
+        own = self._own if self._own else [None] * len(means)
+        with torch.no_grad():
+            for parameter, mean, mine, is_used in zip(self.parameters, means, own, used, strict=True):
+                if is_used:
+                    # As in DDP, `.grad` is memory of its own that the script may keep or change.
+                    parameter.grad = torch.empty_like(mean) if mine is None else mine.detach()
+                    parameter.grad.copy_(mean)
+        self._own = []
+        self._put_back([not is_used for is_used in used])
+        self.reduction.close_pass(next((part.ready for part in parts if part.ready is not None), None))
+
+    def _put_back(self, which: Sequence[bool]) -> None:
+        for parameter, before, wanted in zip(self.parameters, self._before, which, strict=True):
+            if wanted:
+                parameter.grad = before
+        self._before = []
+
+    def _used_by(self, gradients: Sequence[torch.Tensor | None]) -> list[bool]:
+        if not self._started:
+            return [gradient is not None for gradient in gradients]
+        return [
+            gradient is not None and (start is None or gradient is not start[0] or gradient._version != start[1])
+            for gradient, start in zip(gradients, self._started, strict=True)
+        ]
+
+    def _check(self, rank: int, gradients: Sequence[torch.Tensor | None], used: Sequence[bool]) -> None:
+        if not all(used) and not self.options.tolerates_unused:
+            unused = [name for name, is_used in zip(self.names, used, strict=True) if not is_used]
+            raise Misuse(
+                f"{_some(unused)} of {self.name!r} got no gradient in the micro-batch of virtual worker {rank}; "
+                "if that is meant, track with ddp={'find_unused_parameters': True} as you would for DDP"
+            )
+        for name, gradient in zip(self.names, gradients, strict=True):
+            if gradient is not None and gradient.layout is not torch.strided:
+                raise Refused(
+                    f"parameter {name!r} of {self.name!r} has a sparse gradient, which gloo adds in no fixed order; "
+                    "use dense gradients (sparse=False)"
+                )
+        for name, parameter in self._frozen:
+            if parameter.grad is not None:
+                raise Misuse(
+                    f"parameter {name!r} of {self.name!r} was frozen at job.track but has a gradient now; DDP would not "
+                    "reduce it. Call job.track while it requires a gradient, and freeze it afterwards"
+                )
+
+
+class _Note:
+    """A hook that notes that a gradient became ready."""
+
+    def __init__(self, number: int, into: list[int]) -> None:
+        self._number, self._into = number, into
+
+    def __call__(self, parameter: torch.Tensor) -> None:
+        self._into.append(self._number)
+
+
+def split_parameters(
+    module: nn.Module,
+) -> tuple[list[str], list[nn.Parameter], list[tuple[str, nn.Parameter]]]:
+    """Trainable parameters in DDP's order, each once, with their names; and the frozen ones."""
+    names: list[str] = []
+    parameters: list[nn.Parameter] = []
+    frozen: list[tuple[str, nn.Parameter]] = []
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad:
+            names.append(name)
+            parameters.append(parameter)
+        else:
+            frozen.append((name, parameter))
+    return names, parameters, frozen
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:3])
+    noun = "parameter" if len(names) == 1 else "parameters"
+    return f"{noun} {shown}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,61 @@
+"""Does this torch's gloo add in the order that `gloo_order.py` says? Asked once, of a torch that we do not know.
+
+A real all-reduce among N ranks (threads of this process) is compared, bit for bit, with ours.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from gyrostat.core.errors import Refused
+from gyrostat.core.placement import Placement
+from gyrostat.engine.group import Group
+from gyrostat.engine.reduce.ring import Bucket, ring_sum
+
+KNOWN_TORCH = ("2.13",)
+_SIZES = (1, 1000, 1 << 18, 300_001)
+
+
+def check_gloo_order(ranks: int, *, torch_version: str = torch.__version__) -> None:
+    """Nothing for a torch that we know; else compare, and refuse to promise DDP's bits if they differ."""
+    if torch_version.startswith(KNOWN_TORCH) or ranks <= 2:
+        return
+    if not agrees_with_gloo(min(ranks, 8)):
+        raise Refused(
+            f"torch {torch_version} adds gradients in an order that gyrostat does not know, so it cannot promise the bits "
+            f"of its DDP; use torch {KNOWN_TORCH[-1]} (--reduction tree, which needs no such knowledge, is not in this version)"
+        )
+
+
+def agrees_with_gloo(ranks: int) -> bool:
+    """Compare sums of random numbers of several sizes."""
+    generator = torch.Generator().manual_seed(1)
+    alone = Group(rank=0, size=1, generation=0, store=None, timeout_s=60)
+    for size in _SIZES:
+        inputs = [torch.randn(size, generator=generator) for _ in range(ranks)]
+        ours = torch.empty(size)
+        ring_sum([Bucket.of(dict(enumerate(inputs)), ours, ranks)], Placement.even(ranks, 1), alone)
+        if not torch.equal(ours, _all_reduce(inputs)):
+            return False
+    return True
+
+
+def _all_reduce(inputs: list[torch.Tensor]) -> torch.Tensor:
+    """gloo's own sum, with a thread per rank."""
+    store = dist.HashStore()
+
+    def run(rank: int) -> torch.Tensor:
+        options = dist.ProcessGroupGloo._Options()
+        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+        options._timeout = timedelta(seconds=60)
+        group = dist.ProcessGroupGloo(store, rank, len(inputs), options)
+        mine = inputs[rank].clone()
+        group.allreduce([mine]).wait()
+        return mine
+
+    with ThreadPoolExecutor(len(inputs)) as threads:
+        return list(threads.map(run, range(len(inputs))))[0]

@@ -1,0 +1,246 @@
+"""One pass: every virtual worker of this worker runs its micro-batches, then all workers settle.
+
+This is the template that both runners fill in: `virtual.py` (the engine proper, N virtual workers on any number of
+workers) and `reference.py` (torch's own DistributedDataParallel on N processes, which `verify` compares with).
+What travels with a pass besides gradients is the same for both and is handled here: virtual worker 0's loss,
+`job.mean` values, and requests that all workers must act on together.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from gyrostat.core.errors import Misuse
+from gyrostat.core.placement import Placement
+from gyrostat.core.progress import Progress
+from gyrostat.data.loader import OrderedLoader
+from gyrostat.data.order import Order
+from gyrostat.engine import statetree
+from gyrostat.engine.group import Group
+from gyrostat.engine.mean import Mean, Means, MeanWire
+from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.rng import Streams, seed_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepPlan:
+    """What one step consists of, for every virtual worker."""
+
+    loader: OrderedLoader
+    order: Order
+    first_batch: int
+    """The number, within the epoch, of the step's first micro-batch."""
+    micro_batches: int
+    """Micro-batches per virtual worker (`accumulate`)."""
+
+    @property
+    def begins_epoch(self) -> bool:
+        return self.first_batch == 0
+
+
+@dataclass(frozen=True)
+class Requests:
+    """What some worker was asked for from outside; when the pass has settled all workers know."""
+
+    checkpoint: bool = False
+    stop: bool = False
+
+    def __or__(self, other: Requests) -> Requests:
+        return Requests(self.checkpoint or other.checkpoint, self.stop or other.stop)
+
+
+class PassReport(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker tells the others when its virtual workers have run."""
+
+    losses: list[float]
+    means: list[MeanWire]
+    requests: Requests
+    extra: bytes
+
+
+@dataclass
+class MicroBatch:
+    """The micro-batch that is running now."""
+
+    rank: int
+    number: int
+    last: bool
+    backward_done: bool = False
+
+
+@dataclass
+class PassOutcome:
+    """What is known on every worker after a pass."""
+
+    loss: float | None = None
+    requests: Requests = field(default_factory=Requests)
+
+
+class Runner(ABC):
+    """Runs the passes of one worker."""
+
+    def __init__(self, *, placement: Placement, group: Group, seed: int) -> None:
+        self.placement, self.group, self.seed = placement, group, seed
+        self.hosted: Sequence[int] = placement.held_by(group.rank)
+        self.micro_batch: MicroBatch | None = None
+        self.requests = Requests()
+        self.streams = Streams()
+        self._losses: list[torch.Tensor] = []
+        self._means = Means()
+        self._modules: dict[str, nn.Module] = {}
+
+    # What the two runners do differently.
+
+    @abstractmethod
+    def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
+        """A module was tracked."""
+
+    @abstractmethod
+    def start_streams(self) -> None:
+        """The first `track`: virtual worker r's streams begin as if seeded with seed + r."""
+
+    @abstractmethod
+    def begin_pass(self) -> None: ...
+
+    @abstractmethod
+    def enter(self, rank: int) -> None: ...
+
+    @abstractmethod
+    def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any: ...
+
+    @abstractmethod
+    def leave(self, rank: int) -> None: ...
+
+    @abstractmethod
+    def end_pass(self) -> bytes:
+        """All virtual workers have run; what the other workers need to know before `settle`."""
+
+    @abstractmethod
+    def settle(self, extras: Sequence[bytes]) -> None: ...
+
+    @abstractmethod
+    def local(self, rank: int) -> dict[str, Any]: ...
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        """The script is about to get this micro-batch."""
+
+    # The pass.
+
+    def run_pass(self, plan: StepPlan, progress: Progress) -> Iterator[Any]:
+        """Yield this worker's micro-batches; when they are done, settle with all workers."""
+        self._losses, self._means = [], Means()
+        self.begin_pass()
+        for rank in self.hosted:
+            self.enter(rank)
+            for number in range(plan.micro_batches):
+                batch = self.fetch(plan, rank, number, progress.pass_)
+                micro_batch = MicroBatch(rank, number, last=number == plan.micro_batches - 1)
+                self._means.begin_micro_batch()
+                self.begin_micro_batch(micro_batch)
+                self.micro_batch = micro_batch
+                yield batch
+                self.micro_batch = None
+                if not micro_batch.backward_done:
+                    raise Misuse(
+                        f"a micro-batch of virtual worker {rank} ended without step.backward(loss); call "
+                        "step.backward(loss) instead of loss.backward()"
+                    )
+            self.leave(rank)
+        self._outcome = self._settle(plan, progress)
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """`loss.backward()`, once per micro-batch."""
+        micro_batch = self.current("step.backward")
+        if micro_batch.backward_done:
+            raise Misuse(
+                "step.backward was called twice in one micro-batch; add the losses and call it once, or iterate `step` "
+                "again for a second pass with a reduction of its own"
+            )
+        loss.backward(**options)  # type: ignore[no-untyped-call]
+        micro_batch.backward_done = True
+        if micro_batch.rank == 0:
+            self._losses.append(loss.detach())
+
+    def mean(self, value: torch.Tensor | float) -> Mean:
+        return self._means.add(self.current("job.mean").rank, value)
+
+    def current(self, what: str) -> MicroBatch:
+        if self.micro_batch is None:
+            raise Misuse(f"{what} only has a meaning inside the inner loop, `for … in step:`")
+        return self.micro_batch
+
+    @property
+    def outcome(self) -> PassOutcome:
+        return self._outcome
+
+    def _settle(self, plan: StepPlan, progress: Progress) -> PassOutcome:
+        extra = self.end_pass()
+        losses = [float(loss.double().mean().item()) for loss in self._losses]
+        mine = PassReport(losses, self._means.wire(), self.requests, extra)
+        self.requests = Requests()
+        reports = [mine]
+        if self.group.size > 1:
+            payloads = self.group.exchange("reduce", progress, msgspec.msgpack.encode(mine))
+            reports = [msgspec.msgpack.decode(payload, type=PassReport) for payload in payloads]
+        self.settle([report.extra for report in reports])
+        self._means.settle(
+            [report.means for report in reports], self.placement.virtual_workers * plan.micro_batches
+        )
+        requests = Requests()
+        for report in reports:
+            requests |= report.requests
+        losses = [loss for report in reports for loss in report.losses]
+        return PassOutcome(sum(losses) / len(losses) if losses else None, requests)
+
+    # Evaluation.
+
+    def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any], progress: Progress, call: int) -> list[Any]:
+        """fn of every micro-batch of the dataset, each sample once, in dataset order; micro-batch j by virtual rank j mod N.
+
+        Every micro-batch has streams of its own, so results do not depend on who runs it. Streams, buffers and
+        training modes are afterwards as they were.
+        """
+        if self.micro_batch is not None:
+            raise Misuse("job.evaluate inside the inner loop; call it after the update")
+        before = self.streams.save()
+        modes = {part: part.training for module in self._modules.values() for part in module.modules()}
+        saved = [(buffer, buffer.detach().clone()) for module in self._modules.values() for buffer in module.buffers()]
+        for module in self._modules.values():
+            module.eval()
+        mine: dict[int, Any] = {}
+        try:
+            with torch.no_grad():
+                for j in range(-(-loader.length // loader.batch_size)):
+                    if j % self.placement.virtual_workers in self.hosted:
+                        seed_all(_evaluation_seed(self.seed, progress.step, call, j))
+                        last = min((j + 1) * loader.batch_size, loader.length)
+                        mine[j] = fn(loader.fetch(list(range(j * loader.batch_size, last))))
+        finally:
+            for part, mode in modes.items():
+                part.training = mode
+            with torch.no_grad():
+                for buffer, value in saved:
+                    buffer.copy_(value)
+            self.streams.exchange(before)
+        results: dict[int, Any] = {}
+        for payload in self.group.exchange("evaluate", progress, statetree.encode(mine)):
+            results.update(statetree.decode(payload))
+        return [results[j] for j in sorted(results)]
+
+
+def _evaluation_seed(*parts: int) -> int:
+    """A seed from (seed, step, call, micro-batch) that does not collide by accident (SplitMix64)."""
+    mixed = 0
+    for part in parts:
+        mixed = (mixed + part + 0x9E3779B97F4A7C15) % 2**64
+        mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+        mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) % 2**64
+        mixed ^= mixed >> 31
+    return mixed >> 1

@@ -1,0 +1,162 @@
+"""How a process comes to its job. One process has one job.
+
+Under `gyrostat run` the worker's bootstrap calls `enter` with what the launcher assigned, then the script's own
+`gyrostat.init` finds it. A plain `python train.py` has no assignment: it is a job of one worker.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from gyrostat.core.errors import Misuse, UsageError
+from gyrostat.core.job import Assignment, CheckpointPolicy, Reduction
+from gyrostat.core.placement import Placement
+from gyrostat.engine.fingerprint import fingerprint
+from gyrostat.engine.group import Group
+from gyrostat.engine.job import Job, Stopped
+from gyrostat.engine.reduce.selftest import check_gloo_order
+from gyrostat.engine.reference import ReferenceRunner
+from gyrostat.engine.rng import seed_all
+from gyrostat.engine.runner import Requests, Runner
+from gyrostat.engine.supervisor import Alone, Supervisor
+from gyrostat.engine.virtual import VirtualRunner
+
+__all__ = ["Stopped", "enter", "finish", "init", "request_checkpoint", "request_stop"]
+
+
+class _Process:
+    """What this process is: set once by `enter` and `init`."""
+
+    assignment: Assignment | None = None
+    supervisor: Supervisor | None = None
+    job: Job | None = None
+
+
+def enter(assignment: Assignment, supervisor: Supervisor) -> None:
+    """Called by the worker's bootstrap before the script runs."""
+    _Process.assignment, _Process.supervisor, _Process.job = assignment, supervisor, None
+
+
+def init(
+    seed: int = 0,
+    *,
+    virtual_workers: int | None = None,
+    checkpoint_dir: str | os.PathLike[str] | None = None,
+    checkpoint_every: int | None = None,
+) -> Job:
+    """Join this process's job and seed torch, NumPy and `random` with `seed`, on all workers alike.
+
+    `virtual_workers` fixes N in the script; if the command line says otherwise, that is an error. `checkpoint_dir` and
+    `checkpoint_every` are for a plain `python train.py`; under `gyrostat run` its options say where checkpoints go.
+    """
+    if _Process.job is not None:
+        raise Misuse("gyrostat.init was called twice; a process has one job")
+    if not isinstance(seed, int) or seed < 0:
+        raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
+    alone = _Process.assignment is None
+    assignment = _Process.assignment or Assignment(placement=Placement.even(1, 1), virtual_workers_given=False)
+    assignment = _with_virtual_workers(assignment, virtual_workers)
+    assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
+    device = _prepare_device(assignment)
+    seed_all(seed)
+    job = Job(
+        assignment=assignment,
+        runner=_make_runner(assignment, seed),
+        supervisor=_Process.supervisor or Alone(),
+        seed=seed,
+        device=device,
+        fingerprint=fingerprint(
+            threads=assignment.threads,
+            determinism=assignment.determinism,
+            reduction=assignment.reduction,
+            device=device,
+        ),
+    )
+    _Process.job = job
+    if alone:
+        atexit.register(_finish_alone)
+    return job
+
+
+def finish() -> None:
+    """Called by the worker's bootstrap when the script has ended well."""
+    job, _Process.job, _Process.assignment = _Process.job, None, None
+    if job is not None:
+        job.finish()
+
+
+def request_checkpoint() -> None:
+    """A checkpoint is wanted. Only notes it: safe in a signal handler."""
+    if _Process.job is not None:
+        _Process.job.request(Requests(checkpoint=True))
+
+
+def request_stop() -> None:
+    """Checkpoint at the next boundary and end, in all workers. Only notes it: safe in a signal handler."""
+    if _Process.job is not None:
+        _Process.job.request(Requests(stop=True))
+
+
+def _finish_alone() -> None:
+    if getattr(sys, "last_value", None) is None:
+        finish()
+
+
+def _with_virtual_workers(assignment: Assignment, wanted: int | None) -> Assignment:
+    given = assignment.placement.virtual_workers
+    if wanted is None or wanted == given:
+        return assignment
+    if not isinstance(wanted, int) or wanted < 1:
+        raise UsageError(f"virtual_workers must be a whole number of at least 1, got {wanted!r}")
+    if assignment.virtual_workers_given or assignment.reference:
+        raise UsageError(
+            f"the script says gyrostat.init(virtual_workers={wanted}), the command line --virtual-workers {given}; "
+            "N is part of the job: remove one of the two or make them agree"
+        )
+    return replace(assignment, placement=Placement.even(wanted, assignment.placement.workers))
+
+
+def _with_checkpoints(assignment: Assignment, directory: Any, every: int | None) -> Assignment:
+    if directory is None or assignment.checkpoint is not None or assignment.reference:
+        return assignment
+    return replace(assignment, checkpoint=CheckpointPolicy(directory=os.fspath(directory), every=every or 0))
+
+
+def _prepare_device(assignment: Assignment) -> torch.device:
+    """Pin what decides bits, before the first operator runs."""
+    torch.set_num_threads(assignment.threads)
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _make_runner(assignment: Assignment, seed: int) -> Runner:
+    group = Group(
+        rank=assignment.worker,
+        size=assignment.placement.workers,
+        generation=assignment.generation,
+        store=assignment.store,
+        timeout_s=assignment.timeout_s,
+    )
+    if assignment.reference:
+        return ReferenceRunner(
+            placement=assignment.placement,
+            group=group,
+            seed=seed,
+            store=assignment.store,
+            timeout_s=assignment.timeout_s,
+        )
+    if assignment.reduction is Reduction.DDP:
+        check_gloo_order(assignment.placement.virtual_workers)
+    return VirtualRunner(placement=assignment.placement, group=group, seed=seed)

@@ -1,0 +1,102 @@
+"""The whole state of a job at a boundary, taken and put back.
+
+Shared state is one copy: tracked objects, buffers that no state_dict saves, gradients still set, `job.state`, the shared
+random streams and the bucket layouts. With it go the contexts of all N virtual workers, collected from the workers that
+run them. How a snapshot is written to disk is `checkpoint`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from gyrostat.core.errors import CheckpointError, ForeignCheckpoint
+from gyrostat.core.progress import Progress
+from gyrostat.engine import statetree
+from gyrostat.engine.context import Context
+from gyrostat.engine.digest import digest
+from gyrostat.engine.rng import RngState
+from gyrostat.engine.virtual import VirtualRunner
+
+
+def take_shared(tracked: Mapping[str, Any], state: Mapping[str, Any], runner: VirtualRunner) -> dict[str, Any]:
+    """The shared state, as a tree. It refers to live tensors: write or copy it before training goes on."""
+    return {
+        "tracked": {name: thing.state_dict() for name, thing in tracked.items()},
+        "unsaved buffers": {name: _unsaved_buffers(module) for name, module in _modules(tracked)},
+        "gradients": {name: _gradients(module) for name, module in _modules(tracked)},
+        "state": dict(state),
+        "streams": runner.streams.save().to_tree(),
+        "reductions": {gradients.name: gradients.reduction.state_dict() for gradients in runner.gradients},
+    }
+
+
+def put_shared(shared: Mapping[str, Any], tracked: Mapping[str, Any], runner: VirtualRunner) -> dict[str, Any]:
+    """Overwrite all shared state; returns what belongs into `job.state`. An imported checkpoint brings only a part."""
+    saved = shared["tracked"]
+    unknown = sorted(set(saved) - set(tracked))
+    if unknown:
+        raise ForeignCheckpoint(f"the checkpoint holds {unknown}, which the script does not track; it tracks {sorted(tracked)}")
+    for name, tree in saved.items():
+        tracked[name].load_state_dict(tree)
+        if digest(it=tracked[name]) != digest(it=tree):
+            raise CheckpointError(
+                f"{name!r} ({type(tracked[name]).__name__}) does not restore exactly: its state after load_state_dict is "
+                "not what state_dict had given"
+            )
+    for name, module in _modules(tracked):
+        _put_buffers(module, shared.get("unsaved buffers", {}).get(name, {}))
+        _put_gradients(module, shared.get("gradients", {}).get(name, {}))
+    for gradients in runner.gradients:
+        if gradients.name in shared.get("reductions", {}):
+            gradients.reduction.load_state_dict(shared["reductions"][gradients.name])
+    if "streams" in shared:
+        runner.streams.exchange(RngState.from_tree(shared["streams"]))
+    return dict(shared.get("state", {}))
+
+
+def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
+    """The contexts of all virtual workers, in rank order, on every worker."""
+    mine = {rank: runner.contexts[rank].to_tree() for rank in runner.hosted}
+    if runner.group.size == 1:
+        return [mine[rank] for rank in sorted(mine)]
+    everyone: dict[int, Any] = {}
+    for payload in runner.group.exchange("contexts", progress, statetree.encode(mine)):
+        everyone.update(statetree.decode(payload))
+    return [everyone[rank] for rank in sorted(everyone)]
+
+
+def put_contexts(contexts: list[Any], runner: VirtualRunner) -> None:
+    """Give this worker's virtual workers their contexts. An imported checkpoint has none: they stay fresh."""
+    if contexts:
+        for rank in runner.hosted:
+            runner.contexts[rank] = Context.from_tree(contexts[rank])
+
+
+def _modules(tracked: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
+    return [(name, thing) for name, thing in tracked.items() if isinstance(thing, nn.Module)]
+
+
+def _unsaved_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    saved = module.state_dict()
+    return {name: buffer for name, buffer in module.named_buffers() if name not in saved}
+
+
+def _put_buffers(module: nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
+    with torch.no_grad():
+        for name, buffer in module.named_buffers():
+            if name in buffers:
+                buffer.copy_(buffers[name])
+
+
+def _gradients(module: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+
+
+def _put_gradients(module: nn.Module, gradients: Mapping[str, torch.Tensor]) -> None:
+    for name, parameter in module.named_parameters():
+        gradient = gradients.get(name)
+        parameter.grad = None if gradient is None else gradient.to(parameter.device)

@@ -1,0 +1,114 @@
+"""The loops a script sees: `job.steps` hands out steps, a step hands out micro-batches.
+
+Both are plain iterators that the script drives. Handing out a step is a boundary: the one instant at which checkpoints
+are taken and, later, placements change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gyrostat.core.errors import Misuse
+from gyrostat.engine.runner import Runner, StepPlan
+
+if TYPE_CHECKING:
+    from gyrostat.data.loader import OrderedLoader
+    from gyrostat.data.order import Order
+    from gyrostat.engine.job import Job
+
+
+class Step:
+    """One global mini-batch. Iterate it for this worker's micro-batches; iterate it again for another pass."""
+
+    def __init__(self, job: Job, runner: Runner, plan: StepPlan) -> None:
+        self._job, self._runner, self._plan = job, runner, plan
+        self._running = False
+        self.passes = 0
+        """Passes completed."""
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._running or self._job.current_step is not self:
+            raise Misuse(
+                "the inner loop of an earlier step, or one that was left by `break`, cannot be iterated; run every inner "
+                "loop to its end"
+            )
+        self._running = True
+        for batch in self._runner.run_pass(self._plan, self._job.progress):
+            yield batch
+        self._running = False
+        self.passes += 1
+        self._job.pass_done()
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+        """Compute this micro-batch's gradients. When the inner loop has ended, `.grad` holds the mean over all N."""
+        self._runner.backward(loss, **options)
+
+    @property
+    def local(self) -> dict[str, Any]:
+        """A dict of the virtual worker whose micro-batch is running. It moves with it."""
+        return self._runner.local(self._runner.current("step.local").rank)
+
+    @property
+    def virtual_rank(self) -> int:
+        """The virtual worker whose micro-batch is running."""
+        return self._runner.current("step.virtual_rank").rank
+
+    @property
+    def broken_off(self) -> bool:
+        """An inner loop began and did not end."""
+        return self._running
+
+    def require_complete(self) -> None:
+        """Complain if the step's inner loop was not run to its end."""
+        if self._running:
+            raise Misuse(
+                f"the inner loop of step {self._job.step} was left before all virtual workers had run (a `break`?); "
+                "`break` belongs into the outer loop, after the update"
+            )
+        if self.passes == 0:
+            raise Misuse(
+                f"step {self._job.step} was not iterated: write `for … in step:` and call step.backward(loss) in it"
+            )
+
+
+class Steps:
+    """One `job.steps` loop."""
+
+    def __init__(
+        self, job: Job, runner: Runner, loader: OrderedLoader, order: Order, accumulate: int, limit: int | None
+    ) -> None:
+        self._job, self._runner, self._loader, self._order = job, runner, loader, order
+        self._accumulate = accumulate
+        steps = -(-order.batches // accumulate)
+        self._total = steps if limit is None else min(steps, limit)
+
+    def __len__(self) -> int:
+        return self._total
+
+    def run(self, done: int) -> Iterator[Step]:
+        """Hand out the steps from number `done` on."""
+        while done < self._total:
+            first = done * self._accumulate
+            plan = StepPlan(
+                loader=self._loader,
+                order=self._order,
+                first_batch=first,
+                micro_batches=min(self._accumulate, self._order.batches - first),
+            )
+            step = Step(self._job, self._runner, plan)
+            self._job.begin_step(step, samples=self._samples(plan))
+            try:
+                yield step
+            except GeneratorExit:
+                self._job.leave_step(step, broke=True)
+                raise
+            self._job.leave_step(step, broke=False)
+            done += 1
+
+    def _samples(self, plan: StepPlan) -> int:
+        first = plan.first_batch * self._loader.batch_size
+        last = min(first + plan.micro_batches * self._loader.batch_size, self._order.samples_each)
+        return (last - first) * self._order.virtual_workers

@@ -1,0 +1,139 @@
+"""The engine proper: N virtual workers take turns on this worker's one model.
+
+1. Switch in the virtual worker's random streams and, if it has any of its own, buffers.
+2. The script runs its micro-batches: forward, `step.backward`.
+3. Its gradients go to the reductions, its streams back into its context.
+4. After the last one, all workers exchange what they know, gradients are reduced module by module in track order, and
+   virtual worker 0's buffers become the shared ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+from torch import nn
+
+from gyrostat.core.placement import Placement
+from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
+from gyrostat.engine.context import Context
+from gyrostat.engine.group import Group
+from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.reduce.ddp import DdpOrder
+from gyrostat.engine.reduce.gradients import ModuleGradients, Part
+from gyrostat.engine.rng import RngState, seed_all
+from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
+
+
+class VirtualRunner(Runner):
+    """Runs the virtual workers of one worker in turn."""
+
+    def __init__(self, *, placement: Placement, group: Group, seed: int) -> None:
+        super().__init__(placement=placement, group=group, seed=seed)
+        self.contexts: dict[int, Context] = {}
+        self.gradients: list[ModuleGradients] = []
+        self.buffers: list[ModuleBuffers] = []
+        self._shared_streams: RngState | None = None
+        self._fetched_under: dict[tuple[int, int], RngState] = {}
+
+    def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
+        self._modules[name] = module
+        gradients = ModuleGradients(name, module, options)
+        if gradients.parameters:
+            gradients.reduction = DdpOrder(gradients.parameters, options, self.placement, self.group)
+            self.gradients.append(gradients)
+        buffers = ModuleBuffers(
+            name, module, broadcast=options.broadcast_buffers or not gradients.parameters, group=self.group
+        )
+        if buffers:
+            self.buffers.append(buffers)
+
+    def start_streams(self) -> None:
+        shared = self.streams.save()
+        for rank in self.hosted:
+            seed_all(self.seed + rank)
+            self.contexts[rank] = Context(self.streams.save())
+        self.streams.exchange(shared)
+
+    def begin_pass(self) -> None:
+        for buffers in self.buffers:
+            buffers.begin_pass(several=len(self.hosted) > 1)
+        for gradients in self.gradients:
+            gradients.begin_pass()
+
+    def enter(self, rank: int) -> None:
+        context = self.contexts[rank]
+        outgoing = self.streams.exchange(context.rng)
+        first = rank == self.hosted[0]
+        if first:
+            self._shared_streams = outgoing
+        else:
+            self.contexts[self._previous].rng = outgoing
+        self._previous = rank
+        for buffers in self.buffers:
+            buffers.enter(rank, context.buffers.get(buffers.name), first=first)
+        for gradients in self.gradients:
+            gradients.begin_rank()
+
+    def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
+        indices = plan.order.indices(rank, plan.first_batch + number)
+        if pass_ > 0:
+            # The same micro-batch again: fetched under the streams of the first time, which then go on where they are.
+            now = self.streams.exchange(self._fetched_under[rank, number])
+            batch = plan.loader.fetch(indices)
+            self.streams.exchange(now)
+            return batch
+        if number == 0 and plan.begins_epoch:
+            plan.loader.draw_base_seed()
+        # At the virtual worker's first micro-batch, what is in force is what was just switched in: nothing to save.
+        untouched = number == 0 and not plan.begins_epoch
+        self._fetched_under[rank, number] = self.contexts[rank].rng if untouched else self.streams.save()
+        return plan.loader.fetch(indices)
+
+    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
+        for buffers in self.buffers:
+            buffers.micro_batch(last=micro_batch.last)
+        if micro_batch.rank == 0 and micro_batch.last:
+            for gradients in self.gradients:
+                gradients.watch_ready_order()
+
+    def leave(self, rank: int) -> None:
+        for gradients in self.gradients:
+            gradients.end_rank(rank)
+        context = self.contexts[rank]
+        for buffers in self.buffers:
+            own = buffers.leave(rank, alone=len(self.hosted) == 1)
+            if own is None:
+                context.buffers.pop(buffers.name, None)
+            else:
+                context.buffers[buffers.name] = own
+
+    def end_pass(self) -> bytes:
+        assert self._shared_streams is not None
+        self.contexts[self._previous].rng = self.streams.exchange(self._shared_streams)
+        for buffers in self.buffers:
+            buffers.end_pass()
+        return msgspec.msgpack.encode([gradients.part() for gradients in self.gradients])
+
+    def settle(self, extras: Sequence[bytes]) -> None:
+        parts = [msgspec.msgpack.decode(extra, type=list[Part]) for extra in extras]
+        for number, gradients in enumerate(self.gradients):
+            gradients.settle([worker[number] for worker in parts], self.placement.virtual_workers)
+        self._share_buffers()
+
+    def local(self, rank: int) -> dict[str, Any]:
+        return self.contexts[rank].local
+
+    def _share_buffers(self) -> None:
+        """Virtual worker 0's buffers, wherever it runs, become everybody's."""
+        if self.group.size == 1 or not self.buffers:
+            return
+        current = [tensor for buffers in self.buffers for tensor in buffers.current()]
+        packed = self.group.broadcast(pack(current)).wait()
+        if self.group.rank != 0:
+            received = unpack(packed, current)
+            for buffers in self.buffers:
+                count = len(buffers.current())
+                buffers.restore(received[:count])
+                received = received[count:]
