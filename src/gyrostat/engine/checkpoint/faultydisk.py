@@ -1,8 +1,8 @@
 """A disk that fails on purpose, for tests of checkpoints and of whatever writes them.
 
-`PowerCut` at the k-th call ends everything there: later calls do not happen, half of a write may have, and, at
-worst, nothing that was not yet synced is left. `full_at` is a disk that has no room left from its k-th call on;
-removing still works.
+`PowerCut` at the k-th call ends everything there: later calls do not happen, half of a write may have, and,
+at worst, nothing that was not yet synced is left. `full_at` is a disk that has no room left from its k-th
+call on; removing still works.
 """
 
 from __future__ import annotations
