@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import importlib.util
 import os
 import selectors
 import signal
@@ -142,8 +141,6 @@ class Nursery:
 def preload() -> None:
     """Import what workers need, and make sure that forking is sound afterwards."""
     for name in PRELOAD:
-        if name.startswith("gyrostat.engine") and importlib.util.find_spec(name) is None:
-            continue  # TEMPORARY: until the engine has its session
         importlib.import_module(name)
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:

@@ -134,7 +134,9 @@ class Watch:
     def asked(self, number: int, now: float) -> list[Order]:
         """The user sent us a signal: pass it on, or, if it is the second one that asks to stop, kill."""
         if number == signal.SIGUSR1:
-            return [Order(number, self.living)]
+            return [
+                Order(number, self.living[:1])
+            ]  # the engine tells the others; two would make two checkpoints
         if self.stopped_by is not None:
             self._kill_at = None
             return [Order(signal.SIGKILL, self.living)]

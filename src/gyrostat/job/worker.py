@@ -93,7 +93,8 @@ def _lines_to(file: int) -> TextIOWrapper:
 
 def _run(spec: WorkerSpec, messenger: Messenger) -> int:
     """The user's program within a session of the engine. Returns the exit code."""
-    session = _session()
+    from gyrostat.engine import session
+
     _listen_to_signals(session, stops_at_boundary=spec.assignment.checkpoint is not None)
     try:
         session.enter(spec.assignment, messenger)
@@ -116,20 +117,6 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
         raise
     except BaseException as error:
         return _report(error, messenger)
-
-
-def _session() -> ModuleType:
-    import importlib.util
-
-    if (
-        importlib.util.find_spec("gyrostat.engine.session") is None
-    ):  # TEMPORARY: until the engine has its session
-        empty = ModuleType("session")
-        empty.Stopped = type("Stopped", (SystemExit,), {})  # type: ignore[attr-defined]
-        empty.enter = lambda assignment, supervisor: None  # type: ignore[attr-defined]
-        empty.finish = empty.request_checkpoint = empty.request_stop = lambda: None  # type: ignore[attr-defined]
-        return empty
-    return importlib.import_module("gyrostat.engine.session")
 
 
 def _run_program(program: Program) -> None:

@@ -1,0 +1,231 @@
+"""How a run looks: a live line on a terminal, an occasional one elsewhere, and every worker's output with its
+name on it.
+
+Two observers of `job.launcher`. Both print what workers print (stdout to stdout, stderr to stderr) and what
+the script gives to `job.log`; `--quiet` leaves only that.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from gyrostat.core.placement import Placement
+from gyrostat.job.observer import Stream
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
+
+Clock = Callable[[], float]
+
+_BARS = "▁▂▃▄▅▆▇█"
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+_REFRESH_S = 0.125
+_PLAIN_EVERY_S = 10.0
+_RATE_WINDOW_S = 5.0
+_CURVE = 12
+
+
+@dataclass
+class Progress:
+    """How far the job is and how fast it goes. Pure: steps in, text out."""
+
+    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=4096))
+    curve: deque[float] = field(default_factory=lambda: deque(maxlen=_CURVE))
+
+    def add(self, steps: Sequence[Step]) -> None:
+        for step in steps:
+            self.steps.append(step)
+            if step.loss is not None:
+                self.curve.append(step.loss)
+
+    def rate(self) -> float | None:
+        """Samples per second of the last few seconds."""
+        last = self.steps[-1]
+        window = [step for step in self.steps if last.at - step.at <= _RATE_WINDOW_S]
+        seconds = last.at - window[0].at
+        return sum(step.samples for step in window[1:]) / seconds if seconds > 0 else None
+
+    def parts(self) -> list[str]:
+        if not self.steps:
+            return ["starting"]
+        last, rate = self.steps[-1], self.rate()
+        parts = [f"step {last.step:,}"]
+        if last.epoch >= 0:
+            parts.append(f"epoch {last.epoch}")
+        if last.loss is not None:
+            parts.append(f"loss {last.loss:.4g}")
+        if rate is not None:
+            parts.append(f"{rate:,.0f} samples/s")
+        return parts
+
+
+def sparkline(values: Sequence[float]) -> str:
+    """A small curve; what is not a number leaves a gap."""
+    finite = [value for value in values if abs(value) != float("inf") and value == value]
+    if len(finite) < 2:
+        return ""
+    low, span = min(finite), max(finite) - min(finite)
+    if span == 0:
+        return _BARS[0] * len(values)
+    return "".join(
+        _BARS[int((value - low) / span * (len(_BARS) - 1))] if low <= value <= low + span else " "
+        for value in values
+    )
+
+
+def metrics_line(message: Logged) -> str:
+    return f"step {message.step}  " + "  ".join(
+        f"{name} {value:.6g}" for name, value in message.metrics.items()
+    )
+
+
+def news(message: FromWorker) -> list[str]:
+    """What the user should hear of once, in a line each."""
+    match message:
+        case Started(resumed_from=None, refused=refused):
+            return refused
+        case Started(step=step, resumed_from=path, refused=refused):
+            return [*refused, f"resumed at step {step} from {path}"]
+        case Checkpointed(step=step, path=path):
+            return [f"checkpoint of step {step} in {path}"]
+    return []
+
+
+def summary(outcome: Outcome) -> list[str]:
+    """The last lines of a run that came to its end, or was stopped."""
+    lines = []
+    if outcome.steps:
+        lines.append(
+            f"{outcome.steps:,} steps, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
+            f"({outcome.throughput:,.0f} samples/s), {_crew(outcome.virtual_workers, outcome.workers)}"
+        )
+    if outcome.digest is not None:
+        lines.append(f"digest {outcome.digest}")
+    elif outcome.stopped_by is not None:
+        name = signal.Signals(outcome.stopped_by).name
+        where = (
+            f"; {outcome.checkpoints[-1].path} holds it" if outcome.checkpoints and outcome.stopped else ""
+        )
+        lines.append(f"stopped by {name} after step {outcome.steps}{where}")
+    return lines
+
+
+def _crew(virtual_workers: int, workers: int) -> str:
+    return f"{virtual_workers} virtual worker{'s' * (virtual_workers != 1)} on {workers}"
+
+
+class PlainDisplay:
+    """Lines, for a file or a pipe."""
+
+    def __init__(self, placement: Placement, *, quiet: bool, clock: Clock = time.monotonic) -> None:
+        self.quiet = quiet
+        self.progress = Progress()
+        self.workers = placement.workers
+        self._clock = clock
+        self._told_at = clock()
+
+    def heard(self, worker: int, message: FromWorker) -> None:
+        if isinstance(message, Steps):
+            self.progress.add(message.steps)
+        elif isinstance(message, Logged):
+            self.show(None, Stream.STDOUT, metrics_line(message))
+        for line in news(message):
+            self.note(line)
+
+    def printed(self, worker: int, stream: Stream, line: str) -> None:
+        self.show(worker, stream, line)
+
+    def ticked(self) -> float | None:
+        if self.quiet:
+            return None
+        now = self._clock()
+        if now - self._told_at >= _PLAIN_EVERY_S:
+            self._told_at = now
+            self.note(", ".join(self.progress.parts()))
+        return self._told_at + _PLAIN_EVERY_S - now
+
+    def over(self, outcome: Outcome) -> None:
+        if outcome.failure is None:
+            for line in summary(outcome):
+                self.note(line)
+        elif outcome.failure.traceback:
+            for line in outcome.failure.traceback.splitlines():
+                self.show(outcome.failure.worker, Stream.STDERR, line)
+
+    def note(self, line: str) -> None:
+        """Something gyrostat itself has to say."""
+        if not self.quiet:
+            print(f"gyrostat: {line}", file=sys.stderr, flush=True)
+
+    def show(self, worker: int | None, stream: Stream, line: str) -> None:
+        """A line of a worker, or of `job.log`."""
+        file = sys.stdout if stream is Stream.STDOUT else sys.stderr
+        print(f"{self.name(worker)} │ {line}", file=file, flush=True)
+
+    def name(self, worker: int | None) -> str:
+        """All of one width."""
+        width = len(f"worker {self.workers - 1}")
+        return ("job" if worker is None else f"worker {worker}").ljust(width)
+
+
+class LiveDisplay(PlainDisplay):
+    """A live line at the foot of a terminal, and everything else scrolling above it."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        quiet: bool = False,
+        clock: Clock = time.monotonic,
+        console: Console | None = None,
+    ) -> None:
+        super().__init__(placement, quiet=quiet, clock=clock)
+        self._console = console or Console(stderr=True, highlight=False)
+        self._crew = _crew(placement.virtual_workers, placement.workers)
+        self._began = self._drawn_at = clock()
+        self._live = Live(
+            "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
+        )
+        self._live.start()
+
+    def ticked(self) -> float | None:
+        now = self._clock()
+        if now - self._drawn_at >= _REFRESH_S:
+            self._drawn_at = now
+            self._live.update(self._line(now), refresh=True)
+        return _REFRESH_S
+
+    def over(self, outcome: Outcome) -> None:
+        self.close()
+        super().over(outcome)
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        self._live.stop()
+
+    def note(self, line: str) -> None:
+        self._console.print(Text(f"gyrostat: {line}", style="dim"), soft_wrap=True)
+
+    def show(self, worker: int | None, stream: Stream, line: str) -> None:
+        if stream is Stream.STDOUT and not sys.stdout.isatty():
+            super().show(worker, stream, line)
+            return
+        colour = "bold" if worker is None else _COLOURS[worker % len(_COLOURS)]
+        self._console.print(
+            Text.assemble((f"{self.name(worker)} │ ", colour), Text.from_ansi(line)), soft_wrap=True
+        )
+
+    def _line(self, now: float) -> Text:
+        minutes, seconds = divmod(int(now - self._began), 60)
+        parts = [*self.progress.parts(), self._crew, f"{minutes}:{seconds:02}"]
+        line = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
+        curve = sparkline(self.progress.curve)
+        return Text.assemble((f"{curve} ", "green"), line) if curve else line

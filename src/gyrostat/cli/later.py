@@ -1,0 +1,50 @@
+"""The verbs of later versions: they are known, and say so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import typer
+
+from gyrostat.core.errors import NotYet
+
+VERBS = {
+    "up": "start a cluster on this machine",
+    "submit": "hand a job to a cluster",
+    "jobs": "list a cluster's jobs",
+    "logs": "show what a job's workers print",
+    "scale": "change a running job's number of workers",
+    "migrate": "move a running job to other devices",
+    "profile": "measure a running job's throughput by number of workers",
+    "cancel": "end a job",
+    "top": "watch a cluster",
+    "simulate": "run the scheduler on virtual time",
+    "cells": "check a cell specification",
+    "operator": "run the Kubernetes operator",
+    "extender": "run the Kubernetes scheduler extender",
+    "scan": "say what a model costs under heterogeneous determinism",
+    "probe": "measure this machine's devices",
+    "agent": "supervise the workers of one node",
+    "chaos": "inject failures into a job",
+}
+
+
+def register(app: typer.Typer) -> None:
+    for verb, meaning in VERBS.items():
+        app.command(
+            verb,
+            help=f"(later) {meaning}",
+            hidden=True,
+            add_help_option=False,
+            context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+        )(_not_yet(verb, meaning))
+
+
+def _not_yet(verb: str, meaning: str) -> Callable[[typer.Context], None]:
+    def command(context: typer.Context) -> None:
+        raise NotYet(
+            f"`gyrostat {verb}` ({meaning}) comes in a later version; "
+            "this one runs single jobs: see `gyrostat run --help`"
+        )
+
+    return command

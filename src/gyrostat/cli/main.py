@@ -1,0 +1,64 @@
+"""`gyrostat`: the verbs and what they have in common. Errors that gyrostat itself raises end as one line and
+an exit code.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+import gyrostat
+from gyrostat.cli import later, run
+from gyrostat.core.errors import GyrostatError
+
+app = typer.Typer(
+    name="gyrostat",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+run.register(app)
+if find_spec("gyrostat.cli.verify"):  # TEMPORARY, as the next one: until they are there
+    app.command("verify")(import_module("gyrostat.cli.verify").verify)
+if find_spec("gyrostat.cli.checkpoint"):
+    app.add_typer(import_module("gyrostat.cli.checkpoint").app, name="checkpoint")
+later.register(app)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"gyrostat {gyrostat.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def about(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
+    ] = False,
+) -> None:
+    """Elastic PyTorch training with the bits of plain DDP on N fixed workers.
+
+    A job has N virtual workers, which decide its result, and P workers (processes), which only decide its
+    speed:
+
+    [bold]gyrostat run --virtual-workers 4 --workers 2 train.py --epochs 3[/bold]
+
+    computes, bit for bit, what plain DDP computes with 4 processes.
+    """
+
+
+def main() -> None:
+    """The console script."""
+    try:
+        app(prog_name="gyrostat")
+    except GyrostatError as error:
+        print(f"gyrostat: error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)

@@ -1,0 +1,184 @@
+"""`gyrostat run`: one job on this machine, with a fixed number of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gyrostat.cli import options
+from gyrostat.cli.display import LiveDisplay, PlainDisplay
+from gyrostat.core.job import Determinism, Reduction
+from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.protocol import Program
+from gyrostat.job.report import check_writable, write_report
+from gyrostat.job.runfile import holding
+
+_HELP = "\n\n".join(
+    [
+        "Run one job on this machine.",
+        "Options stand before the script; everything after it is the script's own.",
+        "[bold]Examples[/bold]",
+        "  gyrostat run --virtual-workers 4 --workers 2 train.py --epochs 3",
+        "  gyrostat run --placement 3,1 train.py",
+        "  gyrostat run -n 8 --checkpoint-dir ckpt --checkpoint-every 100 -m mypackage.train",
+        "Virtual workers decide the result: it is, bit for bit, what plain DDP computes with that many "
+        "processes. Workers only decide the speed.",
+        "A run with --checkpoint-dir that was interrupted goes on from its last checkpoint when the same command "
+        "is given again, on any number of workers. SIGUSR1, or `gyrostat checkpoint save DIR`, asks for a "
+        "checkpoint now; SIGTERM or Ctrl-C for a checkpoint and the end; a second one ends it at once.",
+    ]
+)
+
+_JOB, _CHECKPOINTS, _OUTPUT = "Job", "Checkpoints", "Output"
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "run",
+        help=_HELP,
+        short_help="Run one job on this machine.",
+        context_settings={"allow_interspersed_args": False},
+    )(run)
+
+
+def run(
+    script: Annotated[str, typer.Argument(show_default=False, help="The training script.")],
+    args: Annotated[list[str] | None, typer.Argument(show_default=False, help="Its own arguments.")] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
+    ] = False,
+    virtual_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--virtual-workers",
+            "-n",
+            metavar="N",
+            show_default="as many as workers, or what the script says",
+            help="Logical data-parallel ranks; they decide the result.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            "-w",
+            metavar="P",
+            show_default="1",
+            help="Processes that share the virtual workers.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    placement: Annotated[
+        str | None,
+        typer.Option(
+            metavar="3,1,…",
+            show_default="as even as possible",
+            help="How many virtual workers each worker runs.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    threads: Annotated[
+        int,
+        typer.Option(
+            metavar="T",
+            help="Threads of each worker; their number is part of the bits.",
+            rich_help_panel=_JOB,
+        ),
+    ] = 1,
+    reduction: Annotated[
+        Reduction, typer.Option(help="The order in which gradients are added.", rich_help_panel=_JOB)
+    ] = Reduction.DDP,
+    determinism: Annotated[
+        Determinism, typer.Option(help="What may change without changing a bit.", rich_help_panel=_JOB)
+    ] = Determinism.ELASTIC,
+    schedule: Annotated[
+        str | None,
+        typer.Option(
+            metavar="STEP:P,…",
+            show_default=False,
+            help="Resize at these steps (later).",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    checkpoint_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", show_default=False, help="Where checkpoints are.", rich_help_panel=_CHECKPOINTS
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        int,
+        typer.Option(
+            metavar="K", help="Write one every K steps; 0: on demand.", rich_help_panel=_CHECKPOINTS
+        ),
+    ] = 0,
+    keep: Annotated[
+        int, typer.Option(metavar="K", help="Keep the newest K.", rich_help_panel=_CHECKPOINTS)
+    ] = 3,
+    resume: Annotated[
+        bool, typer.Option(help="Go on from the newest valid one.", rich_help_panel=_CHECKPOINTS)
+    ] = True,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Write a JSON report.", rich_help_panel=_OUTPUT
+        ),
+    ] = None,
+    log_dir: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            show_default=False,
+            help="Keep each worker's output in DIR/worker-N.log as well.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=_OUTPUT)
+    ] = False,
+) -> None:
+    options.check_available(reduction, determinism, schedule)
+    chosen, given = options.choose_placement(virtual_workers, workers, placement)
+    if report is not None:
+        check_writable(report)
+    request = RunRequest(
+        program=Program(name=script, module=module, args=tuple(args or ())),
+        placement=chosen,
+        virtual_workers_given=given,
+        threads=threads,
+        reduction=reduction,
+        determinism=determinism,
+        checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
+        log_dir=log_dir,
+    )
+    outcome = _run_on_display(request, quiet=quiet)
+    if report is not None:
+        write_report(report, outcome)
+    _finish(outcome)
+
+
+def _run_on_display(request: RunRequest, *, quiet: bool) -> Outcome:
+    request.check()
+    with contextlib.ExitStack() as stack:
+        if request.checkpoint is not None:
+            stack.enter_context(holding(Path(request.checkpoint.directory), request.program.name))
+        display = PlainDisplay(request.placement, quiet=quiet)
+        if sys.stderr.isatty() and not quiet:
+            display = live = LiveDisplay(request.placement)
+            stack.callback(live.close)
+        return run_job(request, observer=display, forward_signals=True)
+
+
+def _finish(outcome: Outcome) -> None:
+    """Say in one line what went wrong, and return the exit code."""
+    problem = outcome.diverged if outcome.failure is None else str(outcome.failure)
+    if problem is not None:
+        print(f"gyrostat: error: {problem}", file=sys.stderr)
+    if outcome.exit_code:
+        raise typer.Exit(outcome.exit_code)
