@@ -33,7 +33,7 @@ class FaultyDisk(Disk):
         """What was called, by name."""
         self._cut_at, self._full_at = cut_at, full_at
         self._torn, self._forgetful = torn, forgetful
-        self._unsynced: dict[int, Path] = {}
+        self._unsynced: dict[int, int] = {}  # a descriptor of our own by inode, since files are renamed
         self._renames: list[tuple[Path, Path]] = []
         self._off = False
 
@@ -44,7 +44,7 @@ class FaultyDisk(Disk):
     def create(self, path: Path) -> int:
         self._called("create")
         descriptor = super().create(path)
-        self._unsynced[descriptor] = path
+        self._unsynced[os.fstat(descriptor).st_ino] = os.dup(descriptor)
         return descriptor
 
     def write(self, descriptor: int, data: memoryview) -> int:
@@ -60,8 +60,11 @@ class FaultyDisk(Disk):
     def sync(self, descriptor: int) -> None:
         self._called("sync")
         super().sync(descriptor)
-        if self._unsynced.pop(descriptor, None) is None:
+        mine = self._unsynced.pop(os.fstat(descriptor).st_ino, None)
+        if mine is None:
             self._renames.clear()  # a directory: its names are safe now
+        else:
+            os.close(mine)
 
     def rename(self, old: Path, new: Path) -> None:
         self._called("rename")
@@ -89,11 +92,15 @@ class FaultyDisk(Disk):
 
     def _forget(self) -> None:
         """Lose what a machine may lose when its power goes: contents and names that were not synced."""
-        if self._off and self._forgetful:
-            for path in self._unsynced.values():
-                if path.exists():
-                    os.truncate(path, 0)
-            while self._renames:
-                old, new = self._renames.pop()
-                if new.exists():
-                    os.rename(new, old)
+        if not self._off or not self._forgetful:
+            return
+        for descriptor in self._unsynced.values():
+            os.truncate(descriptor, 0)
+        while self._renames:
+            old, new = self._renames.pop()
+            if new.exists():
+                os.rename(new, old)
+
+    def __del__(self) -> None:
+        for descriptor in self._unsynced.values():
+            os.close(descriptor)

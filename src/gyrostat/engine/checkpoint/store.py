@@ -129,15 +129,21 @@ class CheckpointStore:
             step = _step(path)
             if step > written:
                 continue
-            if step in kept or len(kept) == self.keep:
+            if step in kept or len(kept) >= self.keep:
                 self._try_remove(path)
             kept.add(step)
 
     def _clear_leftovers(self) -> None:
+        """What cut-off saves and removals have left. One set aside whose successor never came is put back."""
         for entry in sorted(self.directory.iterdir()):
             name = NAME.fullmatch(entry.name)
-            replaced = name is not None and name[2] and (self.directory / f"step-{name[1]}").exists()
-            if replaced or (_UNFINISHED.fullmatch(entry.name) and _abandoned(entry)):
+            if name and name[2]:
+                successor = self.directory / f"step-{name[1]}"
+                if os.path.lexists(successor):
+                    self._try_remove(entry)
+                else:
+                    self._disk.rename(entry, successor)
+            elif _UNFINISHED.fullmatch(entry.name) and _abandoned(entry):
                 self._try_remove(entry)
 
     def _try_remove(self, path: Path) -> None:
