@@ -30,7 +30,30 @@ _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_
 _REFRESH_S = 0.125
 _PLAIN_EVERY_S = 10.0
 _RATE_WINDOW_S = 5.0
-_CURVE = 12
+_CURVE = 10
+
+
+class Curve:
+    """A loss over a whole run in few points: each the mean of equally many steps, of twice as many when it
+    gets long.
+    """
+
+    def __init__(self) -> None:
+        self._width = 1
+        self._means: list[float] = []
+        self._last: list[float] = []
+
+    def append(self, value: float) -> None:
+        self._last.append(value)
+        if len(self._last) == self._width:
+            self._means.append(sum(self._last) / self._width)
+            self._last = []
+        if len(self._means) == 2 * _CURVE:
+            self._means = [(a + b) / 2 for a, b in zip(self._means[::2], self._means[1::2], strict=True)]
+            self._width *= 2
+
+    def points(self) -> list[float]:
+        return self._means
 
 
 @dataclass
@@ -38,7 +61,7 @@ class Progress:
     """How far the job is and how fast it goes. Pure: steps in, text out."""
 
     steps: deque[Step] = field(default_factory=lambda: deque(maxlen=4096))
-    curve: deque[float] = field(default_factory=lambda: deque(maxlen=_CURVE))
+    curve: Curve = field(default_factory=Curve)
 
     def add(self, steps: Sequence[Step]) -> None:
         for step in steps:
@@ -102,9 +125,9 @@ def news(message: FromWorker) -> list[str]:
 def summary(outcome: Outcome) -> list[str]:
     """The last lines of a run that came to its end, or was stopped."""
     lines = []
-    if outcome.steps:
+    if outcome.losses:
         lines.append(
-            f"{outcome.steps:,} steps, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
+            f"{_steps(outcome)}, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
             f"({outcome.throughput:,.0f} samples/s), {_crew(outcome.virtual_workers, outcome.workers)}"
         )
     if outcome.digest is not None:
@@ -116,6 +139,12 @@ def summary(outcome: Outcome) -> list[str]:
         )
         lines.append(f"stopped by {name} after step {outcome.steps}{where}")
     return lines
+
+
+def _steps(outcome: Outcome) -> str:
+    if outcome.first_step:
+        return f"steps {outcome.first_step + 1:,} to {outcome.steps:,}"
+    return f"{outcome.steps:,} steps"
 
 
 def _crew(virtual_workers: int, workers: int) -> str:
@@ -189,7 +218,7 @@ class LiveDisplay(PlainDisplay):
     ) -> None:
         super().__init__(placement, quiet=quiet, clock=clock)
         self._console = console or Console(stderr=True, highlight=False)
-        self._crew = _crew(placement.virtual_workers, placement.workers)
+        self._crew = f"{placement.virtual_workers} on {placement.workers} workers"
         self._began = self._drawn_at = clock()
         self._live = Live(
             "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -226,6 +255,6 @@ class LiveDisplay(PlainDisplay):
     def _line(self, now: float) -> Text:
         minutes, seconds = divmod(int(now - self._began), 60)
         parts = [*self.progress.parts(), self._crew, f"{minutes}:{seconds:02}"]
-        line = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis")
-        curve = sparkline(self.progress.curve)
-        return Text.assemble((f"{curve} ", "green"), line) if curve else line
+        curve = sparkline(self.progress.curve.points())
+        line = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis", end="")
+        return line.append(f"  {curve}", style="not bold green")

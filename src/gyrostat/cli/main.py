@@ -15,6 +15,16 @@ import gyrostat
 from gyrostat.cli import later, run
 from gyrostat.core.errors import GyrostatError
 
+_HELP = "\n\n".join(
+    [
+        "Elastic PyTorch training with the bits of plain DDP on N fixed workers.",
+        "A job has N virtual workers, which decide its result, and P workers (processes), which only decide "
+        "its speed:",
+        "  [bold]gyrostat run --virtual-workers 4 --workers 2 train.py --epochs 3[/bold]",
+        "computes, bit for bit, what plain DDP computes with 4 processes.",
+    ]
+)
+
 app = typer.Typer(
     name="gyrostat",
     no_args_is_help=True,
@@ -37,22 +47,14 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=_HELP)
 def about(
     version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit."),
     ] = False,
 ) -> None:
-    """Elastic PyTorch training with the bits of plain DDP on N fixed workers.
-
-    A job has N virtual workers, which decide its result, and P workers (processes), which only decide its
-    speed:
-
-    [bold]gyrostat run --virtual-workers 4 --workers 2 train.py --epochs 3[/bold]
-
-    computes, bit for bit, what plain DDP computes with 4 processes.
-    """
+    pass
 
 
 def main() -> None:

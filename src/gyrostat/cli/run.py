@@ -28,9 +28,9 @@ _HELP = "\n\n".join(
         "  gyrostat run -n 8 --checkpoint-dir ckpt --checkpoint-every 100 -m mypackage.train",
         "Virtual workers decide the result: it is, bit for bit, what plain DDP computes with that many "
         "processes. Workers only decide the speed.",
-        "A run with --checkpoint-dir that was interrupted goes on from its last checkpoint when the same command "
-        "is given again, on any number of workers. SIGUSR1, or `gyrostat checkpoint save DIR`, asks for a "
-        "checkpoint now; SIGTERM or Ctrl-C for a checkpoint and the end; a second one ends it at once.",
+        "A run with --checkpoint-dir that was interrupted goes on from its last checkpoint when the same "
+        "command is given again, on any number of workers. SIGUSR1, or `gyrostat checkpoint save DIR`, asks "
+        "for a checkpoint now; SIGTERM or Ctrl-C for one and the end; a second Ctrl-C ends it at once.",
     ]
 )
 
@@ -47,8 +47,10 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    script: Annotated[str, typer.Argument(show_default=False, help="The training script.")],
-    args: Annotated[list[str] | None, typer.Argument(show_default=False, help="Its own arguments.")] = None,
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
+    ] = None,
     module: Annotated[
         bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
     ] = False,
