@@ -213,7 +213,7 @@ class _Run:
 
     def _patience(self, wish: float | None) -> float | None:
         """How long to wait at most: the observer's wish, or the watch's deadline if that is sooner."""
-        deadline = self._watch.deadline
+        deadline = self._watch.deadline()
         waits = [] if wish is None else [wish]
         if deadline is not None:
             waits.append(max(0.0, deadline - time.monotonic()))

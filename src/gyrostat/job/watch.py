@@ -83,7 +83,6 @@ class Watch:
     def over(self) -> bool:
         return not self.living
 
-    @property
     def deadline(self) -> float | None:
         """When `orders` must be asked again, even if nothing happens."""
         return min((t for t in (self._decide_at, self._kill_at) if t is not None), default=None)
@@ -154,7 +153,8 @@ class Watch:
             self._terminated = True
             self._decide_at = None
             self._kill_at = now + KILL_GRACE_S
-            return [Order(signal.SIGTERM, tuple(w for w in self.living if w not in self._told))]
+            others = tuple(worker for worker in self.living if worker not in self._told)
+            return [Order(signal.SIGTERM, others)] if others else []
         if self._decide_at is not None and now >= self._decide_at:
             self._decide_at = None  # nobody misses the one that vanished
         return []
