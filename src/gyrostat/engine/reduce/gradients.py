@@ -95,7 +95,7 @@ class ModuleGradients:
         return Part(
             touched=self._touched,
             used=tuple(self._used) if self.options.tolerates_unused else None,
-            ready=tuple(self._ready) if self._ready is not None and self._touched else None,
+            ready=self._ready_order() if self._ready is not None and self._touched else None,
         )
 
     def settle(self, parts: Sequence[Part], virtual_workers: int) -> None:
@@ -124,6 +124,12 @@ class ModuleGradients:
         self._own = []
         self._put_back([not is_used for is_used in used])
         self.reduction.close_pass(next((part.ready for part in parts if part.ready is not None), None))
+
+    def _ready_order(self) -> tuple[int, ...]:
+        """As the reducer sees it: parameters that a static graph does not use come after all others."""
+        assert self._ready is not None
+        seen = set(self._ready)
+        return (*self._ready, *(number for number in range(len(self.parameters)) if number not in seen))
 
     def _put_back(self, which: Sequence[bool]) -> None:
         for parameter, before, wanted in zip(self.parameters, self._before, which, strict=True):
