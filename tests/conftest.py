@@ -35,12 +35,12 @@ class Launch:
 
     def __init__(self, parent: ForkParent, directory: Path) -> None:
         self._parent = parent
-        self._directory = directory
+        self.directory = directory
         self._numbers = itertools.count()
 
     def script(self, text: str) -> Path:
         """A file of its own with this text."""
-        path = self._directory / f"script{next(self._numbers)}.py"
+        path = self.directory / f"script{next(self._numbers)}.py"
         path.write_text(textwrap.dedent(text))
         return path
 
@@ -77,7 +77,7 @@ class Launch:
             reference=reference,
             probe=probe,
             stop_after=stop_after,
-            cwd=self._directory,
+            cwd=self.directory,
             env=env or {},
             log_dir=log_dir,
         )

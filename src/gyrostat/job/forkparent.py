@@ -53,6 +53,7 @@ PRELOAD = (
     "gyrostat.engine.session",
 )
 _FILES_PER_WORKER = 3
+_OURS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Nursery:
@@ -66,7 +67,6 @@ class Nursery:
 
     def serve(self) -> None:
         """Until the launcher goes away."""
-        greeted = False
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is not self._channel:
@@ -76,9 +76,7 @@ class Nursery:
                 if messages is None:
                     return
                 for message in messages:
-                    if not greeted:
-                        greeted = bool(check_greeting(message))
-                    elif isinstance(message, Fork):
+                    if isinstance(message, Fork):
                         self._fork(message.spec)
                     elif isinstance(message, Signal) and message.pid in self._pidfds:
                         signal.pidfd_send_signal(self._pidfds[message.pid], message.number)
@@ -89,9 +87,13 @@ class Nursery:
             raise ProtocolError(
                 f"a worker needs {_FILES_PER_WORKER} files, {len(files)} came with the request"
             )
+        signal.pthread_sigmask(
+            signal.SIG_BLOCK, _OURS
+        )  # none may reach the child while the handlers are ours
         pid = os.fork()
         if pid == 0:
             self._be_worker(spec, files)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
         for file in files:
             os.close(file)
         self._pidfds[pid] = os.pidfd_open(pid)
@@ -101,8 +103,9 @@ class Nursery:
     def _be_worker(self, spec: WorkerSpec, files: list[int]) -> NoReturn:
         """In the child: let go of what is the parent's, then live."""
         try:
-            for number in (signal.SIGTERM, signal.SIGINT):  # until `live` listens to them
+            for number in _OURS:  # until `live` listens to them
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
             worker.die_with_parent(signal.SIGKILL)
             os.setpgid(0, 0)
             self._selector.close()
@@ -138,6 +141,16 @@ class Nursery:
                 os.killpg(pid, signal.SIGKILL)
 
 
+def await_greeting(channel: Channel[ToForkParent]) -> None:
+    """Before anything else: whoever is at the other end must speak our language."""
+    while not (messages := channel.receive()):
+        if messages is None:
+            raise SystemExit(0)
+    check_greeting(messages[0])
+    if len(messages) > 1:
+        raise ProtocolError("the launcher sent a request before it was greeted")
+
+
 def preload() -> None:
     """Import what workers need, and make sure that forking is sound afterwards."""
     for name in PRELOAD:
@@ -160,6 +173,7 @@ def main() -> None:
     if "--die-with-parent" in sys.argv:
         worker.die_with_parent(signal.SIGTERM)
     channel: Channel[ToForkParent] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkParent)
+    await_greeting(channel)
     preload()
     nursery = Nursery(channel)
     try:

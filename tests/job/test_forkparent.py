@@ -1,0 +1,123 @@
+"""The process that workers are copies of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gyrostat.core.placement import Placement
+from gyrostat.job import protocol
+from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.protocol import Channel, Fork, FromForkParent, Hello, Program
+from gyrostat.job.start import ForkParent
+from tests.conftest import Launch
+from tests.job.processes import Departure, Listener
+from tests.job.test_protocol import SPEC
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_it_has_one_thread_before_and_after_it_forked(fork_parent: ForkParent, launch: Launch) -> None:
+    assert threads(fork_parent.pid) == 1
+    launch("import torch; torch.ones(100, 100) @ torch.ones(100, 100)", threads=2)
+    assert threads(fork_parent.pid) == 1
+
+
+def test_it_is_the_parent_of_its_workers_and_keeps_no_files_of_theirs(
+    fork_parent: ForkParent, launch: Launch
+) -> None:
+    before = os.listdir(f"/proc/{fork_parent.pid}/fd")
+    listener = Listener()
+    launch("import os; print(os.getppid())", virtual_workers=2, workers=2, observer=listener)
+    assert listener.of(0) == listener.of(1) == [str(fork_parent.pid)]
+    assert os.listdir(f"/proc/{fork_parent.pid}/fd") == before
+
+
+def test_everything_ends_when_the_launcher_is_killed(launch: Launch) -> None:
+    worker = launch.script("import os, signal; print(os.getpid(), os.getppid()); signal.pause()")
+    launcher = launch.script(
+        f"""
+        import sys
+        from gyrostat.core.placement import Placement
+        from gyrostat.job.launcher import RunRequest, run_job
+        from gyrostat.job.observer import Nobody
+        from gyrostat.job.protocol import Program
+
+        class Tell(Nobody):
+            def printed(self, worker, stream, line):
+                print(line, flush=True)
+
+        program = Program(name={str(worker)!r})
+        run_job(RunRequest(program=program, placement=Placement.even(2, 2)), observer=Tell())
+        """
+    )
+    with subprocess.Popen([sys.executable, launcher], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().split() for _ in range(2)]
+        departures = [Departure(pid) for pid in {int(pid) for line in lines for pid in line}]
+        assert len(departures) == 3
+        process.kill()
+    for departure in departures:
+        departure.wait()
+
+
+@pytest.mark.parametrize(
+    "message", [Hello(protocol.VERSION + 1, 1), Fork(SPEC)], ids=["version", "no greeting"]
+)
+def test_it_leaves_when_the_other_end_is_no_launcher(
+    message: Hello | Fork, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It dies of the first wrong word, so nothing can be forked by mistake."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gyrostat.job.forkparent", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+        )
+    channel: Channel[FromForkParent] = Channel(ours, FromForkParent)
+    channel.send(message)
+    assert process.wait(60) == 1
+    channel.close()
+    assert "ProtocolError" in capfd.readouterr().err
+
+
+def test_two_threads_are_refused() -> None:
+    program = """
+import threading
+from gyrostat.job import forkparent
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+forkparent.PRELOAD = ()
+forkparent.preload()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has 2 OS threads after importing" in done.stderr
+
+
+def test_the_users_own_hash_seed_counts(launch: Launch, tmp_path: Path) -> None:
+    script = launch.script("import os; print(hash('gyrostat'), os.environ['PYTHONHASHSEED'])")
+    expected = subprocess.check_output(
+        [sys.executable, "-c", "print(hash('gyrostat'))"],
+        env={**os.environ, "PYTHONHASHSEED": "5"},
+        text=True,
+    )
+    listener = Listener()
+    with ForkParent({**os.environ, "PYTHONHASHSEED": "5"}) as parent:
+        request = RunRequest(
+            program=Program(name=str(script)), placement=Placement.even(1, 1), env={"PYTHONHASHSEED": "5"}
+        )
+        run_job(request, parent=parent, observer=listener).check()
+    assert listener.of(0) == [f"{expected.strip()} 5"]
+
+
+def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_parent: ForkParent) -> None:
+    fork_parent.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
+    assert fork_parent.exits() == []
