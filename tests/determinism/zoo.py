@@ -133,12 +133,12 @@ def forward_without_gradient(job: gyrostat.Job) -> None:
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
     loader = job.dataloader(data(), batch_size=4, shuffle=True)
-    for number, step in enumerate(job.steps(loader)):
+    for step in job.steps(loader):
         for x, y in step:
             with torch.no_grad():
                 target = model(x + 1)
             step.backward(F.cross_entropy(model(x), y) + F.mse_loss(model(x), target))
-            if number % 2:
+            if step.number % 2:
                 with torch.no_grad():
                     model(x - 1)
         optimizer.step()
@@ -306,12 +306,12 @@ def gradients_not_zeroed(job: gyrostat.Job) -> None:
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
     loader = job.dataloader(data(), batch_size=4, shuffle=True)
-    for number, step in enumerate(job.steps(loader)):
+    for step in job.steps(loader):
         for x, y in step:
             step.backward(F.cross_entropy(model(x), y))
         optimizer.step()
-        if number % 3 == 2:
-            optimizer.zero_grad(set_to_none=number % 2 == 0)
+        if step.number % 3 == 2:
+            optimizer.zero_grad(set_to_none=step.number % 2 == 0)
 
 
 @feature
@@ -416,10 +416,10 @@ def grad_scaler(job: gyrostat.Job) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**14, growth_interval=3)
     job.track(model=model, optimizer=optimizer, scaler=scaler)
     loader = job.dataloader(data(), batch_size=4, shuffle=True)
-    for number, step in enumerate(job.steps(loader)):
+    for step in job.steps(loader):
         for x, y in step:
             loss = F.cross_entropy(model(x), y)
-            step.backward(scaler.scale(loss * float("inf") if number == 4 else loss))
+            step.backward(scaler.scale(loss * float("inf") if step.number == 4 else loss))
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         scaler.step(optimizer)
@@ -528,7 +528,7 @@ def random_dataset(job: gyrostat.Job) -> None:
 
 @feature
 def uneven_dataset(job: gyrostat.Job) -> None:
-    model = Net()
+    model = Net(batch_norm=False)
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
     for shuffle, pad, drop_last in ((True, True, False), (False, True, True), (True, False, False)):
@@ -569,11 +569,11 @@ def loops(job: gyrostat.Job) -> None:
     model = Net()
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
-    first = job.dataloader(Noisy(40), batch_size=3, shuffle=True)
+    first = job.dataloader(Noisy(60), batch_size=3, shuffle=True)
     second = job.dataloader(data(30), batch_size=2)
     for epoch in job.epochs(3):
         for loader in (first, second):
-            for number, step in enumerate(job.steps(loader, limit=5)):
+            for step in job.steps(loader, limit=5):
                 for x, y in step:
                     step.local["seen"] = step.local.get("seen", 0) + len(x)
                     loss = F.cross_entropy(model(x), y) / (1 + 0.1 * step.local["seen"])
@@ -584,7 +584,7 @@ def loops(job: gyrostat.Job) -> None:
                     group["lr"] = 0.05 / (1 + job.state["last"])
                 optimizer.step()
                 optimizer.zero_grad()
-                if epoch == 1 and number == 2:
+                if epoch == 1 and step.number == 2:
                     break
         right = job.evaluate(second, lambda batch: (model(batch[0]).argmax(1) == batch[1]).sum())
         job.state["right"] = int(sum(right))

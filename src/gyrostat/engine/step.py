@@ -23,9 +23,11 @@ if TYPE_CHECKING:
 class Step:
     """One global mini-batch. Iterate it for this worker's micro-batches; iterate it again for another pass."""
 
-    def __init__(self, job: Job, runner: Runner, plan: StepPlan) -> None:
+    def __init__(self, job: Job, runner: Runner, plan: StepPlan, number: int) -> None:
         self._job, self._runner, self._plan = job, runner, plan
         self._running = False
+        self.number = number
+        """Its number within the `job.steps` loop. Unlike a counter of the script, it survives a resume."""
         self.passes = 0
         """Passes completed."""
 
@@ -98,7 +100,7 @@ class Steps:
                 first_batch=first,
                 micro_batches=min(self._accumulate, self._order.batches - first),
             )
-            step = Step(self._job, self._runner, plan)
+            step = Step(self._job, self._runner, plan, done)
             self._job.begin_step(step, samples=self._samples(plan))
             try:
                 yield step

@@ -20,7 +20,7 @@ from gyrostat.engine.statetree.skeleton import NUMPY_KINDS, Flat, Node, Skeleton
 from gyrostat.engine.tensorbytes import dtype_name, same_memory_key, why_not
 
 _INLINE = 256
-"""Bytes longer than this go beside the skeleton, as a tensor."""
+"""Bytes, and sequences of integers, that are longer than this go beside the skeleton, as a tensor."""
 _INT64 = range(-(2**63), 2**63)
 
 
@@ -66,7 +66,7 @@ def _join(path: str, key: object) -> str:
 @dataclass
 class _Flattener:
     inline: bool = False
-    """Long bytes stay in the skeleton too."""
+    """Long ones stay in the skeleton too."""
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
     _seen: dict[Hashable, int] = field(default_factory=dict)
@@ -92,9 +92,11 @@ class _Flattener:
             raise _unencodable(value, path)
         return write(self, value, path)
 
-    def sequence(self, value: Sequence[Any], path: str) -> list[Node]:
+    def sequence(self, value: Sequence[Any], path: str) -> Node:
         if set(map(type, value)) == {int} and min(value) in _INT64 and max(value) in _INT64:
-            return list(value)  # the quick way for states of random number generators
+            if self.inline or len(value) <= _INLINE:
+                return list(value)
+            return {"ints": self.tensor(torch.from_numpy(np.array(value, np.int64)), path)}
         return [self.node(item, _join(path, index)) for index, item in enumerate(value)]
 
     def pairs(self, value: Mapping[Any, Any], path: str) -> list[Node]:

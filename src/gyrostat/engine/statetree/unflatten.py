@@ -71,6 +71,8 @@ class _Unflattener:
             raise MalformedState(f"a malformed {tag} in a state: {error}") from None
 
     def sequence(self, nodes: Node) -> list[Any]:
+        if type(nodes) is dict and list(nodes) == ["ints"]:
+            return self.ints(nodes["ints"])
         items: list[Node] = _typed(nodes, list)
         if set(map(type, items)) == {int}:
             return items[:]
@@ -95,6 +97,12 @@ class _Unflattener:
         if not 0 <= _typed(index, int) < len(self.tensors):
             raise ValueError(f"there is no tensor {index}")
         return self.tensors[index]
+
+    def ints(self, index: Node) -> list[int]:
+        tensor = self.tensor(index)
+        if tensor.dtype != torch.int64 or tensor.dim() != 1:
+            raise ValueError("a sequence of integers is a row of int64")
+        return tensor.tolist()
 
     def array(self, payload: Node) -> np.ndarray[Any, Any]:
         index, dtype, shape = _typed(payload, list)
@@ -139,6 +147,7 @@ _READERS: dict[str, Callable[[_Unflattener, Node], Any]] = {
     "int": lambda u, payload: int(_typed(payload, str), 16),
     "float": lambda u, payload: struct.unpack("<d", bytes.fromhex(payload))[0],
     "complex": lambda u, payload: complex(*struct.unpack("<dd", bytes.fromhex(payload))),
+    "ints": _Unflattener.ints,
     "bytes": lambda u, payload: base64.b64decode(payload, validate=True),
     "blob": lambda u, payload: bytes(tensor_bytes(u.tensor(payload))),
     "tensor": _Unflattener.tensor,
