@@ -19,10 +19,12 @@ from typer.testing import CliRunner, Result
 from gyrostat.cli import main as main_module
 from gyrostat.cli.checkpoint import app
 from gyrostat.core.errors import CheckpointError, UsageError
+from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import CheckpointStore, Snapshot, load
 from gyrostat.engine.digest import digest
 from gyrostat.job import runfile
+from tests.conftest import Launch
 
 
 def make_model() -> nn.Module:
@@ -194,6 +196,40 @@ def test_import_with_a_map(tmp_path: Path) -> None:
     printed("import", tmp_path / "gan.pt", tmp_path / "new", *arguments)
     tracked = load(tmp_path / "new" / "step-00000000").shared["tracked"]
     assert digest(**tracked) == digest(net=ddp_state_dict(model), sgd=optimizer)
+
+
+GOES_ON = """
+    import torch, gyrostat
+
+    job = gyrostat.init(seed=7)
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = job.dataloader(torch.utils.data.TensorDataset(torch.ones(8, 2)), batch_size=2)
+    job.track(model=model, optimizer=optimizer)
+    for epoch in job.epochs(3):
+        for step in job.steps(loader):
+            for (x,) in step:
+                step.backward(model(x).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+def test_a_job_goes_on_from_what_was_imported(launch: Launch, tmp_path: Path) -> None:
+    model = nn.Linear(2, 1)
+    nn.init.constant_(model.weight, 1.25)
+    torch.save(ddp_state_dict(model), tmp_path / "ddp.pt")
+    printed("import", tmp_path / "ddp.pt", tmp_path / "new", "--epoch", "2", "--step", "40")
+    policy = CheckpointPolicy(directory=str(tmp_path / "new"))
+    outcome = launch(GOES_ON, virtual_workers=2, checkpoint=policy)
+    assert outcome.first_step == 40
+    assert outcome.steps == 42  # the last of three epochs
+    last = load(tmp_path / "new" / "step-00000042")
+    assert last.progress.epochs_run == 3
+    assert len(last.contexts) == 2
+    # One step of the gradient (2, 2), then one of the same with momentum.
+    weight = last.shared["tracked"]["model"]["weight"]
+    assert weight[0, 0].item() == pytest.approx(1.25 - 0.1 * 2 - 0.1 * (0.9 * 2 + 2))
 
 
 class Malicious:

@@ -96,6 +96,7 @@ states = st.recursive(
     lambda inner: st.one_of(
         st.lists(inner, max_size=4),
         st.lists(inner, max_size=4).map(tuple),
+        st.lists(st.integers(-(2**63), 2**63 - 1), min_size=250, max_size=260),
         st.dictionaries(keys, inner, max_size=4),
         st.dictionaries(keys, inner, max_size=4).map(OrderedDict),
         st.dictionaries(text, st.integers(), max_size=4).map(Counter),

@@ -6,6 +6,7 @@ it and `gyrostat --help` should not wait for that.
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Show, verify, export, import and request checkpoints.")
 
 _LOOK_AGAIN_S = 0.05
+_ASK_AGAIN_S = 2.0
 
 Place = Annotated[
     Path,
@@ -139,12 +141,18 @@ def save(
         )
     before = _inodes(directory)
     end = time.monotonic() + timeout
-    while not _listens(run.pid):  # it has only just begun, and a signal would end it
-        _pause(directory, end)
-    os.kill(run.pid, signal.SIGUSR1)
+    asked = -math.inf
     while not (fresh := [path for inode, path in _inodes(directory).items() if inode not in before]):
+        # A job whose workers are just starting does not hear us: ask again. More than once means once.
+        if time.monotonic() > asked + _ASK_AGAIN_S and _listens(run.pid) and not _is_writing(directory):
+            os.kill(run.pid, signal.SIGUSR1)
+            asked = time.monotonic()
         _pause(directory, end)
     print(max(fresh, key=lambda path: path.name))
+
+
+def _is_writing(directory: Path) -> bool:
+    return any(directory.glob(".writing-step-*"))
 
 
 def _pause(directory: Path, end: float) -> None:
@@ -171,7 +179,7 @@ def _inodes(directory: Path) -> dict[int, Path]:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process handles our signal instead of dying of it."""
+    """Whether the process handles our signal; one that has only just begun would die of it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

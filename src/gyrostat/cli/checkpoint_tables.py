@@ -75,12 +75,17 @@ def _print_tensors(console: Console, title: str, tensors: Sequence[TensorSpec]) 
 def _cells(description: Description) -> tuple[str, ...]:
     return (
         str(description.progress.step),
-        str(max(description.progress.epoch, 0)),
+        _epoch(description),
         _virtual_workers(description),
         _bytes(description.size),
         _time(description),
         _short(description.fingerprint),
     )
+
+
+def _epoch(description: Description) -> str:
+    progress = description.progress
+    return str(progress.epoch) if progress.epoch >= 0 else f"{progress.epochs_run} done"
 
 
 def _virtual_workers(description: Description) -> str:
