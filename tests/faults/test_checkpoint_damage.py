@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import struct
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -265,3 +266,14 @@ def test_saving_a_step_again_replaces_it(newest: Path, snapshot_at: SnapshotAt) 
     CheckpointStore(newest.parent).save(replace(snapshot_at(20), progress=Progress(step=20, epoch=7)))
     assert sorted(os.listdir(newest.parent)) == ["step-00000010", "step-00000020"]
     assert load(newest).progress.epoch == 7
+
+
+def test_the_format_of_tensor_files_does_not_change(newest: Path) -> None:
+    """Reading compares headers with what would be written now: a change would make old checkpoints unreadable."""
+    header = (
+        '{"__metadata__":{"format":"pt"},'
+        '"tracked.model.weight":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]}}'
+    )
+    padded = header + " " * (-len(header) % 8)
+    elements = struct.pack("<6f", *[20.0] * 6)
+    assert (newest / SHARED).read_bytes() == struct.pack("<Q", len(padded)) + padded.encode() + elements
