@@ -86,4 +86,6 @@ def test_another_seed_gives_other_bits(launch: Launch) -> None:
     other = text.replace("gyrostat.init(seed=11)", "gyrostat.init(seed=12)")
     assert other != text
     args = ["batch_norm_and_dropout"]
-    assert launch(ZOO, virtual_workers=3, args=args).digest != launch(other, virtual_workers=3, args=args).digest
+    assert (
+        launch(ZOO, virtual_workers=3, args=args).digest != launch(other, virtual_workers=3, args=args).digest
+    )

@@ -59,8 +59,15 @@ def journeys(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
 
 
 @given(journey=journeys())
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_journey(launch: Launch, tmp_path_factory: pytest.TempPathFactory, journey: list[tuple[int, list[int]]]) -> None:
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_journey(
+    launch: Launch, tmp_path_factory: pytest.TempPathFactory, journey: list[tuple[int, list[int]]]
+) -> None:
     policy = CheckpointPolicy(directory=str(tmp_path_factory.mktemp("journey")))
     whole = launch(ZOO, placement=[4], args=["loops"])
     assert whole.steps == journey[-1][0]
@@ -112,10 +119,20 @@ def test_a_finished_job_can_be_made_longer(launch: Launch, tmp_path: Path) -> No
 
 def test_save_and_every_and_keep(launch: Launch, tmp_path: Path) -> None:
     directory = tmp_path / "checkpoints"
-    launch(SCRIPT, placement=[1, 1], args=["2"], checkpoint=CheckpointPolicy(directory=str(directory), every=5, keep=2))
+    launch(
+        SCRIPT,
+        placement=[1, 1],
+        args=["2"],
+        checkpoint=CheckpointPolicy(directory=str(directory), every=5, keep=2),
+    )
     assert sorted(path.name for path in directory.iterdir()) == ["step-00000010", "step-00000012"]
     asked = tmp_path / "asked"
-    outcome = launch(SCRIPT, placement=[1, 1], args=["1", "save"], checkpoint=CheckpointPolicy(directory=str(asked), keep=9))
+    outcome = launch(
+        SCRIPT,
+        placement=[1, 1],
+        args=["1", "save"],
+        checkpoint=CheckpointPolicy(directory=str(asked), keep=9),
+    )
     assert [record.step for record in outcome.checkpoints] == [1, 2, 3, 4, 5, 6]
 
 

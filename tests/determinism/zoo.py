@@ -10,7 +10,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -183,11 +183,18 @@ def parameters_of_two_types(job: gyrostat.Job) -> None:
 @feature
 def channels_last(job: gyrostat.Job) -> None:
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(16, 4)
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 16, 3),
+        nn.Flatten(),
+        nn.Linear(16, 4),
     ).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
-    train(job, model, optimizer, TensorDataset(data(48, 75).tensors[0].view(48, 3, 5, 5), data(48).tensors[1]))
+    train(
+        job, model, optimizer, TensorDataset(data(48, 75).tensors[0].view(48, 3, 5, 5), data(48).tensors[1])
+    )
 
 
 @feature
@@ -317,7 +324,10 @@ def gradients_not_zeroed(job: gyrostat.Job) -> None:
 @feature
 def exponential_moving_average(job: gyrostat.Job) -> None:
     model = Net()
-    average = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    average = torch.optim.swa_utils.AveragedModel(
+        model,
+        multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9),  # type: ignore[no-untyped-call]
+    )
     average.requires_grad_(False)
     optimizer = sgd(model)
     job.track(model=model, average=average, optimizer=optimizer)
@@ -376,7 +386,7 @@ def activation_checkpointing_reentrant(job: gyrostat.Job) -> None:
 
 @feature
 def compiled(job: gyrostat.Job) -> None:
-    model = torch.compile(Net(100))
+    model = cast(nn.Module, torch.compile(Net(100)))
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
     train(job, model, optimizer, data(48), epochs=1)
@@ -385,7 +395,7 @@ def compiled(job: gyrostat.Job) -> None:
 @feature
 def compiled_in_place(job: gyrostat.Job) -> None:
     model = Net(100)
-    model.compile()  # type: ignore[no-untyped-call]
+    model.compile()
     optimizer = sgd(model)
     job.track(model=model, optimizer=optimizer)
     train(job, model, optimizer, data(48), epochs=1)
@@ -440,7 +450,9 @@ def optimizer_feature(name: str, make: Callable[[nn.Module], torch.optim.Optimiz
     FEATURES[f"optimizer_{name}"] = run
 
 
-optimizer_feature("sgd_nesterov", lambda m: torch.optim.SGD(m.parameters(), 0.05, 0.9, weight_decay=0.01, nesterov=True))
+optimizer_feature(
+    "sgd_nesterov", lambda m: torch.optim.SGD(m.parameters(), 0.05, 0.9, weight_decay=0.01, nesterov=True)
+)
 optimizer_feature("adam_amsgrad", lambda m: torch.optim.Adam(m.parameters(), 0.01, amsgrad=True))
 optimizer_feature("adamw_fused", lambda m: torch.optim.AdamW(m.parameters(), 0.01, fused=True))
 optimizer_feature("adadelta", lambda m: torch.optim.Adadelta(m.parameters()))
@@ -471,14 +483,16 @@ def closure(job: gyrostat.Job) -> None:
                 step.backward(loss)
             return mean.value
 
-        optimizer.step(evaluate)
+        optimizer.step(evaluate)  # type: ignore[no-untyped-call]
 
 
 @feature
 def parameter_groups_and_schedules(job: gyrostat.Job) -> None:
     model = Net()
-    groups = [{"params": [*model.first.parameters(), *model.last.parameters()]}]
-    groups.append({"params": [*model.norm.parameters(), *model.middle.parameters()], "lr": 0.01, "weight_decay": 0.1})
+    groups: list[dict[str, Any]] = [{"params": [*model.first.parameters(), *model.last.parameters()]}]
+    groups.append(
+        {"params": [*model.norm.parameters(), *model.middle.parameters()], "lr": 0.01, "weight_decay": 0.1}
+    )
     optimizer = torch.optim.AdamW(groups, lr=0.02)
     warm = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=5)
     cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
@@ -544,7 +558,9 @@ def uneven_dataset(job: gyrostat.Job) -> None:
 def two_passes(job: gyrostat.Job) -> None:
     """A GAN in small: two modules with batch-norm, two optimizers, two passes over random data."""
     generator = nn.Sequential(nn.Linear(6, 40), nn.BatchNorm1d(40), nn.ReLU(), nn.Linear(40, 12))
-    critic = nn.Sequential(nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Dropout(0.2), nn.ReLU(), nn.Linear(40, 1))
+    critic = nn.Sequential(
+        nn.Linear(12, 40), nn.BatchNorm1d(40), nn.Dropout(0.2), nn.ReLU(), nn.Linear(40, 1)
+    )
     optimizer_g = torch.optim.Adam(generator.parameters(), 0.01)
     optimizer_d = torch.optim.Adam(critic.parameters(), 0.01)
     job.track(generator=generator, critic=critic, optimizer_g=optimizer_g, optimizer_d=optimizer_d)

@@ -35,9 +35,11 @@ class Placement:
         expected = 0
         for segment in self.segments:
             if segment.start != expected or len(segment) < 1:
-                raise UsageError(f"a placement must cover the virtual ranks in order without gaps; got {self.segments}")
+                raise UsageError(
+                    f"a placement must cover the virtual ranks in order without gaps; got {self.segments}"
+                )
             expected = segment.stop
-        if set(segment.worker for segment in self.segments) != set(range(self.workers)):
+        if {segment.worker for segment in self.segments} != set(range(self.workers)):
             raise UsageError(f"workers of a placement must be numbered 0, 1, 2 …; got {self.segments}")
 
     @classmethod

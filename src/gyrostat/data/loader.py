@@ -82,7 +82,7 @@ class OrderedLoader:
 def make_loader(
     dataset: Dataset[Any],
     *,
-    batch_size: int,
+    batch_size: Any,
     shuffle: bool,
     num_workers: int,
     drop_last: bool,
@@ -100,7 +100,9 @@ def make_loader(
     if isinstance(batch_size, (list, tuple)):
         raise NotYet(f"a list of batch sizes ({batch_size}) is not in this version; give one size for all")
     if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
-        raise UsageError(f"batch_size must be a whole number of at least 1 per virtual worker, got {batch_size!r}")
+        raise UsageError(
+            f"batch_size must be a whole number of at least 1 per virtual worker, got {batch_size!r}"
+        )
     if num_workers != 0:
         raise NotYet(f"num_workers={num_workers} is not in this version; use num_workers=0")
     for name, value in others.items():

@@ -57,4 +57,4 @@ class Order:
         if not self.shuffle:
             return [position % self.length for position in positions]
         wanted = torch.tensor(positions, dtype=torch.int64).remainder_(self.length)
-        return self._permutation[wanted].tolist()  # type: ignore[no-any-return]
+        return self._permutation[wanted].tolist()

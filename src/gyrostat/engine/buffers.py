@@ -11,13 +11,13 @@ publishes them, the others wait for them, just as DDP's broadcast does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
 
 from gyrostat.engine.group import Group, Pending
+from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
 
 
 class ModuleBuffers:
@@ -36,8 +36,8 @@ class ModuleBuffers:
         self._synchronise = True
         self._last_micro_batch = True
         if self._slots:
-            module.register_forward_pre_hook(_outside_graphs(self._before_forward))
-            module.register_forward_hook(_outside_graphs(self._after_forward))
+            module.register_forward_pre_hook(outside_graphs(self._before_forward))
+            module.register_forward_hook(outside_graphs(self._after_forward))
 
     def __bool__(self) -> bool:
         return bool(self._slots)
@@ -107,7 +107,7 @@ class ModuleBuffers:
             self._published[forward] = unpack(packed, current)
         current = self.current()
         # As DDP does: an earlier forward of this micro-batch may still need its version counters.
-        with torch.autograd._unsafe_preserve_version_counter(tuple(current)):
+        with keeping_versions(current):
             self._load(self._published[forward])
 
     def _load(self, tensors: list[torch.Tensor]) -> None:
@@ -151,12 +151,3 @@ def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
-
-
-def _outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
-    """A hook that torch.compile does not trace into."""
-
-    def call(*args: Any) -> None:
-        hook(*args)
-
-    return torch._disable_dynamo(call)  # type: ignore[no-any-return, no-untyped-call]

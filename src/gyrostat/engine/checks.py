@@ -52,7 +52,9 @@ def check_module(name: str, module: nn.Module) -> None:
                 f"{where} has sparse gradients, which gloo adds in no fixed order; use {type(part).__name__}(sparse=False)"
             )
         if isinstance(part, nn.parallel.DistributedDataParallel):
-            raise Refused(f"{where} is wrapped in DistributedDataParallel; track the module itself, gyrostat takes its place")
+            raise Refused(
+                f"{where} is wrapped in DistributedDataParallel; track the module itself, gyrostat takes its place"
+            )
         if _is_sharded(part):
             raise Refused(f"{where} is sharded by FSDP; gyrostat keeps one whole replica per worker")
         collective = _collective_in_forward(part)
@@ -63,13 +65,17 @@ def check_module(name: str, module: nn.Module) -> None:
             )
     for path, parameter in module.named_parameters():
         if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "DTensor":
-            raise Refused(f"parameter {name}.{path} is a DTensor; gyrostat keeps one whole replica per worker")
+            raise Refused(
+                f"parameter {name}.{path} is a DTensor; gyrostat keeps one whole replica per worker"
+            )
         if isinstance(parameter, nn.parameter.UninitializedParameter):
             raise Refused(f"parameter {name}.{path} is not initialized; run a dummy forward before job.track")
         if parameter.layout is not torch.strided:
             raise Refused(f"parameter {name}.{path} is sparse; use a dense one")
     if getattr(module, "_ddp_params_and_buffers_to_ignore", None):
-        raise Refused(f"{name} asks DDP to ignore some parameters; each rank would train its own copy of them")
+        raise Refused(
+            f"{name} asks DDP to ignore some parameters; each rank would train its own copy of them"
+        )
 
 
 def check_no_process_group() -> None:

@@ -13,12 +13,31 @@ import torch
 from gyrostat.core.job import Determinism, Reduction
 
 # Pins that change which instructions the libraries choose.
-_PINS = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "MKL_DEBUG_CPU_TYPE")
+_PINS = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+)
 # Instruction sets that oneDNN and MKL choose kernels by.
-_SETS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "avx_vnni", "fma", "asimd")
+_SETS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+    "avx_vnni",
+    "fma",
+    "asimd",
+)
 
 
-def fingerprint(*, threads: int, determinism: Determinism, reduction: Reduction, device: torch.device) -> dict[str, str]:
+def fingerprint(
+    *, threads: int, determinism: Determinism, reduction: Reduction, device: torch.device
+) -> dict[str, str]:
     """The fingerprint of this worker."""
     entries = {
         "torch": str(torch.__version__),

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
-import torch.distributed as dist
 
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
+from gyrostat.engine.torch_internals import file_store, gloo_group
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,7 +54,9 @@ class Group:
         if size > 1:
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
-            self._gloo = _gloo(store, rank, size, generation, timedelta(seconds=timeout_s))
+            with _peers():
+                rendezvous = file_store(store, size, f"generation-{generation}")
+                self._gloo = gloo_group(rendezvous, rank, size, timedelta(seconds=timeout_s))
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
         """Give every worker everybody's payload, in worker order."""
@@ -137,13 +139,3 @@ def _peers() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerLost(f"lost another worker in the middle of a collective: {error}") from error
-
-
-def _gloo(path: str, rank: int, size: int, generation: int, timeout: timedelta) -> Any:
-    # A raw process group instead of init_process_group: several may coexist, and building one takes half a millisecond.
-    store = dist.PrefixStore(f"generation-{generation}", dist.FileStore(path, size))
-    options = dist.ProcessGroupGloo._Options()
-    options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    options._timeout = timeout
-    with _peers():
-        return dist.ProcessGroupGloo(store, rank, size, options)

@@ -75,7 +75,11 @@ class Job:
         self._started = False
         self._save_asked = Requests()
         self._modules: dict[str, nn.Module] = {}
-        self._keeper = Keeper(assignment.checkpoint, runner, fingerprint, seed) if isinstance(runner, VirtualRunner) else None
+        self._keeper = (
+            Keeper(assignment.checkpoint, runner, fingerprint, seed)
+            if isinstance(runner, VirtualRunner)
+            else None
+        )
         self._fingerprint = fingerprint
         self._hook = register_optimizer_step_pre_hook(self._before_update)
 
@@ -184,7 +188,9 @@ class Job:
     def steps(self, loader: OrderedLoader, accumulate: int = 1, limit: int | None = None) -> Iterator[Step]:
         """The steps of one epoch over `loader`; at most `limit`; `accumulate` micro-batches each per virtual worker."""
         if not isinstance(loader, OrderedLoader):
-            raise UsageError(f"job.steps needs a loader made by job.dataloader, got a {type(loader).__name__}")
+            raise UsageError(
+                f"job.steps needs a loader made by job.dataloader, got a {type(loader).__name__}"
+            )
         if not isinstance(accumulate, int) or accumulate < 1:
             raise UsageError(f"accumulate must be a whole number of at least 1, got {accumulate!r}")
         if limit is not None and (not isinstance(limit, int) or limit < 0):
@@ -210,7 +216,9 @@ class Job:
             for step in steps:
                 yield step
                 if self._open is not steps:
-                    raise Misuse("this job.steps loop was ended by another one; loops over steps cannot be interleaved")
+                    raise Misuse(
+                        "this job.steps loop was ended by another one; loops over steps cannot be interleaved"
+                    )
         finally:
             if self._open is steps:
                 self._close_open_loop()
@@ -278,6 +286,8 @@ class Job:
                 "optimizer.step() inside the inner loop; move it below `for … in step:`, where gradients are the mean over "
                 "all virtual workers"
             )
+        if self.current_step is not None and self.current_step.broken_off:
+            self.current_step.require_complete()
         if self._started and not any(thing is optimizer for thing in self.tracked.values()):
             raise Misuse(
                 f"an untracked {type(optimizer).__name__} made an update; its state would be lost when the job moves. "
@@ -297,7 +307,9 @@ class Job:
         eval mode, on random streams of its own; leaves modes, buffers and streams as they were.
         """
         if not isinstance(loader, OrderedLoader):
-            raise UsageError(f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}")
+            raise UsageError(
+                f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}"
+            )
         results = self._runner.evaluate(loader, fn, self.progress, self._evaluations)
         self._evaluations += 1
         return results
@@ -305,7 +317,9 @@ class Job:
     def log(self, **metrics: float) -> None:
         """Report numbers of the script: shown live by `gyrostat run`, and part of its report."""
         if self.is_main and not self._loops.resuming:
-            self._supervisor.logged(self.progress.step, {name: float(value) for name, value in metrics.items()})
+            self._supervisor.logged(
+                self.progress.step, {name: float(value) for name, value in metrics.items()}
+            )
 
     def save(self) -> None:
         """Checkpoint at the next boundary. Call it on all workers alike."""

@@ -76,10 +76,14 @@ class Keeper:
         step = -1 if found.snapshot is None else found.snapshot.progress.step
         seen = {
             int.from_bytes(payload, "little", signed=True)
-            for payload in self._runner.group.exchange("find", Progress(), step.to_bytes(8, "little", signed=True))
+            for payload in self._runner.group.exchange(
+                "find", Progress(), step.to_bytes(8, "little", signed=True)
+            )
         }
         if len(seen) != 1:
-            raise Diverged(f"workers found different checkpoints, of steps {sorted(seen)}; they must share the directory")
+            raise Diverged(
+                f"workers found different checkpoints, of steps {sorted(seen)}; they must share the directory"
+            )
         if found.snapshot is None:
             return None, None, found.refused
         self._found, self._last_step = found.snapshot, step

@@ -40,7 +40,11 @@ class Loops:
     @property
     def at_end(self) -> bool:
         """Whether this is the saved end of the script, where the state has to be loaded although no step follows."""
-        return self._finished_target and self._target is not None and _place(self.progress) == _place(self._target)
+        return (
+            self._finished_target
+            and self._target is not None
+            and _place(self.progress) == _place(self._target)
+        )
 
     # job.epochs
 
@@ -52,7 +56,12 @@ class Loops:
         if self._target is None:
             return range(count)
         over = self._target.epochs_call - self.progress.epochs_call
-        if self._finished_target and over == 1 and self._target.steps_call == 0 and count > self._target.epochs_run:
+        if (
+            self._finished_target
+            and over == 1
+            and self._target.steps_call == 0
+            and count > self._target.epochs_run
+        ):
             # The job had ended, and now the script wants more epochs of its last loop.
             more = replace(self._target, epochs_call=self.progress.epochs_call, epoch=self._target.epochs_run)
             self._target, self._finished_target = more, False
@@ -96,7 +105,9 @@ class Loops:
             self.progress = replace(self.progress, steps_call=self.progress.steps_call + 1, done=0)
 
     def step_done(self) -> None:
-        self.progress = replace(self.progress, step=self.progress.step + 1, done=self.progress.done + 1, pass_=0)
+        self.progress = replace(
+            self.progress, step=self.progress.step + 1, done=self.progress.done + 1, pass_=0
+        )
 
     def pass_done(self) -> None:
         self.progress = replace(self.progress, pass_=self.progress.pass_ + 1)

@@ -25,7 +25,9 @@ class Mean:
     def value(self) -> torch.Tensor:
         """The mean, with the shape and type of what was given."""
         if self._value is None:
-            raise Misuse("job.mean's result is known only after the inner loop: read it below `for … in step:`")
+            raise Misuse(
+                "job.mean's result is known only after the inner loop: read it below `for … in step:`"
+            )
         return self._value
 
     def item(self) -> float:
@@ -80,11 +82,18 @@ class Means:
     def settle(self, workers: Sequence[list[MeanWire]], values_each: int) -> None:
         """Give every handle its mean, from what all workers sent. `values_each`: micro-batches of the whole pass."""
         if len({len(wires) for wires in workers}) != 1:
-            raise Misuse(f"job.mean was called {sorted({len(w) for w in workers})} times per micro-batch, not equally often")
+            raise Misuse(
+                f"job.mean was called {sorted({len(w) for w in workers})} times per micro-batch, not equally often"
+            )
         for call, handle in enumerate(self._handles):
             wires = [wires[call] for wires in workers]
-            if sum(len(wire.ranks) for wire in wires) != values_each or len({tuple(wire.shape) for wire in wires}) != 1:
-                raise Misuse("job.mean must be called equally often, with values of one shape, in every micro-batch")
+            if (
+                sum(len(wire.ranks) for wire in wires) != values_each
+                or len({tuple(wire.shape) for wire in wires}) != 1
+            ):
+                raise Misuse(
+                    "job.mean must be called equally often, with values of one shape, in every micro-batch"
+                )
             rows = [
                 (rank, row)
                 for wire in wires

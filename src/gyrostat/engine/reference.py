@@ -22,6 +22,7 @@ from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.rng import RngState, seed_all
 from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
+from gyrostat.engine.torch_internals import file_store, hash_store
 
 
 class ReferenceRunner(Runner):
@@ -31,16 +32,13 @@ class ReferenceRunner(Runner):
         self, *, placement: Placement, group: Group, seed: int, store: str | None, timeout_s: float
     ) -> None:
         super().__init__(placement=placement, group=group, seed=seed)
-        if store is not None:
-            dist.init_process_group(
-                "gloo",
-                store=dist.PrefixStore("reference", dist.FileStore(store, group.size)),
-                rank=group.rank,
-                world_size=group.size,
-                timeout=timedelta(seconds=timeout_s),
-            )
-        else:
-            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        dist.init_process_group(
+            "gloo",
+            store=hash_store() if store is None else file_store(store, group.size, "reference"),
+            rank=group.rank,
+            world_size=group.size,
+            timeout=timedelta(seconds=timeout_s),
+        )
         self._wrappers: list[DistributedDataParallel] = []
         self._streams_of_rank: RngState
         self._streams_outside: RngState

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
+_numpy_random: Any = np.random  # its stubs leave some functions out
+_cuda: Any = torch.cuda
 _WORDS = 624
 _RAW = _WORDS * 4 + 4  # the key, then the position
 
@@ -32,10 +35,10 @@ class NumpyState:
 class RngState:
     """All streams of one virtual worker, or the shared ones."""
 
-    torch: torch.Tensor
+    torch: Tensor
     numpy: NumpyState
     python: tuple[Any, ...]
-    cuda: torch.Tensor | None = None
+    cuda: Tensor | None = None
 
     def to_tree(self) -> dict[str, Any]:
         return {
@@ -74,7 +77,7 @@ class Streams:
             torch=torch.default_generator.get_state(),
             numpy=_numpy_state(known.numpy if known else None),
             python=random.getstate(),
-            cuda=torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None,
+            cuda=torch.cuda.get_rng_state() if _cuda.is_initialized() else None,
         )
 
     def exchange(self, incoming: RngState) -> RngState:
@@ -120,14 +123,14 @@ class _NumpyMemory:
 
 
 def _numpy_address() -> int | None:
-    generator = np.random.get_bit_generator()
+    generator = _numpy_random.get_bit_generator()
     if generator is not _NumpyMemory.generator:
         _NumpyMemory.generator, _NumpyMemory.address = generator, _checked_address(generator)
     return _NumpyMemory.address
 
 
 def _checked_address(generator: Any) -> int | None:
-    state = np.random.get_state()
+    state: Any = np.random.get_state()
     if state[0] != "MT19937":
         return None
     address = int(generator.ctypes.state_address)

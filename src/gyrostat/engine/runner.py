@@ -201,7 +201,9 @@ class Runner(ABC):
 
     # Evaluation.
 
-    def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any], progress: Progress, call: int) -> list[Any]:
+    def evaluate(
+        self, loader: OrderedLoader, fn: Callable[[Any], Any], progress: Progress, call: int
+    ) -> list[Any]:
         """fn of every micro-batch of the dataset, each sample once, in dataset order; micro-batch j by virtual rank j mod N.
 
         Every micro-batch has streams of its own, so results do not depend on who runs it. Streams, buffers and
@@ -211,7 +213,11 @@ class Runner(ABC):
             raise Misuse("job.evaluate inside the inner loop; call it after the update")
         before = self.streams.save()
         modes = {part: part.training for module in self._modules.values() for part in module.modules()}
-        saved = [(buffer, buffer.detach().clone()) for module in self._modules.values() for buffer in module.buffers()]
+        saved = [
+            (buffer, buffer.detach().clone())
+            for module in self._modules.values()
+            for buffer in module.buffers()
+        ]
         for module in self._modules.values():
             module.eval()
         mine: dict[int, Any] = {}

@@ -60,7 +60,9 @@ def init(
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
     alone = _Process.assignment is None
-    assignment = _Process.assignment or Assignment(placement=Placement.even(1, 1), virtual_workers_given=False)
+    assignment = _Process.assignment or Assignment(
+        placement=Placement.even(1, 1), virtual_workers_given=False
+    )
     assignment = _with_virtual_workers(assignment, virtual_workers)
     assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
     device = _prepare_device(assignment)

@@ -7,7 +7,7 @@ run them. How a snapshot is written to disk is `checkpoint`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,9 @@ from gyrostat.engine.rng import RngState
 from gyrostat.engine.virtual import VirtualRunner
 
 
-def take_shared(tracked: Mapping[str, Any], state: Mapping[str, Any], runner: VirtualRunner) -> dict[str, Any]:
+def take_shared(
+    tracked: Mapping[str, Any], state: Mapping[str, Any], runner: VirtualRunner
+) -> dict[str, Any]:
     """The shared state, as a tree. It refers to live tensors: write or copy it before training goes on."""
     return {
         "tracked": {name: thing.state_dict() for name, thing in tracked.items()},
@@ -34,12 +36,16 @@ def take_shared(tracked: Mapping[str, Any], state: Mapping[str, Any], runner: Vi
     }
 
 
-def put_shared(shared: Mapping[str, Any], tracked: Mapping[str, Any], runner: VirtualRunner) -> dict[str, Any]:
+def put_shared(
+    shared: Mapping[str, Any], tracked: Mapping[str, Any], runner: VirtualRunner
+) -> dict[str, Any]:
     """Overwrite all shared state; returns what belongs into `job.state`. An imported checkpoint brings only a part."""
     saved = shared["tracked"]
     unknown = sorted(set(saved) - set(tracked))
     if unknown:
-        raise ForeignCheckpoint(f"the checkpoint holds {unknown}, which the script does not track; it tracks {sorted(tracked)}")
+        raise ForeignCheckpoint(
+            f"the checkpoint holds {unknown}, which the script does not track; it tracks {sorted(tracked)}"
+        )
     for name, tree in saved.items():
         tracked[name].load_state_dict(tree)
         if digest(it=tracked[name]) != digest(it=tree):
@@ -69,7 +75,7 @@ def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
     return [everyone[rank] for rank in sorted(everyone)]
 
 
-def put_contexts(contexts: list[Any], runner: VirtualRunner) -> None:
+def put_contexts(contexts: Sequence[Any], runner: VirtualRunner) -> None:
     """Give this worker's virtual workers their contexts. An imported checkpoint has none: they stay fresh."""
     if contexts:
         for rank in runner.hosted:

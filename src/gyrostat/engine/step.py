@@ -38,8 +38,11 @@ class Step:
                 "loop to its end"
             )
         self._running = True
-        for batch in self._runner.run_pass(self._plan, self._job.progress):
-            yield batch
+        try:
+            yield from self._runner.run_pass(self._plan, self._job.progress)
+        except GeneratorExit:
+            self._runner.micro_batch = None
+            raise
         self._running = False
         self.passes += 1
         self._job.pass_done()
@@ -80,7 +83,13 @@ class Steps:
     """One `job.steps` loop."""
 
     def __init__(
-        self, job: Job, runner: Runner, loader: OrderedLoader, order: Order, accumulate: int, limit: int | None
+        self,
+        job: Job,
+        runner: Runner,
+        loader: OrderedLoader,
+        order: Order,
+        accumulate: int,
+        limit: int | None,
     ) -> None:
         self._job, self._runner, self._loader, self._order = job, runner, loader, order
         self._accumulate = accumulate

@@ -35,6 +35,7 @@ class VirtualRunner(Runner):
         self.gradients: list[ModuleGradients] = []
         self.buffers: list[ModuleBuffers] = []
         self._shared_streams: RngState | None = None
+        self._previous = -1
         self._fetched_under: dict[tuple[int, int], RngState] = {}
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:

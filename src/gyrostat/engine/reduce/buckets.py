@@ -15,9 +15,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from gyrostat.core.errors import Refused, UsageError
+from gyrostat.engine.torch_internals import FIRST_BUCKET_BYTES, assign_buckets
 
 Layout = tuple[tuple[int, ...], ...]
 """Buckets as parameter numbers, in the order in which the buckets are reduced."""
@@ -61,9 +61,13 @@ class DdpOptions:
         known = {field.name for field in fields(cls)}
         for name, value in given.items():
             if name in _REFUSED:
-                raise Refused(f"the DDP option {name}={value!r} cannot be used under gyrostat: {_REFUSED[name]}")
+                raise Refused(
+                    f"the DDP option {name}={value!r} cannot be used under gyrostat: {_REFUSED[name]}"
+                )
             if name not in known:
-                raise UsageError(f"DistributedDataParallel has no option {name!r}; gyrostat knows {sorted(known)}")
+                raise UsageError(
+                    f"DistributedDataParallel has no option {name!r}; gyrostat knows {sorted(known)}"
+                )
         return cls(**given)
 
     @property
@@ -80,7 +84,7 @@ class DdpOptions:
     def caps(self) -> list[int]:
         """Caps in bytes: of the first bucket, then of the others."""
         if self.bucket_cap_mb is None:
-            return [int(dist._DEFAULT_FIRST_BUCKET_BYTES), _DEFAULT_CAP_MB * _MIB]
+            return [FIRST_BUCKET_BYTES, _DEFAULT_CAP_MB * _MIB]
         return [int(self.bucket_cap_mb * _MIB)]
 
 
@@ -88,15 +92,13 @@ def initial_layout(parameters: Sequence[torch.Tensor], options: DdpOptions) -> L
     """The layout of the first reduction."""
     capped = options.find_unused_parameters and not options.static_graph
     caps = options.caps() if capped else [sys.maxsize]
-    assigned, _ = dist._compute_bucket_assignment_by_size(list(parameters), caps, [False] * len(parameters))
+    assigned = assign_buckets(parameters, caps, range(len(parameters)))
     return tuple(tuple(bucket) for bucket in reversed(assigned))
 
 
 def rebuilt_layout(parameters: Sequence[torch.Tensor], ready: Sequence[int], options: DdpOptions) -> Layout:
     """The layout after virtual worker 0's gradients became ready in the order `ready`."""
-    assigned, _ = dist._compute_bucket_assignment_by_size(
-        [parameters[i] for i in ready], options.caps(), [False] * len(ready), list(ready)
-    )
+    assigned = assign_buckets([parameters[i] for i in ready], options.caps(), ready)
     return tuple(tuple(bucket) for bucket in assigned)
 
 

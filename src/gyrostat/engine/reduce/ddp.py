@@ -34,10 +34,14 @@ class DdpOrder:
 
     def take(self, rank: int, gradients: Sequence[torch.Tensor | None], divide: Sequence[bool]) -> None:
         if self._native:
-            into = self._totals[0]  # the only gradients here: scale them straight into the buffer that is summed
+            into = self._totals[
+                0
+            ]  # the only gradients here: scale them straight into the buffer that is summed
         else:
             if rank not in self._held:
-                self._held[rank] = self._spare.pop() if self._spare else FlatBuckets(self._parameters, self._layout)
+                self._held[rank] = (
+                    self._spare.pop() if self._spare else FlatBuckets(self._parameters, self._layout)
+                )
             into = self._held[rank]
         scale = 1.0 / self._ranks
         for view, gradient, by_division in zip(into.views, gradients, divide, strict=True):
@@ -81,7 +85,9 @@ class DdpOrder:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         layout = tuple(tuple(int(i) for i in bucket) for bucket in state["layout"])
         if sorted(i for bucket in layout for i in bucket) != list(range(len(self._parameters))):
-            raise CheckpointError(f"the saved bucket layout {layout} does not fit {len(self._parameters)} parameters")
+            raise CheckpointError(
+                f"the saved bucket layout {layout} does not fit {len(self._parameters)} parameters"
+            )
         self._reductions = int(state["reductions"])
         if layout != self._layout:
             self._use(layout)
@@ -91,4 +97,6 @@ class DdpOrder:
         self._held: dict[int, FlatBuckets] = {}
         self._spare: list[FlatBuckets] = []
         # A lone worker has no peer that could ask for an earlier sum.
-        self._totals = [FlatBuckets(self._parameters, layout) for _ in range(2 if self._group.size > 1 else 1)]
+        self._totals = [
+            FlatBuckets(self._parameters, layout) for _ in range(2 if self._group.size > 1 else 1)
+        ]

@@ -61,7 +61,9 @@ class ModuleGradients:
             return
         for parameter, before in zip(self.parameters, self._before, strict=True):
             parameter.grad = None if before is None else before.clone()
-            self._started.append(None if parameter.grad is None else (parameter.grad, parameter.grad._version))
+            self._started.append(
+                None if parameter.grad is None else (parameter.grad, parameter.grad._version)
+            )
 
     def watch_ready_order(self) -> None:
         """From now on, note the order in which gradients become ready (virtual worker 0, its last micro-batch)."""
@@ -69,7 +71,8 @@ class ModuleGradients:
             return
         self._ready = []
         for number, parameter in enumerate(self.parameters):
-            self._hooks.append(parameter.register_post_accumulate_grad_hook(_Note(number, self._ready)))
+            hook = parameter.register_post_accumulate_grad_hook(_Note(number, self._ready))  # type: ignore[no-untyped-call]
+            self._hooks.append(hook)
 
     def end_rank(self, rank: int) -> None:
         """Hand the gradients of virtual worker `rank` to the reduction, and clear `.grad`."""
@@ -85,7 +88,9 @@ class ModuleGradients:
             self._own = gradients
         if any(used) or self.options.tolerates_unused:
             # DDP divides instead of multiplying where the gradient already lives in its bucket.
-            in_bucket = [self.options.gradient_as_bucket_view and before is not None for before in self._before]
+            in_bucket = [
+                self.options.gradient_as_bucket_view and before is not None for before in self._before
+            ]
             with torch.no_grad():
                 self.reduction.take(rank, gradients, in_bucket)
         for parameter in self.parameters:
@@ -141,7 +146,8 @@ class ModuleGradients:
         if not self._started:
             return [gradient is not None for gradient in gradients]
         return [
-            gradient is not None and (start is None or gradient is not start[0] or gradient._version != start[1])
+            gradient is not None
+            and (start is None or gradient is not start[0] or gradient._version != start[1])
             for gradient, start in zip(gradients, self._started, strict=True)
         ]
 

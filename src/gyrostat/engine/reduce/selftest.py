@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
-import torch.distributed as dist
 
 from gyrostat.core.errors import Refused
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
+from gyrostat.engine.torch_internals import gloo_group, hash_store
 
 KNOWN_TORCH = ("2.13",)
 _SIZES = (1, 1000, 1 << 18, 300_001)
@@ -46,16 +46,14 @@ def agrees_with_gloo(ranks: int) -> bool:
 
 def _all_reduce(inputs: list[torch.Tensor]) -> torch.Tensor:
     """gloo's own sum, with a thread per rank."""
-    store = dist.HashStore()
+    store = hash_store()
 
     def run(rank: int) -> torch.Tensor:
-        options = dist.ProcessGroupGloo._Options()
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        options._timeout = timedelta(seconds=60)
-        group = dist.ProcessGroupGloo(store, rank, len(inputs), options)
+        group = gloo_group(store, rank, len(inputs), timedelta(seconds=60))
         mine = inputs[rank].clone()
         group.allreduce([mine]).wait()
         return mine
 
     with ThreadPoolExecutor(len(inputs)) as threads:
-        return list(threads.map(run, range(len(inputs))))[0]
+        first, *_ = threads.map(run, range(len(inputs)))
+        return first
