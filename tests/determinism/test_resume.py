@@ -140,3 +140,24 @@ def test_save_without_a_directory_says_what_to_do(launch: Launch) -> None:
     outcome = launch(SCRIPT, args=["1", "save"], check=False)
     assert outcome.failure is not None
     assert "--checkpoint-dir" in str(outcome.failure.traceback)
+
+
+def test_starting_anew_sets_earlier_checkpoints_aside(launch: Launch, tmp_path: Path) -> None:
+    directory = tmp_path / "checkpoints"
+    launch(SCRIPT, virtual_workers=2, args=["2"], checkpoint=CheckpointPolicy(directory=str(directory)))
+    anew = CheckpointPolicy(directory=str(directory), resume=False)
+    outcome = launch(SCRIPT, placement=[1, 1], args=["1"], checkpoint=anew)
+    assert outcome.first_step == 0
+    assert sorted(path.name for path in directory.iterdir()) == ["earlier-1", "step-00000006"]
+    assert [path.name for path in (directory / "earlier-1").iterdir()] == ["step-00000012"]
+
+
+def test_a_checkpoint_of_another_job_is_refused(launch: Launch, tmp_path: Path) -> None:
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
+    launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy)
+    outcome = launch(SCRIPT, virtual_workers=3, args=["1"], checkpoint=policy, check=False)
+    assert outcome.failure is not None
+    assert "virtual_workers is 2 there and 3 here" in str(outcome.failure.traceback)
+    threads = launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy, threads=2, check=False)
+    assert threads.failure is not None
+    assert "threads is '1' there and '2' here" in str(threads.failure.traceback)

@@ -9,6 +9,7 @@ GyrostatError
 │   ├── DamagedCheckpoint      cut off or bit-flipped
 │   ├── ForeignCheckpoint      of another job
 │   └── OtherFingerprint       of this job, but other hardware or settings decide its bits
+├── MalformedState             bytes from disk or another worker that no state is written as
 ├── Diverged                   replicas that must be equal are not
 ├── PeerLost                   another worker went away in the middle of a collective
 └── ScriptFailed               the user's script raised, or one of its workers died
@@ -55,6 +56,10 @@ class ForeignCheckpoint(CheckpointError):
 
 class OtherFingerprint(CheckpointError):
     """Written where other hardware or settings decide the bits."""
+
+
+class MalformedState(GyrostatError):
+    """Bytes or a skeleton that no state is written as. Nothing has been made of them."""
 
 
 class Diverged(GyrostatError):

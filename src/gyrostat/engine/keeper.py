@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from gyrostat.core.errors import CheckpointError, Diverged, Misuse, OtherFingerprint
+from gyrostat.core.errors import Diverged, Misuse, OtherFingerprint
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import CheckpointStore, Snapshot
@@ -64,16 +64,15 @@ class Keeper:
 
     def find(self) -> tuple[Target | None, str | None, list[str]]:
         """The newest usable checkpoint, its path, and why newer ones were refused."""
-        if self._store is None or self._policy is None or not self._policy.resume:
+        if self._store is None or self._policy is None:
+            return None, None, []
+        if not self._policy.resume:
+            if self._runner.group.rank == 0:
+                self._store.set_aside()
             return None, None, []
         found = self._store.find(self._job, self._fingerprint)
-        if found.snapshot is None and found.refused:
-            raise CheckpointError(
-                f"no checkpoint in {self._policy.directory} can be used:\n  "
-                + "\n  ".join(found.refused)
-                + "\nUse another --checkpoint-dir, or --no-resume to start anew (older checkpoints will be replaced)"
-            )
-        step = -1 if found.snapshot is None else found.snapshot.progress.step
+        snapshot = found.usable()
+        step = -1 if snapshot is None else snapshot.progress.step
         seen = {
             int.from_bytes(payload, "little", signed=True)
             for payload in self._runner.group.exchange(
@@ -84,11 +83,10 @@ class Keeper:
             raise Diverged(
                 f"workers found different checkpoints, of steps {sorted(seen)}; they must share the directory"
             )
-        if found.snapshot is None:
+        if snapshot is None:
             return None, None, found.refused
-        self._found, self._last_step = found.snapshot, step
-        shared = found.snapshot.shared
-        return Target(found.snapshot.progress, bool(shared.get("finished"))), str(found.path), found.refused
+        self._found, self._last_step = snapshot, step
+        return Target(snapshot.progress, bool(snapshot.shared.get("finished"))), str(found.path), found.refused
 
     def restore(self, tracked: Mapping[str, Any]) -> dict[str, Any]:
         """Load what `find` found, overwriting everything; returns `job.state`."""

@@ -86,6 +86,12 @@ class ReferenceRunner(Runner):
     def settle(self, extras: Sequence[bytes]) -> None:
         pass
 
+    def share_buffers_for_evaluation(self) -> None:
+        # As DDP's wrapper does before a forward; here other ranks still hold their own.
+        for module in self._modules.values():
+            for buffer in module.buffers():
+                dist.broadcast(buffer, 0)
+
     def local(self, rank: int) -> dict[str, Any]:
         return self._local
 

@@ -131,6 +131,9 @@ class Runner(ABC):
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         """The script is about to get this micro-batch."""
 
+    def share_buffers_for_evaluation(self) -> None:
+        """An evaluation sees virtual worker 0's buffers, on every worker."""
+
     # The pass.
 
     def run_pass(self, plan: StepPlan, progress: Progress) -> Iterator[Any]:
@@ -218,6 +221,7 @@ class Runner(ABC):
             for module in self._modules.values()
             for buffer in module.buffers()
         ]
+        self.share_buffers_for_evaluation()
         for module in self._modules.values():
             module.eval()
         mine: dict[int, Any] = {}

@@ -50,6 +50,6 @@ class Found:
             reasons = "\n".join(f"  {reason}" for reason in self.refused)
             raise type(self.errors[0])(
                 f"there are checkpoints, but none can be used:\n{reasons}\n"
-                "start with another --checkpoint-dir, or remove these to begin from scratch"
+                "use another --checkpoint-dir, or --no-resume to set these aside and begin from scratch"
             )
         return self.snapshot

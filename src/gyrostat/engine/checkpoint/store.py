@@ -96,6 +96,24 @@ class CheckpointStore:
         self._remove_old(snapshot.progress.step)
         return final
 
+    def set_aside(self) -> Path | None:
+        """Move all checkpoints into a directory `earlier-1`, `earlier-2`, … below: for a job that starts anew here."""
+        found = list_checkpoints(self.directory)
+        if not found:
+            return None
+        number = 1
+        while os.path.lexists(self.directory / f"earlier-{number}"):
+            number += 1
+        earlier = self.directory / f"earlier-{number}"
+        try:
+            self._disk.make_directory(earlier)
+            for path in found:
+                self._disk.rename(path, earlier / path.name)
+            sync_directory(self._disk, self.directory)
+        except OSError as error:
+            raise CheckpointError(f"checkpoints in {self.directory} cannot be set aside: {error.strerror}") from error
+        return earlier
+
     def _write(self, path: Path, snapshot: Snapshot, job: Flat, shared: Flat, contexts: Flat) -> None:
         shared_file = write_file(self._disk, path / SHARED, _contents(shared))
         contexts_file = write_file(self._disk, path / CONTEXTS, _contents(contexts))

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import torch
 
-from gyrostat.core.errors import GyrostatError
+from gyrostat.core.errors import MalformedState
 from gyrostat.engine.tensorbytes import DTYPES, count_bytes
 
 Node: TypeAlias = Any
@@ -22,10 +22,6 @@ Node: TypeAlias = Any
 
 NUMPY_KINDS = frozenset("biufcSUmM")
 """NumPy element types that are stored: booleans, numbers, text, dates. No objects and no records."""
-
-
-class MalformedState(GyrostatError):
-    """Bytes or a skeleton that no state is written as. Nothing has been made of them."""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
