@@ -105,6 +105,7 @@ def test_a_crash_after_the_last_word_is_a_failure() -> None:
 
 def test_a_stop_waits_for_the_boundary_if_there_are_checkpoints() -> None:
     watch = Watch(2, checkpoints=True)
+    assert watch.began() == []
     assert watch.asked(SIGTERM, 1.0) == [Order(SIGTERM, (0, 1))]
     assert watch.deadline() is None
     for worker in (0, 1):
@@ -137,10 +138,24 @@ def test_a_hangup_is_passed_on_as_a_request_to_end() -> None:
     assert Watch(1, checkpoints=True).asked(SIGHUP, 1.0) == [Order(SIGTERM, (0,))]
 
 
+def test_a_stop_before_training_has_a_grace_too() -> None:
+    watch = Watch(1, checkpoints=True)
+    watch.asked(SIGTERM, 1.0)
+    assert watch.deadline() == 1.0 + KILL_GRACE_S
+
+
 def test_one_worker_is_asked_for_a_checkpoint_and_nothing_stops() -> None:
     watch = Watch(2, checkpoints=True)
+    watch.began()
     assert watch.asked(SIGUSR1, 1.0) == [Order(SIGUSR1, (0,))]
     assert watch.stopped_by is None
+
+
+def test_a_checkpoint_that_is_asked_for_too_early_is_not_forgotten() -> None:
+    watch = Watch(2, checkpoints=True)
+    assert watch.asked(SIGUSR1, 1.0) == []
+    assert watch.began() == [Order(SIGUSR1, (0,))]
+    assert watch.began() == []
 
 
 def test_an_exception_on_the_way_to_a_stop_is_still_a_failure() -> None:

@@ -175,7 +175,13 @@ def test_misuse_is_told_where_the_script_did_it(launch: Launch, tmp_path: Path) 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_do_what_they_do_to_any_program(launch: Launch, number: signal.Signals) -> None:
     listener = Listener(react=lambda worker, line: os.kill(int(line), number) if line.isdigit() else None)
-    outcome = launch("import os, time; print(os.getpid()); time.sleep(600)", check=False, observer=listener)
+    script = """
+        import os, time
+        print(os.getpid())
+        while True:
+            time.sleep(0.01)
+    """
+    outcome = launch(script, check=False, observer=listener)
     assert outcome.exit_codes == (-number,)
     assert str(outcome.failure) == f"worker 0 was killed by {number.name}"
 
@@ -185,7 +191,8 @@ def test_a_script_may_clean_up_after_ctrl_c(launch: Launch) -> None:
         import os, time
         try:
             print(os.getpid())
-            time.sleep(600)
+            while True:
+                time.sleep(0.01)
         except KeyboardInterrupt:
             print("cleaned up")
             raise

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 import gyrostat
-from gyrostat.cli import later, run
+from gyrostat.cli import checkpoint, later, run
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -34,10 +34,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
-if find_spec("gyrostat.cli.verify"):  # TEMPORARY, as the next one: until they are there
-    app.command("verify")(import_module("gyrostat.cli.verify").verify)
-if find_spec("gyrostat.cli.checkpoint"):
-    app.add_typer(import_module("gyrostat.cli.checkpoint").app, name="checkpoint")
+if find_spec("gyrostat.cli.verify"):  # TEMPORARY: until it is there
+    import_module("gyrostat.cli.verify").register(app)
+app.add_typer(checkpoint.app, name="checkpoint")
 later.register(app)
 
 

@@ -27,7 +27,7 @@ def choose_placement(
 ) -> tuple[Placement, bool]:
     """The placement, and whether the command line fixes the number of virtual workers (or the script may)."""
     if placement is None:
-        given = virtual_workers is not None or workers is not None
+        given = virtual_workers is not None
         workers = 1 if workers is None else workers
         return Placement.even(workers if virtual_workers is None else virtual_workers, workers), given
     counts = parse_counts(placement)

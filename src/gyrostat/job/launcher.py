@@ -31,7 +31,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.observer import Nobody, Observer, Stream
 from gyrostat.job.outcome import Outcome, Tally
 from gyrostat.job.output import Lines, LogFiles
-from gyrostat.job.protocol import Channel, Ended, Failed, FromWorker, Program, WorkerSpec
+from gyrostat.job.protocol import Channel, Ended, Failed, FromWorker, Program, Started, WorkerSpec
 from gyrostat.job.signals import SignalQueue, caught
 from gyrostat.job.start import ForkParent, WorkerSource
 from gyrostat.job.watch import Order, Watch
@@ -237,6 +237,8 @@ class _Run:
                 self._logs.write(index, message.traceback)
         elif isinstance(message, Ended):
             self._watch.ended(index, message)
+        elif isinstance(message, Started):
+            self._obey(self._watch.began())
         self._observer.heard(index, message)
 
     def _read_pipe(self, worker: _Worker, pipe: int) -> None:

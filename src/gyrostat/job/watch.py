@@ -7,7 +7,7 @@ workers that signal), with time as an argument. Three things make it more than a
    peer is only blamed when, some time later, nobody else has turned up who could be.
 2. What dies because we or the user signalled it has not failed.
 3. The first stop signal is passed on and workers may take their time, to reach a boundary and checkpoint; if
-   they do not checkpoint, they have a grace. The second one kills.
+   they do not checkpoint, or have not begun, they have a grace. The second one kills.
 """
 
 from __future__ import annotations
@@ -69,6 +69,8 @@ class Watch:
     """The signal by which the user asked to stop."""
     stopped: bool = False
     """Some worker left early at a boundary, as asked."""
+    _training: bool = False
+    _checkpoint_asked: bool = False
     _told: set[int] = field(default_factory=set)
     _suspects: list[Failure] = field(default_factory=list)
     _decide_at: float | None = None
@@ -130,19 +132,28 @@ class Watch:
                 now,
             )
 
+    def began(self) -> list[Order]:
+        """Training has begun: from now on there are boundaries, and a checkpoint can be asked for."""
+        self._training = True
+        return self._ask_for_checkpoint() if self._checkpoint_asked else []
+
     def asked(self, number: int, now: float) -> list[Order]:
         """The user sent us a signal: pass it on, or, if it is the second one that asks to stop, kill."""
         if number == signal.SIGUSR1:
-            return [
-                Order(number, self.living[:1])
-            ]  # the engine tells the others; two would make two checkpoints
+            self._checkpoint_asked = True
+            return self._ask_for_checkpoint() if self._training else []
         if self.stopped_by is not None:
             self._kill_at = None
             return [Order(signal.SIGKILL, self.living)]
         self.stopped_by = number
-        if not self.checkpoints:
+        if not (self.checkpoints and self._training):
             self._kill_at = now + KILL_GRACE_S
         return [Order(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM, self.living)]
+
+    def _ask_for_checkpoint(self) -> list[Order]:
+        """One worker, and the engine tells the others: two that were asked would make two checkpoints."""
+        self._checkpoint_asked = False
+        return [Order(signal.SIGUSR1, self.living[:1])]
 
     def orders(self, now: float) -> list[Order]:
         """What is to be done now: end the others once somebody has failed, and kill who does not end."""

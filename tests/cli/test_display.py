@@ -1,0 +1,139 @@
+"""What a run looks like, on a terminal and elsewhere, at times that the test sets."""
+
+from __future__ import annotations
+
+import io
+from signal import SIGTERM
+
+import pytest
+from rich.console import Console
+
+from gyrostat.cli.display import Curve, LiveDisplay, PlainDisplay, Progress, sparkline
+from gyrostat.core.placement import Placement
+from gyrostat.job.observer import Stream
+from gyrostat.job.outcome import Outcome, Tally
+from gyrostat.job.protocol import Checkpointed, Finished, Logged, Started, Step, Steps
+from gyrostat.job.watch import Cause, Failure
+
+PLACEMENT = Placement.even(4, 2)
+STEPS = Steps([Step(5, 1, 0.5, 32, 102.0), Step(6, 1, 0.25, 32, 104.0)])
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def outcome(
+    *, digest: str | None = "abc", failure: Failure | None = None, stopped_by: int | None = None
+) -> Outcome:
+    tally = Tally(virtual_workers=4, workers=2, asked_at=100.0)
+    tally.add(0, Started(4, "/c/4", [], 101.0), 101.0)
+    tally.add(0, STEPS, 104.0)
+    if digest:
+        tally.add(0, Finished(6, digest, 104.0), 104.0)
+    return tally.outcome(
+        now=104.0, exit_codes={0: 0, 1: 0}, failure=failure, stopped=False, stopped_by=stopped_by
+    )
+
+
+def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    clock = Clock()
+    display = PlainDisplay(PLACEMENT, quiet=False, clock=clock)
+    display.heard(0, Started(4, "/c/4", ["/c/5 is damaged"], 101.0))
+    display.printed(1, Stream.STDOUT, "hello")
+    display.printed(0, Stream.STDERR, "careful")
+    display.heard(0, STEPS)
+    display.heard(0, Logged(6, {"accuracy": 0.5}))
+    assert display.ticked() == 10.0
+    clock.now = 111.0
+    assert display.ticked() == 10.0
+    display.heard(0, Checkpointed(6, "/c/6", 0.1))
+    display.over(outcome())
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["worker 1 │ hello", "job      │ step 6  accuracy 0.5"]
+    assert printed.err.splitlines() == [
+        "gyrostat: /c/5 is damaged",
+        "gyrostat: resumed at step 4 from /c/4",
+        "worker 0 │ careful",
+        "gyrostat: step 6, epoch 1, loss 0.25, 16 samples/s",
+        "gyrostat: checkpoint of step 6 in /c/6",
+        "gyrostat: steps 5 to 6, 64 samples in 3.0 s (21 samples/s), 4 virtual workers on 2",
+        "gyrostat: digest abc",
+    ]
+
+
+def test_quiet_leaves_what_the_script_says(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay(PLACEMENT, quiet=True, clock=Clock())
+    display.heard(0, Started(4, "/c/4", [], 101.0))
+    display.printed(0, Stream.STDOUT, "hello")
+    display.heard(0, Logged(6, {"accuracy": 0.5}))
+    assert display.ticked() is None
+    display.over(outcome())
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == ["worker 0 │ hello", "job      │ step 6  accuracy 0.5"]
+    assert printed.err == ""
+
+
+def test_a_failure_ends_with_the_traceback_of_the_one_to_blame(capsys: pytest.CaptureFixture[str]) -> None:
+    failure = Failure(worker=1, cause=Cause.RAISED, summary="raised E: x", traceback="Traceback\nE: x")
+    PlainDisplay(PLACEMENT, quiet=True).over(outcome(digest=None, failure=failure))
+    assert capsys.readouterr().err.splitlines() == ["worker 1 │ Traceback", "worker 1 │ E: x"]
+
+
+def test_a_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    PlainDisplay(PLACEMENT, quiet=False).over(outcome(digest=None, stopped_by=SIGTERM))
+    assert capsys.readouterr().err.splitlines()[-1] == "gyrostat: stopped by SIGTERM after step 6"
+
+
+def test_names_are_of_one_width() -> None:
+    display = PlainDisplay(Placement.even(11, 11), quiet=True)
+    assert [display.name(worker) for worker in (3, 10, None)] == ["worker 3 ", "worker 10", "job      "]
+
+
+def test_the_live_line_on_a_terminal() -> None:
+    clock, screen = Clock(), io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100, color_system=None, highlight=False)
+    display = LiveDisplay(PLACEMENT, clock=clock, console=console)
+    display.printed(1, Stream.STDERR, "careful [not markup]")
+    display.heard(0, STEPS)
+    clock.now = 165.0
+    assert display.ticked() == 0.125
+    display.over(outcome())
+    text = screen.getvalue()
+    assert "worker 1 │ careful [not markup]" in text
+    assert "step 6 · epoch 1 · loss 0.25 · 16 samples/s · 4 on 2 workers · 1:05  █▁" in text
+    assert text.endswith("gyrostat: digest abc\n")
+
+
+def test_before_the_first_step_it_is_starting() -> None:
+    assert Progress().parts() == ["starting"]
+    progress = Progress()
+    progress.add([Step(1, -1, None, 8, 1.0)])
+    assert progress.parts() == ["step 1"]
+
+
+def test_the_curve_covers_the_whole_run() -> None:
+    curve = Curve()
+    for value in range(1000):
+        curve.append(float(value))
+    points = curve.points()
+    assert 10 <= len(points) < 20
+    assert points[0] == 31.5
+    assert points == sorted(points)
+
+
+@pytest.mark.parametrize(
+    ("values", "line"),
+    [
+        ([], ""),
+        ([1.0], ""),
+        ([1.0, 1.0], "▁▁"),
+        ([0.0, 7.0, 3.5], "▁█▄"),
+        ([0.0, float("nan"), float("inf"), 7.0], "▁  █"),
+    ],
+)
+def test_sparklines(values: list[float], line: str) -> None:
+    assert sparkline(values) == line

@@ -1,0 +1,71 @@
+"""Options that belong together, and what is said when they do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyrostat.cli.options import check_available, choose_checkpoint, choose_placement
+from gyrostat.core.errors import NotYet, UsageError
+from gyrostat.core.job import CheckpointPolicy, Determinism, Reduction
+from gyrostat.core.placement import Placement
+
+
+@pytest.mark.parametrize(
+    ("virtual_workers", "workers", "placement", "counts", "given"),
+    [
+        (None, None, None, [1], False),
+        (4, None, None, [4], True),
+        (None, 3, None, [1, 1, 1], False),
+        (5, 2, None, [3, 2], True),
+        (None, None, "3,1", [3, 1], True),
+        (4, 2, "3,1", [3, 1], True),
+    ],
+)
+def test_placements(
+    virtual_workers: int | None, workers: int | None, placement: str | None, counts: list[int], given: bool
+) -> None:
+    chosen = choose_placement(virtual_workers, workers, placement)
+    assert chosen == (Placement.from_counts(counts), given)
+
+
+@pytest.mark.parametrize(
+    ("virtual_workers", "workers", "placement", "message"),
+    [
+        (2, 3, None, r"3 workers cannot share 2 virtual workers: .*use --workers 2 or fewer"),
+        (0, None, None, "at least one worker and one virtual worker, got 1 and 0"),
+        (None, 0, None, "at least one worker and one virtual worker, got 0 and 0"),
+        (None, 3, "3,1", r"--placement 3,1 is for 2 workers, but --workers says 3"),
+        (5, None, "3,1", r"places 4 virtual workers, but --virtual-workers says 5"),
+        (None, None, "3,x", r"such as 3,1; got '3,x'"),
+        (None, None, "3,0", r"at least one virtual worker, but the counts are \[3, 0\]"),
+    ],
+)
+def test_placements_that_make_no_sense(
+    virtual_workers: int | None, workers: int | None, placement: str | None, message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        choose_placement(virtual_workers, workers, placement)
+
+
+def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert choose_checkpoint(None, 0, 3, True) is None
+    assert choose_checkpoint(Path("c"), 5, 2, False) == CheckpointPolicy(
+        directory=str(tmp_path / "c"), every=5, keep=2, resume=False
+    )
+    with pytest.raises(UsageError, match="--checkpoint-every needs --checkpoint-dir DIR"):
+        choose_checkpoint(None, 5, 3, True)
+    with pytest.raises(UsageError, match="--keep 1 or more, got 0 and 0"):
+        choose_checkpoint(Path("c"), 0, 0, True)
+
+
+def test_what_comes_later_says_what_works_now() -> None:
+    check_available(Reduction.DDP, Determinism.ELASTIC, None)
+    with pytest.raises(NotYet, match="--reduction tree comes in a later version; `--reduction ddp`"):
+        check_available(Reduction.TREE, Determinism.ELASTIC, None)
+    with pytest.raises(NotYet, match="--determinism static comes in a later version; `elastic`"):
+        check_available(Reduction.DDP, Determinism.STATIC, None)
+    with pytest.raises(NotYet, match="--schedule comes in a later version; until then"):
+        check_available(Reduction.DDP, Determinism.ELASTIC, "5:2")
