@@ -160,3 +160,24 @@ def test_exit_codes_are_the_scripts(directory: Path) -> None:
     (directory / "package/leave.py").write_text("import sys\nsys.exit(int(sys.argv[1]))\n")
     code, out, err = gyrostat("run", "-m", "package.leave", "7", cwd=directory)
     assert (code, out, err) == (7, [], ["gyrostat: error: worker 0 exited with code 7"])
+
+
+def test_it_ends_quietly_when_nobody_reads_any_more(directory: Path) -> None:
+    (directory / "talk.py").write_text("import os\nprint(os.getpid())\nwhile True:\n    print('x' * 1000)\n")
+    with running("run", "talk.py", cwd=directory) as process:
+        assert process.stdout is not None
+        departure = Departure(int(process.stdout.readline().split()[-1]))
+        process.stdout.close()
+        assert process.wait(60) == 1
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    departure.wait()
+
+
+def test_a_worker_that_never_pauses_can_be_stopped(directory: Path) -> None:
+    (directory / "talk.py").write_text("while True:\n    print('x' * 1000)\n")
+    with running("run", "--quiet", "talk.py", cwd=directory) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        assert finish(process)[0] == 128 + signal.SIGTERM

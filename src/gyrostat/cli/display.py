@@ -178,7 +178,8 @@ class PlainDisplay:
         now = self._clock()
         if now - self._told_at >= _PLAIN_EVERY_S:
             self._told_at = now
-            self.note(", ".join(self.progress.parts()))
+            if self.progress.steps:
+                self.note(", ".join(self.progress.parts()))
         return self._told_at + _PLAIN_EVERY_S - now
 
     def over(self, outcome: Outcome) -> None:

@@ -61,6 +61,8 @@ class RunRequest:
     """Set for the workers on top of this process's environment."""
     log_dir: Path | None = None
     """Where what each worker prints is kept as well."""
+    timeout_s: float = 1800.0
+    """How long a collective may wait for a silent peer."""
 
     def crew(self) -> Placement:
         """The placement that is really run."""
@@ -91,6 +93,7 @@ class RunRequest:
             reference=self.reference,
             stop_after=self.stop_after,
             probe=self.probe,
+            timeout_s=self.timeout_s,
         )
         env = {
             "PYTHONHASHSEED": "0",
@@ -220,13 +223,15 @@ class _Run:
         return min(waits, default=None)
 
     def _read(self, worker: _Worker, ready: object) -> None:
-        if ready is worker.channel:
-            for message in worker.channel.drain():
-                self._hear(worker.index, message)
-            if worker.channel.closed:
-                self._selector.unregister(worker.channel)
-        elif isinstance(ready, int):
+        """One piece of what there is, so that a worker that never pauses cannot keep us from the others."""
+        if isinstance(ready, int):
             self._read_pipe(worker, ready)
+            return
+        messages = worker.channel.receive(wait=False)
+        if messages is None:
+            self._selector.unregister(worker.channel)
+        for message in messages or ():
+            self._hear(worker.index, message)
 
     def _hear(self, index: int, message: FromWorker) -> None:
         now = time.monotonic()
@@ -241,14 +246,18 @@ class _Run:
             self._obey(self._watch.began())
         self._observer.heard(index, message)
 
-    def _read_pipe(self, worker: _Worker, pipe: int) -> None:
-        """All that is there; closes the pipe at its end."""
+    def _read_pipe(self, worker: _Worker, pipe: int) -> bool:
+        """Read once; close the pipe at its end. False when there is nothing more for now."""
         stream, lines = worker.pipes[pipe]
-        with contextlib.suppress(BlockingIOError):
-            while data := os.read(pipe, 1 << 16):
-                for line in lines.feed(data):
-                    self._print(worker.index, stream, line)
+        try:
+            data = os.read(pipe, 1 << 16)
+        except BlockingIOError:
+            return False
+        for line in lines.feed(data):
+            self._print(worker.index, stream, line)
+        if not data:
             self._close_pipe(worker, pipe)
+        return bool(data)
 
     def _close_pipe(self, worker: _Worker, pipe: int) -> None:
         stream, lines = worker.pipes.pop(pipe)
@@ -268,13 +277,14 @@ class _Run:
             worker = self._workers.pop(exited.pid, None)
             if worker is None:
                 continue  # of an earlier job of the same fork parent
+            for message in worker.channel.drain():
+                self._hear(worker.index, message)
             for pipe in list(worker.pipes):
-                self._read_pipe(worker, pipe)
+                while self._read_pipe(worker, pipe):
+                    pass
             for pipe in list(worker.pipes):  # somebody it started holds the other end
                 self._close_pipe(worker, pipe)
-            if not worker.channel.closed:
-                self._read(worker, worker.channel)
-            if not worker.channel.closed:
+            with contextlib.suppress(KeyError):
                 self._selector.unregister(worker.channel)
             worker.close()
             self._watch.exited(worker.index, exited.code, time.monotonic())
