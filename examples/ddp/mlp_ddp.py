@@ -108,6 +108,7 @@ def main() -> None:
 
     if rank == 0:
         print(f"digest {gyrostat.digest(model=model, optimizer=optimizer, schedule=schedule)}")
+    dist.barrier()  # nobody tears down its connections while others still use them
     dist.destroy_process_group()
 
 

@@ -11,6 +11,7 @@ GyrostatError
 │   └── OtherFingerprint       of this job, but other hardware or settings decide its bits
 ├── MalformedState             bytes from disk or another worker that no state is written as
 ├── Diverged                   replicas that must be equal are not
+├── ProtocolError              a message that does not belong to the protocol (in `job.protocol`)
 ├── PeerLost                   another worker went away in the middle of a collective
 └── ScriptFailed               the user's script raised, or one of its workers died
 """

@@ -114,9 +114,6 @@ class Group:
         with _peers():
             return Pending([self._gloo.recv([tensor], source, tag)], tensor)
 
-    def close(self) -> None:
-        self._gloo = None
-
 
 class Pending:
     """A transfer under way. Holds its tensor alive."""

@@ -33,7 +33,7 @@ from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
-from gyrostat.engine.runner import Requests, Runner
+from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.virtual import VirtualRunner
@@ -69,7 +69,7 @@ class Job:
         self._open: Any = None
         self._samples = 0
         self._loss: float | None = None
-        self._unreported = False
+        self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
         self._broken: Step | None = None
         self._evaluations = 0
         self._started = False
@@ -244,7 +244,7 @@ class Job:
             self._broken = step  # an exception cannot be raised while a loop is torn down: the next call does
         if step.passes and not step.broken_off:
             self._loops.step_done()
-            self._unreported = True
+            self._unreported_epoch = self.epoch
 
     def pass_done(self) -> None:
         outcome = self._runner.outcome
@@ -257,9 +257,7 @@ class Job:
         if self._broken is not None:
             self._broken.require_complete()
         self._evaluations = 0
-        if self._unreported:
-            self._unreported = False
-            self._report_step()
+        self._report_step()
         if self.progress.step % _COMPARE_EVERY == 0 and not self._assignment.reference:
             compare_replicas(self.tracked, self._runner.group, self.progress)
         asked, self._save_asked = self._save_asked, Requests()
@@ -270,9 +268,12 @@ class Job:
             raise Stopped(0)
 
     def _report_step(self) -> None:
+        epoch, self._unreported_epoch = self._unreported_epoch, None
+        if epoch is None:
+            return
         step = self.progress.step
         if self.is_main:
-            self._supervisor.stepped(step, self.epoch, self._loss, self._samples)
+            self._supervisor.stepped(step, epoch, self._loss, self._samples)
         probe = self._assignment.probe
         if probe is None or step < probe.first or (probe.last is not None and step > probe.last):
             return
@@ -330,9 +331,9 @@ class Job:
 
     # Checkpoints, the start and the end.
 
-    def request(self, requests: Requests) -> None:
-        """Asked from outside, on this worker: all workers will know when the next pass has settled."""
-        self._runner.requests |= requests
+    def listen_to(self, box: RequestBox) -> None:
+        """Requests from outside come through `box`: all workers will know when the next pass has settled."""
+        self._runner.request_box = box
 
     def _start(self) -> None:
         """Before the first loop: all workers must be alike; a checkpoint is looked for."""
@@ -349,7 +350,7 @@ class Job:
                 self._loops.resume_at(target.progress, finished=target.finished)
                 step = target.progress.step
         if self.is_main:
-            self._supervisor.started(step, found, refused)
+            self._supervisor.started(step, found, refused, self.virtual_workers)
 
     def _load_if_at_end(self) -> None:
         if self._loops.at_end:
@@ -374,9 +375,7 @@ class Job:
         if self._broken is not None:
             self._broken.require_complete()
         self._runner.group.exchange("end", self.progress)
-        if self._unreported:
-            self._unreported = False
-            self._report_step()
+        self._report_step()
         if not self._assignment.reference:
             compare_replicas(self.tracked, self._runner.group, self.progress)
         if self._keeper is not None and self._started and not self._loops.resuming:
@@ -386,7 +385,6 @@ class Job:
         # Buffers of DDP's other ranks are their own; the job's are rank 0's.
         shared = self._runner.group.exchange("digest", self.progress, mine)[0]
         self._supervisor.finished(self.progress.step, shared.decode())
-        self._runner.group.close()
 
     def __repr__(self) -> str:
         return f"Job(virtual_workers={self.virtual_workers}, {self.progress})"

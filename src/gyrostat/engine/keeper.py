@@ -86,7 +86,11 @@ class Keeper:
         if snapshot is None:
             return None, None, found.refused
         self._found, self._last_step = snapshot, step
-        return Target(snapshot.progress, bool(snapshot.shared.get("finished"))), str(found.path), found.refused
+        return (
+            Target(snapshot.progress, bool(snapshot.shared.get("finished"))),
+            str(found.path),
+            found.refused,
+        )
 
     def restore(self, tracked: Mapping[str, Any]) -> dict[str, Any]:
         """Load what `find` found, overwriting everything; returns `job.state`."""

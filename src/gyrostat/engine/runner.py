@@ -56,6 +56,27 @@ class Requests:
         return Requests(self.checkpoint or other.checkpoint, self.stop or other.stop)
 
 
+class RequestBox:
+    """Where requests wait for the next pass to settle. Filled by signal handlers, so every change is one assignment."""
+
+    def __init__(self) -> None:
+        self.checkpoint = False
+        self.stop = False
+
+    def put(self, requests: Requests) -> None:
+        self.checkpoint |= requests.checkpoint
+        self.stop |= requests.stop
+
+    def take(self) -> Requests:
+        """What is asked for. Only what was seen is cleared: what arrives meanwhile stays for the next time."""
+        requests = Requests(self.checkpoint, self.stop)
+        if requests.checkpoint:
+            self.checkpoint = False
+        if requests.stop:
+            self.stop = False
+        return requests
+
+
 class PassReport(msgspec.Struct, frozen=True, array_like=True):
     """What a worker tells the others when its virtual workers have run."""
 
@@ -90,7 +111,7 @@ class Runner(ABC):
         self.placement, self.group, self.seed = placement, group, seed
         self.hosted: Sequence[int] = placement.held_by(group.rank)
         self.micro_batch: MicroBatch | None = None
-        self.requests = Requests()
+        self.request_box = RequestBox()
         self.streams = Streams()
         self._losses: list[torch.Tensor] = []
         self._means = Means()
@@ -186,8 +207,7 @@ class Runner(ABC):
     def _settle(self, plan: StepPlan, progress: Progress) -> PassOutcome:
         extra = self.end_pass()
         losses = [float(loss.double().mean().item()) for loss in self._losses]
-        mine = PassReport(losses, self._means.wire(), self.requests, extra)
-        self.requests = Requests()
+        mine = PassReport(losses, self._means.wire(), self.request_box.take(), extra)
         reports = [mine]
         if self.group.size > 1:
             payloads = self.group.exchange("reduce", progress, msgspec.msgpack.encode(mine))

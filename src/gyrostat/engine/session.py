@@ -23,7 +23,7 @@ from gyrostat.engine.job import Job, Stopped
 from gyrostat.engine.reduce.selftest import check_gloo_order
 from gyrostat.engine.reference import ReferenceRunner
 from gyrostat.engine.rng import seed_all
-from gyrostat.engine.runner import Requests, Runner
+from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.supervisor import Alone, Supervisor
 from gyrostat.engine.virtual import VirtualRunner
 
@@ -36,6 +36,8 @@ class _Process:
     assignment: Assignment | None = None
     supervisor: Supervisor | None = None
     job: Job | None = None
+    requests = RequestBox()
+    """What signals asked for; the job's own once it has begun."""
 
 
 def enter(assignment: Assignment, supervisor: Supervisor) -> None:
@@ -80,6 +82,7 @@ def init(
             device=device,
         ),
     )
+    job.listen_to(_Process.requests)
     _Process.job = job
     if alone:
         atexit.register(_finish_alone)
@@ -95,14 +98,12 @@ def finish() -> None:
 
 def request_checkpoint() -> None:
     """A checkpoint is wanted. Only notes it: safe in a signal handler."""
-    if _Process.job is not None:
-        _Process.job.request(Requests(checkpoint=True))
+    _Process.requests.put(Requests(checkpoint=True))
 
 
 def request_stop() -> None:
     """Checkpoint at the next boundary and end, in all workers. Only notes it: safe in a signal handler."""
-    if _Process.job is not None:
-        _Process.job.request(Requests(stop=True))
+    _Process.requests.put(Requests(stop=True))
 
 
 def _finish_alone() -> None:

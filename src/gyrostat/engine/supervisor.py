@@ -14,8 +14,11 @@ from typing import Protocol
 class Supervisor(Protocol):
     """Receives what happens in a worker. Calls must be quick and must not raise."""
 
-    def started(self, step: int, resumed_from: str | None, refused: list[str]) -> None:
-        """Training begins at `step`, from a checkpoint or from scratch; `refused` says which ones could not be used."""
+    def started(self, step: int, resumed_from: str | None, refused: list[str], virtual_workers: int) -> None:
+        """Training begins at `step`, from a checkpoint or from scratch; `refused` says which ones could not be used.
+
+        `virtual_workers` is N, which the script may have chosen.
+        """
 
     def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
         """Step `step` (counted from 1) is complete: virtual worker 0's loss, and samples of all N."""
@@ -36,7 +39,7 @@ class Supervisor(Protocol):
 class Alone:
     """The supervisor of a worker that nobody watches."""
 
-    def started(self, step: int, resumed_from: str | None, refused: list[str]) -> None:
+    def started(self, step: int, resumed_from: str | None, refused: list[str], virtual_workers: int) -> None:
         for reason in refused:
             print(f"gyrostat: {reason}", file=sys.stderr)
         if resumed_from:

@@ -45,8 +45,8 @@ class Messenger:
         except OSError:
             self.heard = False
 
-    def started(self, step: int, resumed_from: str | None, refused: list[str]) -> None:
-        self._send(Started(step, resumed_from, refused, time.monotonic()))
+    def started(self, step: int, resumed_from: str | None, refused: list[str], virtual_workers: int) -> None:
+        self._send(Started(step, resumed_from, refused, time.monotonic(), virtual_workers))
 
     def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
         now = time.monotonic()

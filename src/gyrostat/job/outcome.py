@@ -136,6 +136,7 @@ class Tally:
         match message:
             case Started() if self.started is None:
                 self.started = message
+                self.virtual_workers = message.virtual_workers or self.virtual_workers
                 if message.resumed_from:
                     self._note(EventKind.RESUME, now, f"resumed from {message.resumed_from}")
             case Steps(steps=steps):

@@ -97,6 +97,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     refused: list[str]
     at: float
     """Seconds of the machine's monotonic clock, as everywhere below."""
+    virtual_workers: int | None = None
+    """Their number, which the script may have chosen."""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

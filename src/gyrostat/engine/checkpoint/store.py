@@ -111,7 +111,9 @@ class CheckpointStore:
                 self._disk.rename(path, earlier / path.name)
             sync_directory(self._disk, self.directory)
         except OSError as error:
-            raise CheckpointError(f"checkpoints in {self.directory} cannot be set aside: {error.strerror}") from error
+            raise CheckpointError(
+                f"checkpoints in {self.directory} cannot be set aside: {error.strerror}"
+            ) from error
         return earlier
 
     def _write(self, path: Path, snapshot: Snapshot, job: Flat, shared: Flat, contexts: Flat) -> None:

@@ -103,7 +103,10 @@ def rebuilt_layout(parameters: Sequence[torch.Tensor], ready: Sequence[int], opt
 
 
 class FlatBuckets:
-    """Memory for one set of gradients in a layout: a flat tensor per bucket, a view per parameter."""
+    """Memory for one set of gradients in a layout: a flat tensor per bucket, a view per parameter.
+
+    It is host memory, where gloo adds; gradients of a GPU are copied there and back.
+    """
 
     def __init__(self, parameters: Sequence[torch.Tensor], layout: Layout) -> None:
         self.flats: list[torch.Tensor] = []
@@ -111,7 +114,7 @@ class FlatBuckets:
         for bucket in layout:
             first = parameters[bucket[0]]
             size = sum(parameters[i].numel() for i in bucket)
-            flat = torch.empty(size, dtype=first.dtype, device=first.device)
+            flat = torch.empty(size, dtype=first.dtype)
             offset = 0
             for i in bucket:
                 views[i] = _view(flat, parameters[i], offset)

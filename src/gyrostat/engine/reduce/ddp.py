@@ -30,29 +30,28 @@ class DdpOrder:
         self._ranks = placement.virtual_workers
         self._native = placement.workers == self._ranks and group.size > 1
         self._reductions = 0
+        self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
         self._use(initial_layout(self._parameters, options))
 
     def take(self, rank: int, gradients: Sequence[torch.Tensor | None], divide: Sequence[bool]) -> None:
-        if self._native:
-            into = self._totals[
-                0
-            ]  # the only gradients here: scale them straight into the buffer that is summed
-        else:
-            if rank not in self._held:
-                self._held[rank] = (
-                    self._spare.pop() if self._spare else FlatBuckets(self._parameters, self._layout)
-                )
-            into = self._held[rank]
+        if self._ranks == 1:
+            self._only = [_zero_if_none(g, p) for g, p in zip(gradients, self._parameters, strict=True)]
+            return
+        into = self._room_for(rank)
         scale = 1.0 / self._ranks
         for view, gradient, by_division in zip(into.views, gradients, divide, strict=True):
             if gradient is None:
                 view.zero_()
+            elif gradient.device != view.device:
+                view.copy_(gradient / self._ranks if by_division else gradient * scale)
             elif by_division:
                 torch.div(gradient, self._ranks, out=view)
             else:
                 torch.mul(gradient, scale, out=view)
 
     def mean(self) -> Sequence[torch.Tensor]:
+        if self._ranks == 1:
+            return self._only
         totals = self._totals[0]
         if self._native:
             self._group.all_reduce(totals.flats)
@@ -67,6 +66,15 @@ class DdpOrder:
         # The next sum goes elsewhere: a peer that has not completed this one may still ask for it.
         self._totals.reverse()
         return totals.views
+
+    def _room_for(self, rank: int) -> FlatBuckets:
+        """Where the gradients of virtual worker `rank` wait."""
+        if self._native:
+            return self._totals[0]  # they are alone here: straight into the buffer that is summed
+        if rank not in self._held:
+            fresh = not self._spare
+            self._held[rank] = FlatBuckets(self._parameters, self._layout) if fresh else self._spare.pop()
+        return self._held[rank]
 
     def wants_ready_order(self) -> bool:
         after = self._options.rebuilds_after
@@ -96,7 +104,10 @@ class DdpOrder:
         self._layout = layout
         self._held: dict[int, FlatBuckets] = {}
         self._spare: list[FlatBuckets] = []
-        # A lone worker has no peer that could ask for an earlier sum.
-        self._totals = [
-            FlatBuckets(self._parameters, layout) for _ in range(2 if self._group.size > 1 else 1)
-        ]
+        # A lone worker has no peer that could ask for an earlier sum; a lone virtual worker needs no sum.
+        sums = 0 if self._ranks == 1 else 1 if self._group.size == 1 else 2
+        self._totals = [FlatBuckets(self._parameters, layout) for _ in range(sums)]
+
+
+def _zero_if_none(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter) if gradient is None else gradient

@@ -124,8 +124,9 @@ class ModuleGradients:
             for parameter, mean, mine, is_used in zip(self.parameters, means, own, used, strict=True):
                 if is_used:
                     # As in DDP, `.grad` is memory of its own that the script may keep or change.
-                    parameter.grad = torch.empty_like(mean) if mine is None else mine.detach()
-                    parameter.grad.copy_(mean)
+                    parameter.grad = torch.empty_like(parameter) if mine is None else mine.detach()
+                    if mine is not mean:
+                        parameter.grad.copy_(mean)
         self._own = []
         self._put_back([not is_used for is_used in used])
         self.reduction.close_pass(next((part.ready for part in parts if part.ready is not None), None))

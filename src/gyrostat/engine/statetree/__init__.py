@@ -12,8 +12,9 @@ comes back contiguous. Tensors that were one memory (tied parameters) are stored
 again. Other aliases, such as one list in two places, become two.
 """
 
+from gyrostat.core.errors import MalformedState
 from gyrostat.engine.statetree.flatten import canonical_node, flatten, leaves
-from gyrostat.engine.statetree.skeleton import Flat, MalformedState, Node, Skeleton, TensorSpec
+from gyrostat.engine.statetree.skeleton import Flat, Node, Skeleton, TensorSpec
 from gyrostat.engine.statetree.unflatten import allocate, unflatten
 from gyrostat.engine.statetree.wire import decode, encode
 

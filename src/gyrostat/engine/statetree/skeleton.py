@@ -14,7 +14,6 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 import torch
 
-from gyrostat.core.errors import MalformedState
 from gyrostat.engine.tensorbytes import DTYPES, count_bytes
 
 Node: TypeAlias = Any

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from gyrostat.engine.statetree.skeleton import NUMPY_KINDS, MalformedState, Node, Skeleton, TensorSpec
+from gyrostat.core.errors import MalformedState
+from gyrostat.engine.statetree.skeleton import NUMPY_KINDS, Node, Skeleton, TensorSpec
 from gyrostat.engine.tensorbytes import DTYPES, dtype_name, empty_tensor, tensor_bytes
 
 

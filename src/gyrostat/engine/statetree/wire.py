@@ -7,8 +7,9 @@ from typing import Any
 
 import msgspec
 
+from gyrostat.core.errors import MalformedState
 from gyrostat.engine.statetree.flatten import flatten
-from gyrostat.engine.statetree.skeleton import MalformedState, Skeleton
+from gyrostat.engine.statetree.skeleton import Skeleton
 from gyrostat.engine.statetree.unflatten import allocate, unflatten
 from gyrostat.engine.tensorbytes import tensor_bytes
 
