@@ -2,7 +2,7 @@
 
     gyrostat run --virtual-workers 4 --workers 2 examples/mlp.py
 
-Reaches about 97.5 % on the held-out fifth of the digits, in seconds. `examples/ddp/mlp_ddp.py` is the
+Reaches 97 % on the held-out fifth of the digits, in seconds. `examples/ddp/mlp_ddp.py` is the
 same program for plain DDP; with 4 processes it ends with the same digest, bit for bit.
 `docs/from-ddp.md` puts the two side by side.
 """

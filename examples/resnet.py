@@ -78,7 +78,7 @@ def main() -> None:
     args = parser.parse_args()
 
     job = gyrostat.init(seed=7)
-    train_set = TensorDataset(*fashion_mnist.load("train", 512 if args.small else 20_000))
+    train_set = TensorDataset(*fashion_mnist.load("train", 512 if args.small else 16_000))
     test_set = TensorDataset(*fashion_mnist.load("test", 128 if args.small else 2_000))
     model = ResNet(width=4 if args.small else 16).to(job.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
