@@ -103,7 +103,7 @@ def main() -> None:
     vectors = [parameter for parameter in model.parameters() if parameter.dim() < 2]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=4e-3, betas=(0.9, 0.95))
-    steps = args.epochs * (len(train_set) // (args.batch_size * job.virtual_workers))
+    steps = args.epochs * len(train)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,  # up over 20 steps, then down along a cosine to a tenth
         lambda step: min((step + 1) / 20, 0.55 + 0.45 * math.cos(math.pi * min(step / steps, 1.0))),

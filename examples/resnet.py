@@ -10,7 +10,6 @@ follows one cycle, per step.
 from __future__ import annotations
 
 import argparse
-import math
 
 import torch
 from torch import Tensor, nn
@@ -84,9 +83,8 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True)
     train = job.dataloader(train_set, batch_size=args.batch_size, shuffle=True, drop_last=True)
     test = job.dataloader(test_set, batch_size=128)
-    steps_per_epoch = math.ceil(len(train_set) / job.virtual_workers) // args.batch_size
     schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, max_lr=0.2, epochs=args.epochs, steps_per_epoch=steps_per_epoch
+        optimizer, max_lr=0.2, epochs=args.epochs, steps_per_epoch=len(train)
     )
     job.track(model=model, optimizer=optimizer, schedule=schedule)
 

@@ -53,6 +53,7 @@ def test_equals_distributed_sampler(
 def loader(length: int = 10, **options: Any) -> OrderedLoader:
     settings: dict[str, Any] = {
         "batch_size": 2,
+        "virtual_workers": 3,
         "shuffle": False,
         "num_workers": 0,
         "drop_last": False,
@@ -110,6 +111,7 @@ def test_iterable_datasets_come_later() -> None:
         make_loader(
             Stream(),
             batch_size=1,
+            virtual_workers=1,
             shuffle=False,
             num_workers=0,
             drop_last=False,
@@ -125,4 +127,13 @@ def test_iterable_datasets_come_later() -> None:
 )
 def test_a_virtual_worker_without_data_is_an_error(length: int, options: dict[str, Any]) -> None:
     with pytest.raises(Misuse, match="left without data"):
-        loader(length, **options).order(virtual_workers=3, seed=0, epoch=0)
+        loader(length, **options).order(seed=0, epoch=0)
+
+
+@pytest.mark.parametrize(("length", "drop_last"), [(10, False), (10, True), (12, False), (13, True)])
+def test_length_is_that_of_a_dataloader(length: int, drop_last: bool) -> None:
+    dataset = TensorDataset(torch.arange(length))
+    sampler: DistributedSampler[Any] = DistributedSampler(dataset, num_replicas=3, rank=0)
+    assert len(loader(length, drop_last=drop_last)) == len(
+        DataLoader(dataset, 2, sampler=sampler, drop_last=drop_last)
+    )

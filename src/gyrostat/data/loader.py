@@ -36,6 +36,7 @@ class OrderedLoader:
 
     dataset: Dataset[Any]
     batch_size: int
+    virtual_workers: int = 1
     shuffle: bool = False
     drop_last: bool = False
     pad: bool = True
@@ -46,11 +47,26 @@ class OrderedLoader:
     def length(self) -> int:
         return len(cast(Sized, self.dataset))
 
-    def order(self, *, virtual_workers: int, seed: int, epoch: int) -> Order:
+    def __len__(self) -> int:
+        """Micro-batches per virtual worker and epoch, as `len(DataLoader)` is per rank."""
+        return self._order(seed=0, epoch=0).batches
+
+    def order(self, *, seed: int, epoch: int) -> Order:
         """The order of one epoch; an error if it leaves a virtual worker without data."""
-        order = Order(
+        order = self._order(seed=seed, epoch=epoch)
+        if order.batches == 0:
+            raise Misuse(
+                f"virtual workers are left without data: {self.length} samples among {self.virtual_workers} of them "
+                f"are {order.samples_each} each, which makes no micro-batch of {self.batch_size} "
+                f"(drop_last={self.drop_last}, pad={self.pad}); use a smaller batch_size, fewer virtual workers or more "
+                "data"
+            )
+        return order
+
+    def _order(self, *, seed: int, epoch: int) -> Order:
+        return Order(
             length=self.length,
-            virtual_workers=virtual_workers,
+            virtual_workers=self.virtual_workers,
             batch_size=self.batch_size,
             seed=seed,
             epoch=epoch,
@@ -58,14 +74,6 @@ class OrderedLoader:
             drop_last=self.drop_last,
             pad=self.pad,
         )
-        if order.batches == 0:
-            raise Misuse(
-                f"virtual workers are left without data: {self.length} samples among {virtual_workers} virtual workers "
-                f"are {order.samples_each} each, which makes no micro-batch of {self.batch_size} "
-                f"(drop_last={self.drop_last}, pad={self.pad}); use a smaller batch_size, fewer virtual workers or more "
-                "data"
-            )
-        return order
 
     def draw_base_seed(self) -> None:
         """What `iter(DataLoader)` draws from the stream in force. Without data workers nobody uses the number."""
@@ -83,6 +91,7 @@ def make_loader(
     dataset: Dataset[Any],
     *,
     batch_size: Any,
+    virtual_workers: int,
     shuffle: bool,
     num_workers: int,
     drop_last: bool,
@@ -113,6 +122,7 @@ def make_loader(
     return OrderedLoader(
         dataset=dataset,
         batch_size=batch_size,
+        virtual_workers=virtual_workers,
         shuffle=shuffle,
         drop_last=drop_last,
         pad=pad,

@@ -128,6 +128,7 @@ class Job:
         return make_loader(
             dataset,
             batch_size=batch_size,
+            virtual_workers=self.virtual_workers,
             shuffle=shuffle,
             num_workers=num_workers,
             drop_last=drop_last,
@@ -202,7 +203,7 @@ class Job:
             raise Misuse("job.steps before job.track; track the model and its optimizer first")
         self._start()
         self._close_open_loop()
-        order = loader.order(virtual_workers=self.virtual_workers, seed=self.seed, epoch=self.epoch)
+        order = loader.order(seed=self.seed, epoch=self.epoch)
         done = self._loops.begin_steps()
         if done is None:
             self._loops.end_steps()
