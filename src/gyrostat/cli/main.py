@@ -5,14 +5,12 @@ an exit code.
 from __future__ import annotations
 
 import sys
-from importlib import import_module
-from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 import gyrostat
-from gyrostat.cli import checkpoint, later, run
+from gyrostat.cli import checkpoint, later, run, verify
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -34,8 +32,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
-if find_spec("gyrostat.cli.verify"):  # TEMPORARY: until it is there
-    import_module("gyrostat.cli.verify").register(app)
+verify.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
 later.register(app)
 

@@ -1,0 +1,116 @@
+"""From evidence to likely causes, the likeliest first. Pure: the same evidence gives the same answer.
+
+What can be the cause follows from how runs differ:
+
+    the same configuration twice             nothing that gyrostat controls
+    only after save and resume               state that no checkpoint holds
+    between placements, each one repeatable  something that virtual workers of one worker share
+    between the workers of one run           something that one of them knows and the others do not
+    only from plain DDP                      something that DDP does not see
+
+Within these, causes that lines of the script speak for come first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gyrostat.job.verify.causes import KNOWN, Key
+from gyrostat.job.verify.compare import Kind, Scope
+from gyrostat.job.verify.suspects import Hint, Suspect
+
+_MAX_LINES = 5
+_PLAIN = {Key.THREADS, Key.UNTRACKED_SCHEDULE}
+"""How the runs differ is enough to name them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known of a difference between two runs."""
+
+    scope: Scope
+    kind: Kind
+    repeatable: bool
+    """Either configuration, run again, came to what it had come to before."""
+    workers_differ: bool = False
+    """Workers of one of the runs did not hold the same state."""
+    tensors: tuple[str, ...] = ()
+    """Those that differ first."""
+    threads: int = 1
+    repeatable_with_one_thread: bool | None = None
+    """Tried if there were several threads and it was not repeatable."""
+    hash_seed_fixed: bool = True
+    suspects: tuple[Suspect, ...] = ()
+
+
+@dataclass(frozen=True)
+class Cause:
+    """A likely cause, and the lines of the script that speak for it."""
+
+    key: Key
+    lines: tuple[Suspect, ...] = ()
+
+    @property
+    def supported(self) -> bool:
+        """Something speaks for this cause and not just for one of its kind."""
+        return bool(self.lines) or self.key in _PLAIN
+
+    @property
+    def says(self) -> str:
+        return KNOWN[self.key].says
+
+    @property
+    def do(self) -> str:
+        return KNOWN[self.key].do
+
+
+def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
+    """The causes that fit, the likeliest first. Never empty."""
+    causes = [_with_lines(key, evidence.suspects) for key in _fitting(evidence)]
+    return tuple(sorted(causes, key=lambda cause: (cause.key not in _PLAIN, not cause.supported)))
+
+
+def _fitting(evidence: Evidence) -> Iterator[Key]:
+    hints = {suspect.hint for suspect in evidence.suspects}
+    if not evidence.repeatable:
+        yield from _not_repeatable(evidence)
+    elif evidence.workers_differ:
+        yield from (Key.LOCAL_VALUE, Key.WORKER_CODE, Key.SHARED_STREAM, Key.SHARED_OBJECT)
+    elif evidence.kind is Kind.STEPS:
+        yield Key.STEP_COUNT
+    elif evidence.scope is Scope.RESUME:
+        if _only_settings(evidence.tensors):
+            yield Key.UNTRACKED_SCHEDULE
+        if Hint.COUNTER in hints:
+            yield Key.COUNTER
+        if Hint.OWN_GENERATOR in hints:
+            yield Key.GENERATOR_NOT_SAVED
+        yield Key.UNTRACKED_STATE
+    elif evidence.scope is Scope.PLACEMENT:
+        yield from (Key.SHARED_STREAM, Key.SHARED_OBJECT, Key.WORKER_CODE, Key.LOCAL_VALUE)
+    else:
+        yield Key.NOT_THROUGH_MODULE
+        if Hint.COMPILE in hints:
+            yield Key.COMPILE
+
+
+def _not_repeatable(evidence: Evidence) -> Iterator[Key]:
+    if evidence.threads > 1 and evidence.repeatable_with_one_thread:
+        yield Key.THREADS
+        return
+    yield Key.UNSEEDED_RNG
+    if not evidence.hash_seed_fixed:
+        yield Key.HASH_SEED
+    yield Key.OUTSIDE_WORLD
+
+
+def _with_lines(key: Key, suspects: Sequence[Suspect]) -> Cause:
+    """With the lines that speak for it, those of the first hint before those of the next."""
+    lines = [suspect for hint in KNOWN[key].hints for suspect in suspects if suspect.hint is hint]
+    return Cause(key, tuple(lines[:_MAX_LINES]))
+
+
+def _only_settings(tensors: Sequence[str]) -> bool:
+    """Whether nothing differs but what an optimizer is told, such as its learning rate."""
+    return bool(tensors) and all(".param_groups." in name for name in tensors)

@@ -1,0 +1,137 @@
+"""Runs one configuration of a script, in one part or two, and notes what can be compared.
+
+Every run has a checkpoint directory of its own that goes away with it, so that a script which names one
+neither resumes from another run nor touches its user's checkpoints.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import deque
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from gyrostat.core.job import CheckpointPolicy, Probe
+from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.observer import Nobody, Observer, Stream
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.protocol import FromWorker, Program, Steps
+from gyrostat.job.start import WorkerSource
+from gyrostat.job.verify.compare import Run
+from gyrostat.job.verify.plan import Configuration
+from gyrostat.job.verify.trace import divergence, join, trace_of
+from gyrostat.job.verify.verdict import FailedRun
+
+_KEPT_LINES = 20
+
+
+class Onlooker(Observer, Protocol):
+    """Who watches a verification: a run's observer, told besides which run it is."""
+
+    def begins(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
+        """A run begins: number `number` of about `total`, or one to explain a difference. It makes `steps`
+        steps, if that is known.
+        """
+
+    def ends(self, run: Run, first: Run) -> None:
+        """A run to be compared has ended. `first` was the first of them."""
+
+
+class Silent(Nobody):
+    """Looks away."""
+
+    def begins(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
+        pass
+
+    def ends(self, run: Run, first: Run) -> None:
+        pass
+
+
+class RunFailed(Exception):
+    """The script failed, or was stopped by a signal: there is no use in going on."""
+
+    def __init__(self, failed: FailedRun) -> None:
+        super().__init__(str(failed.outcome.failure))
+        self.failed = failed
+
+
+@dataclass
+class _Recorder:
+    """Notes what an `Outcome` does not tell, and passes everything on."""
+
+    onlooker: Onlooker
+    epochs: list[int] = field(default_factory=list)
+    """Of every step."""
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
+
+    def heard(self, worker: int, message: FromWorker) -> None:
+        if isinstance(message, Steps):
+            self.epochs += [step.epoch for step in message.steps]
+        self.onlooker.heard(worker, message)
+
+    def printed(self, worker: int, stream: Stream, line: str) -> None:
+        self.output.append(f"worker {worker} │ {line}")
+        self.onlooker.printed(worker, stream, line)
+
+    def ticked(self) -> float | None:
+        return self.onlooker.ticked()
+
+    def over(self, outcome: Outcome) -> None:
+        self.onlooker.over(outcome)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Executor:
+    """Runs configurations of one program."""
+
+    program: Program
+    directory: Path
+    parent: WorkerSource
+    onlooker: Onlooker
+    forward_signals: bool
+
+    def run(
+        self, configuration: Configuration, probe: Probe, *, until: int | None, threads: int
+    ) -> tuple[Run, list[int]]:
+        """Run it, at most until so many steps are done. Returns also the epoch of every step."""
+        recorder = _Recorder(self.onlooker)
+        cut = configuration.cut
+        early = until is not None and cut is not None and until <= cut
+        with tempfile.TemporaryDirectory(prefix="gyrostat-verify-") as checkpoints:
+            request = RunRequest(
+                program=self.program,
+                placement=configuration.placement,
+                threads=threads,
+                reference=configuration.reference,
+                checkpoint=CheckpointPolicy(directory=checkpoints, resume=False),
+                probe=probe,
+                stop_after=until if cut is None or early else cut,
+                cwd=self.directory,
+            )
+            first = self._part(request, configuration, recorder)
+            trace, seconds = trace_of(first), first.total_seconds
+            if configuration.resumed_on is not None and not early and first.stopped:
+                request = RunRequest(
+                    program=self.program,
+                    placement=configuration.resumed_on,
+                    threads=threads,
+                    checkpoint=CheckpointPolicy(directory=checkpoints),
+                    probe=probe,
+                    stop_after=until,
+                    cwd=self.directory,
+                )
+                second = self._part(request, configuration, recorder)
+                trace, seconds = join(trace, trace_of(second)), seconds + second.total_seconds
+        return Run(configuration=configuration, trace=trace, seconds=seconds), recorder.epochs
+
+    def _part(self, request: RunRequest, configuration: Configuration, recorder: _Recorder) -> Outcome:
+        outcome = run_job(
+            request, parent=self.parent, observer=recorder, forward_signals=self.forward_signals
+        )
+        stopped = outcome.stopped_by is not None  # even if the run then came to its end
+        if stopped or not (outcome.ok or divergence(outcome)):
+            raise RunFailed(
+                FailedRun(configuration=configuration, outcome=outcome, output=tuple(recorder.output))
+            )
+        return outcome

@@ -1,0 +1,190 @@
+"""What came of a verification, and its report as JSON."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.verify.compare import Difference, Located, Pair, Run, compare
+from gyrostat.job.verify.diagnosis import Cause, Evidence
+from gyrostat.job.verify.plan import Configuration, counts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A difference between two runs, as far as it could be followed."""
+
+    pair: Pair
+    difference: Difference
+    located: Located | None
+    """None if no tensor differed when the two were run again."""
+    loss_differs: bool
+    """Virtual worker 0's loss differed in or before that step too."""
+    evidence: Evidence
+    causes: tuple[Cause, ...]
+
+    @property
+    def step(self) -> int:
+        return self.difference.step if self.located is None else self.located.step
+
+    @property
+    def likely(self) -> tuple[Cause, ...]:
+        """Those that something speaks for; if there are none, the first."""
+        return tuple(cause for cause in self.causes if cause.supported) or self.causes[:1]
+
+    @property
+    def unlikely(self) -> tuple[Cause, ...]:
+        return tuple(cause for cause in self.causes if cause not in self.likely)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One line of the table: a run, compared with the first one."""
+
+    run: Run
+    difference: Difference | None = None
+    exact: bool = True
+    """No earlier step can differ."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FailedRun:
+    """The script failed by itself, or the user stopped it, so there is nothing to compare."""
+
+    configuration: Configuration
+    outcome: Outcome
+    output: tuple[str, ...]
+    """The last lines that its workers printed."""
+
+    @property
+    def exit_code(self) -> int:
+        if self.outcome.stopped_by is not None:
+            return 128 + self.outcome.stopped_by
+        return self.outcome.exit_code or 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    virtual_workers: int
+    every: int
+    rows: tuple[Row, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    """What was left out, and why."""
+    failed: FailedRun | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.failed is None and all(row.difference is None for row in self.rows)
+
+    @property
+    def exit_code(self) -> int:
+        if self.failed is not None:
+            return self.failed.exit_code
+        return 0 if self.equal else 1
+
+
+def rows_of(runs: Sequence[Run], findings: Sequence[Finding]) -> tuple[Row, ...]:
+    """Every run compared with plain DDP, or else with the first; where a finding is about the same two
+    results, its step is exact. The one compared with comes first.
+    """
+    ordered = sorted(runs, key=lambda run: not run.configuration.reference)
+    return tuple(_row_of(run, ordered[0], findings) for run in ordered)
+
+
+def _row_of(run: Run, base: Run, findings: Sequence[Finding]) -> Row:
+    difference = compare(base.trace, run.trace)
+    if difference is None:
+        return Row(run=run)
+    for finding in findings:
+        if finding.evidence.repeatable and _about(finding, base, run):
+            exact = Difference(kind=finding.evidence.kind, step=finding.step, after=finding.step - 1)
+            return Row(run=run, difference=exact)
+    return Row(run=run, difference=difference, exact=difference.step == difference.after + 1)
+
+
+def _about(finding: Finding, one: Run, other: Run) -> bool:
+    def same(a: Run, b: Run) -> bool:
+        return a is b or compare(a.trace, b.trace) is None
+
+    pair = finding.pair
+    return (same(one, pair.one) and same(other, pair.other)) or (
+        same(one, pair.other) and same(other, pair.one)
+    )
+
+
+def as_json(verdict: Verdict) -> dict[str, object]:
+    """The report as an object that any JSON encoder takes."""
+    return {
+        "equal": verdict.equal,
+        "virtual_workers": verdict.virtual_workers,
+        "every": verdict.every,
+        "notes": list(verdict.notes),
+        "failed": None if verdict.failed is None else str(verdict.failed.outcome.failure or "stopped"),
+        "findings": [_finding(finding) for finding in verdict.findings],
+        "runs": [_row(row) for row in verdict.rows],
+    }
+
+
+def _row(row: Row) -> dict[str, object]:
+    configuration, trace, difference = row.run.configuration, row.run.trace, row.difference
+    resumed_on = configuration.resumed_on
+    return {
+        "configuration": configuration.name,
+        "reference": configuration.reference,
+        "placement": counts(configuration.placement),
+        "cut": configuration.cut,
+        "resumed_on": None if resumed_on is None else counts(resumed_on),
+        "steps": trace.steps,
+        "digest": trace.digest,
+        "seconds": row.run.seconds,
+        "same": difference is None,
+        "differs": None if difference is None else {"in": str(difference.kind), "step": difference.step},
+        "workers_differ": trace.workers_differ,
+        "digests": {str(step): digest for step, digest in trace.digests.items()},
+        "losses": list(trace.losses.values()),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, object]:
+    located = finding.located
+    return {
+        "between": [finding.pair.one.configuration.name, finding.pair.other.configuration.name],
+        "scope": str(finding.pair.scope),
+        "in": str(finding.evidence.kind),
+        "step": finding.step,
+        "tensor": None if located is None else located.tensors[0],
+        "tensors_differing": [] if located is None else list(located.tensors),
+        "tensors": None if located is None else located.total,
+        "repeatable": finding.evidence.repeatable,
+        "loss_differs": finding.loss_differs,
+        "causes": [
+            {
+                "cause": str(cause.key),
+                "says": cause.says,
+                "do": cause.do,
+                "lines": [str(line) for line in cause.lines],
+            }
+            for cause in finding.causes
+        ],
+    }
+
+
+def write_report(path: Path, verdict: Verdict) -> None:
+    """Whoever looks sees the old file or the whole new one."""
+    data = msgspec.json.format(msgspec.json.encode(as_json(verdict)), indent=1) + b"\n"
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(data)
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
