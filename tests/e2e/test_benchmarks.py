@@ -1,0 +1,98 @@
+"""The benchmarks' own arithmetic on made-up numbers, and that every benchmark can be called. Nothing here is timed."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+COMMANDS = ("accumulation", "context_switch", "ddp_throughput", "worker_start")
+
+
+@pytest.fixture
+def pairs(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """benchmarks/pairs.py: scripts import each other by their bare names."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("pairs")
+
+
+@pytest.fixture
+def figures(pairs: Any) -> Any:
+    return importlib.import_module("figures")
+
+
+def test_twenty_values_leave_out_five_at_each_end(pairs: Any) -> None:
+    values = [float(value) for value in range(20, 0, -1)]
+    # P(5 or fewer of 20 fair coins show heads) is 21700 / 2**20.
+    assert pairs.estimate(values) == pairs.Estimate(10.5, 6.0, 15.0, 1 - 2 * 21700 / 2**20)
+
+
+def test_six_values_are_the_fewest_for_an_interval_of_95_percent(pairs: Any) -> None:
+    assert pairs.estimate([3, 1, 2, 6, 5, 4]) == pairs.Estimate(3.5, 1, 6, 1 - 2 / 2**6)
+    assert pairs.estimate([3, 1, 2, 5, 4]) == pairs.Estimate(3, 1, 5, 1 - 2 / 2**5)
+    assert pairs.estimate([7]) == pairs.Estimate(7, 7, 7, 0)
+
+
+def test_one_wild_value_moves_neither_median_nor_interval(pairs: Any) -> None:
+    calm = [0.98, 0.99, 1.0, 1.01, 1.02] * 4
+    wild = [*calm[:-1], 1000.0]
+    assert (
+        pairs.estimate(wild) == pairs.estimate(calm) == pairs.Estimate(1.0, 0.99, 1.01, 1 - 2 * 21700 / 2**20)
+    )
+
+
+def test_no_values_are_an_error(pairs: Any) -> None:
+    with pytest.raises(ValueError, match="no values"):
+        pairs.estimate([])
+
+
+def test_the_sides_of_a_pair_alternate(pairs: Any) -> None:
+    calls: list[str] = []
+
+    def side(name: str, value: float) -> Any:
+        def measure() -> float:
+            calls.append(name)
+            return value * len(calls)
+
+        return measure
+
+    measured = pairs.measure_pairs(side("ours", 1.0), side("theirs", 10.0), 3)
+    assert calls == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert measured == [pairs.Pair(1.0, 20.0), pairs.Pair(4.0, 30.0), pairs.Pair(5.0, 60.0)]
+    assert [pair.ratio for pair in measured] == [1 / 20, 4 / 30, 5 / 60]
+
+
+def test_a_figure_tells_its_medians_its_ratio_and_whether_the_target_is_reached(
+    pairs: Any, figures: Any
+) -> None:
+    def figure(target: Any) -> Any:
+        measured = [pairs.Pair(96.0 + i, 100.0) for i in range(3)]
+        return figures.Figure(
+            name="speed", ours="we", theirs="they", unit="/s", pairs=measured, target=target
+        )
+
+    assert figure(figures.Target(at_least=0.95)).lines() == [
+        "speed",
+        "  medians   we 97 /s, they 100 /s",
+        "  ratio     0.970   75% interval 0.960 to 0.980, 3 pairs",
+        "  target    at least 0.950: reached",
+    ]
+    missed = figure(figures.Target(at_least=0.97, low_at_least=0.965))
+    assert missed.lines()[-1] == "  target    at least 0.970, interval from at least 0.965: NOT REACHED"
+    assert missed.to_json()["reached"] is False
+    assert figure(None).to_json()["target"] is None
+    assert figure(figures.Target(at_most=0.9)).to_json()["reached"] is False
+
+
+def test_every_benchmark_explains_itself() -> None:
+    commands = [[sys.executable, str(BENCHMARKS / f"{name}.py"), "--help"] for name in COMMANDS]
+    started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for command in commands]
+    for name, process in zip(COMMANDS, started, strict=True):
+        told, _ = process.communicate()
+        assert process.returncode == 0, name
+        assert all(option in told for option in ("--pairs", "--quick", "--json")), told
