@@ -50,7 +50,7 @@ def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) 
     assert display.ticked() == 10.0
     clock.now = 111.0
     assert display.ticked() == 10.0
-    display.heard(0, Checkpointed(6, "/c/6", 0.1))
+    display.heard(0, Checkpointed(6, "/c/6", 0.1, 0.01))
     display.over(outcome())
     printed = capsys.readouterr()
     assert printed.out.splitlines() == ["worker 1 │ hello", "job      │ step 6  accuracy 0.5"]

@@ -90,8 +90,9 @@ def test_a_finished_job_has_nothing_left_to_do(launch: Launch, tmp_path: Path) -
 
 
 SCRIPT = """
-import sys, torch, gyrostat
+import sys, threading, torch, gyrostat
 from torch.utils.data import TensorDataset
+from gyrostat.engine.checkpoint.writer import THREAD
 job = gyrostat.init(seed=3)
 model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 2))
 optimizer = torch.optim.Adam(model.parameters())
@@ -99,6 +100,9 @@ job.track(model=model, optimizer=optimizer)
 loader = job.dataloader(TensorDataset(torch.arange(96.0).view(24, 4)), batch_size=2, shuffle=True)
 for epoch in job.epochs(int(sys.argv[1])):
     for step in job.steps(loader):
+        for thread in threading.enumerate():
+            if thread.name == THREAD:
+                thread.join()  # so that a checkpoint can be taken at every boundary
         for (x,) in step:
             step.backward(model(x).square().mean())
         optimizer.step()

@@ -33,7 +33,7 @@ def test_a_good_run_adds_up() -> None:
     counted = tally()
     counted.add(0, Logged(6, {"accuracy": 0.5}), 103.0)
     counted.add(0, Probed(6, "d6", {"model.weight": "w"}), 103.0)
-    counted.add(0, Checkpointed(6, "/c/6", 0.25), 103.5)
+    counted.add(0, Checkpointed(6, "/c/6", 0.25, 0.01), 103.5)
     counted.add(0, Finished(6, "abc", 103.5), 103.5)
     counted.add(1, Finished(6, "abc", 103.5), 103.5)
     outcome = end(counted).check()

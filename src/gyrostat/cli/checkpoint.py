@@ -6,6 +6,7 @@ it and `gyrostat --help` should not wait for that.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -139,12 +140,14 @@ def save(
             f"no job is running with the checkpoint directory {directory}; "
             f"start one with `gyrostat run --checkpoint-dir {directory} …`"
         )
-    before = _inodes(directory)
+    # One that is being written now is older than the question. Its directory stays the same when it is renamed.
+    before = _inodes(directory) | _inodes(directory, ".writing-step-*")
     end = time.monotonic() + timeout
     asked = -math.inf
     while not (fresh := [path for inode, path in _inodes(directory).items() if inode not in before]):
         # A job whose workers are just starting does not hear us: ask again. More than once means once.
-        if time.monotonic() > asked + _ASK_AGAIN_S and _listens(run.pid) and not _is_writing(directory):
+        again = asked > 0 and _is_writing(directory)
+        if time.monotonic() > asked + _ASK_AGAIN_S and _listens(run.pid) and not again:
             os.kill(run.pid, signal.SIGUSR1)
             asked = time.monotonic()
         _pause(directory, end)
@@ -169,12 +172,13 @@ def _pause(directory: Path, end: float) -> None:
     time.sleep(_LOOK_AGAIN_S)
 
 
-def _inodes(directory: Path) -> dict[int, Path]:
+def _inodes(directory: Path, names: str = "step-????????*") -> dict[int, Path]:
     """Checkpoints by what they are on the disk: one that replaces another has the same name."""
     found: dict[int, Path] = {}
-    for path in directory.glob("step-????????*"):
+    for path in directory.glob(names):
         if path.suffix != ".replaced":
-            found[path.stat().st_ino] = path
+            with contextlib.suppress(FileNotFoundError):  # removed, or renamed, since it was listed
+                found[path.stat().st_ino] = path
     return found
 
 

@@ -6,7 +6,6 @@ A script tracks its objects, then loops over epochs, steps and micro-batches. Ev
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +27,7 @@ from gyrostat.engine.checks import (
     check_trackable,
 )
 from gyrostat.engine.digest import digest_of, tensor_digests
-from gyrostat.engine.keeper import Keeper
+from gyrostat.engine.keeper import Boundary, Keeper
 from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
 from gyrostat.engine.reduce.buckets import DdpOptions
@@ -76,7 +75,7 @@ class Job:
         self._save_asked = Requests()
         self._modules: dict[str, nn.Module] = {}
         self._keeper = (
-            Keeper(assignment.checkpoint, runner, fingerprint, seed)
+            Keeper(assignment.checkpoint, runner, fingerprint, seed, supervisor)
             if isinstance(runner, VirtualRunner)
             else None
         )
@@ -263,8 +262,12 @@ class Job:
             compare_replicas(self.tracked, self._runner.group, self.progress)
         asked, self._save_asked = self._save_asked, Requests()
         stop = asked.stop or self._assignment.stop_after == self.progress.step
-        if self._keeper is not None and self._keeper.due(self.progress.step, asked=asked.checkpoint or stop):
-            self._write_checkpoint(finished=False)
+        if self._keeper is not None:
+            here = Boundary(self.tracked, self.state, self.progress)
+            if stop:
+                self._keeper.last(here, finished=False)
+            else:
+                self._keeper.boundary(here, asked=asked.checkpoint, written=asked.written)
         if stop:
             raise Stopped(0)
 
@@ -362,13 +365,6 @@ class Job:
         self.state = self._keeper.restore(self.tracked)
         self._loops.reached()
 
-    def _write_checkpoint(self, *, finished: bool) -> None:
-        assert self._keeper is not None
-        began = time.monotonic()
-        path = self._keeper.write(self.tracked, self.state, self.progress, finished=finished)
-        if path is not None:
-            self._supervisor.checkpointed(self.progress.step, str(path), time.monotonic() - began)
-
     def finish(self) -> None:
         """The script has ended; its end is a boundary. Workers agree that they are equal, and a last checkpoint is written."""
         self._hook.remove()
@@ -380,7 +376,7 @@ class Job:
         if not self._assignment.reference:
             compare_replicas(self.tracked, self._runner.group, self.progress)
         if self._keeper is not None and self._started and not self._loops.resuming:
-            self._write_checkpoint(finished=True)
+            self._keeper.last(Boundary(self.tracked, self.state, self.progress), finished=True)
         leaves = tensor_digests(**self.tracked)
         mine = digest_of(leaves).encode()
         # Buffers of DDP's other ranks are their own; the job's are rank 0's.

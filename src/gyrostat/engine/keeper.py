@@ -1,10 +1,13 @@
 """Keeps a job's checkpoints: when one is due, what goes into it, which one to go on from.
 
-Every worker looks for the newest usable checkpoint by itself, then all agree on it; worker 0 alone writes.
+Every worker looks for the newest usable checkpoint by itself, then all agree on it; worker 0 alone writes. All decide
+alike at which boundary one is taken (`checkpoint/turns.py`): that worker 0's writer is free travels with the passes, as
+requests do. What was written is told, and what could not be is raised, at the boundary after that.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,8 +18,10 @@ import msgspec
 from gyrostat.core.errors import Diverged, Misuse, OtherFingerprint
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import CheckpointStore, Snapshot
+from gyrostat.engine.checkpoint import CheckpointStore, Snapshot, Turns, Writer, Written
+from gyrostat.engine.runner import Requests
 from gyrostat.engine.snapshot import gather_contexts, put_contexts, put_shared, take_shared
+from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.virtual import VirtualRunner
 
 
@@ -28,17 +33,34 @@ class Target:
     finished: bool
 
 
+@dataclass(frozen=True)
+class Boundary:
+    """A job between two steps: what a checkpoint is taken of."""
+
+    tracked: Mapping[str, Any]
+    state: Mapping[str, Any]
+    """`job.state`."""
+    progress: Progress
+
+
 class Keeper:
     """The checkpoints of one job, seen from one worker."""
 
     def __init__(
-        self, policy: CheckpointPolicy | None, runner: VirtualRunner, fingerprint: dict[str, str], seed: int
+        self,
+        policy: CheckpointPolicy | None,
+        runner: VirtualRunner,
+        fingerprint: dict[str, str],
+        seed: int,
+        supervisor: Supervisor,
     ) -> None:
         self._policy, self._runner, self._fingerprint, self._seed = policy, runner, fingerprint, seed
+        self._supervisor = supervisor
         self._store = None if policy is None else CheckpointStore(Path(policy.directory), keep=policy.keep)
+        self._writer = None if self._store is None else Writer(self._store, done=self._tell_all)
+        self._turns = Turns(every=0 if policy is None else policy.every)
         self._job: dict[str, Any] = {}
         self._found: Snapshot | None = None
-        self._last_step = 0
 
     def require_directory(self) -> None:
         if self._store is None:
@@ -85,7 +107,7 @@ class Keeper:
             )
         if snapshot is None:
             return None, None, found.refused
-        self._found, self._last_step = snapshot, step
+        self._found, self._turns.last_step = snapshot, step
         return (
             Target(snapshot.progress, bool(snapshot.shared.get("finished"))),
             str(found.path),
@@ -99,30 +121,54 @@ class Keeper:
         put_contexts(snapshot.contexts, self._runner)
         return put_shared(snapshot.shared, tracked, self._runner)
 
-    def due(self, step: int, *, asked: bool) -> bool:
-        """Whether to write one at this boundary: asked for, or its turn. Never the same step twice."""
-        if self._policy is None or step == self._last_step:
-            return False
-        return asked or (self._policy.every > 0 and step % self._policy.every == 0)
+    def boundary(self, state: Boundary, *, asked: bool, written: bool) -> None:
+        """Take a checkpoint if it is time. It is written behind; whether an earlier one was is told here."""
+        if written:
+            self._collect()
+        if self._turns.boundary(state.progress.step, asked=asked, written=written):
+            since = time.monotonic()
+            snapshot = self._take(state, finished=False)
+            if self._writer is not None and snapshot is not None:
+                self._writer.begin(snapshot, since=since)
 
-    def write(
-        self, tracked: Mapping[str, Any], state: Mapping[str, Any], progress: Progress, *, finished: bool
-    ) -> Path | None:
-        """Write a checkpoint. Contexts come from all workers; worker 0 writes and returns the path."""
+    def last(self, state: Boundary, *, finished: bool) -> None:
+        """The job ends here: return when this boundary's checkpoint is in place, and those before it."""
+        since = time.monotonic()
+        if not finished and state.progress.step == self._turns.last_step:
+            self._collect()  # there already, or being written
+            return
+        snapshot = self._take(state, finished=finished)
+        self._collect()
+        if self._writer is not None and snapshot is not None:
+            self._tell(self._writer.write_now(snapshot, since=since))
+        self._turns.took(state.progress.step)
+
+    def _take(self, state: Boundary, *, finished: bool) -> Snapshot | None:
+        """Contexts come from all workers; worker 0 alone keeps what there is to write. It refers to live tensors."""
         if self._store is None:
             return None
-        contexts = gather_contexts(self._runner, progress)
-        self._last_step = progress.step
+        contexts = gather_contexts(self._runner, state.progress)
         if self._runner.group.rank != 0:
             return None
-        snapshot = Snapshot(
+        return Snapshot(
             job=self._job,
             fingerprint=self._fingerprint,
-            progress=progress,
-            shared=take_shared(tracked, state, self._runner) | {"finished": finished},
+            progress=state.progress,
+            shared=take_shared(state.tracked, state.state, self._runner) | {"finished": finished},
             contexts=contexts,
         )
-        return self._store.save(snapshot)
+
+    def _collect(self) -> None:
+        """If one is being written, wait for it."""
+        if self._writer is not None and (written := self._writer.collect()):
+            self._tell(written)
+
+    def _tell(self, written: Written) -> None:
+        self._supervisor.checkpointed(written.step, str(written.path), written.seconds, written.blocked)
+
+    def _tell_all(self) -> None:
+        """In the writer's thread: all workers will know when the next pass has settled."""
+        self._runner.request_box.put(Requests(written=True))
 
 
 def _check_alike(worker: int, other: dict[str, Any], first: dict[str, Any]) -> None:

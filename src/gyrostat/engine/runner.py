@@ -51,29 +51,43 @@ class Requests:
 
     checkpoint: bool = False
     stop: bool = False
+    written: bool = False
+    """Not asked for, but told along the same way: worker 0's checkpoint is written, and it can take another."""
 
     def __or__(self, other: Requests) -> Requests:
-        return Requests(self.checkpoint or other.checkpoint, self.stop or other.stop)
+        return Requests(
+            self.checkpoint or other.checkpoint, self.stop or other.stop, self.written or other.written
+        )
 
 
 class RequestBox:
-    """Where requests wait for the next pass to settle. Filled by signal handlers, so every change is one assignment."""
+    """Where requests wait for the next pass to settle.
+
+    Filled by signal handlers and by the thread that writes checkpoints, so every change is one assignment.
+    """
 
     def __init__(self) -> None:
         self.checkpoint = False
         self.stop = False
+        self.written = False
 
     def put(self, requests: Requests) -> None:
-        self.checkpoint |= requests.checkpoint
-        self.stop |= requests.stop
+        if requests.checkpoint:
+            self.checkpoint = True
+        if requests.stop:
+            self.stop = True
+        if requests.written:
+            self.written = True
 
     def take(self) -> Requests:
         """What is asked for. Only what was seen is cleared: what arrives meanwhile stays for the next time."""
-        requests = Requests(self.checkpoint, self.stop)
+        requests = Requests(self.checkpoint, self.stop, self.written)
         if requests.checkpoint:
             self.checkpoint = False
         if requests.stop:
             self.stop = False
+        if requests.written:
+            self.written = False
         return requests
 
 

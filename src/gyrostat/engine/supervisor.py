@@ -29,8 +29,8 @@ class Supervisor(Protocol):
     def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
         """The digest of all tracked state after `step` steps, and of each tensor if asked for."""
 
-    def checkpointed(self, step: int, path: str, seconds: float) -> None:
-        """A checkpoint was written and is in place."""
+    def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
+        """The checkpoint of step `step` is in place. That took so many seconds, and training stood still for `blocked`."""
 
     def finished(self, step: int, digest: str) -> None:
         """The script has ended well after `step` steps, with this digest of all tracked state."""
@@ -54,7 +54,7 @@ class Alone:
     def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
         pass
 
-    def checkpointed(self, step: int, path: str, seconds: float) -> None:
+    def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
         pass
 
     def finished(self, step: int, digest: str) -> None:

@@ -54,8 +54,12 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
     """The elements in row-major order. Shares memory with a tensor that is contiguous and on the CPU."""
     if tensor.numel() == 0:
         return memoryview(bytearray())
-    flat = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+    return byte_row(tensor.detach().cpu()).numpy().data
+
+
+def byte_row(tensor: torch.Tensor) -> torch.Tensor:
+    """The same as a tensor of bytes, on the device where the elements are. Not for tensors without elements."""
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def empty_tensor(dtype: str, shape: Sequence[int]) -> torch.Tensor:

@@ -61,8 +61,8 @@ class Messenger:
     def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
         self._send(Probed(step, digest, dict(tensors)))
 
-    def checkpointed(self, step: int, path: str, seconds: float) -> None:
-        self._send(Checkpointed(step, path, seconds))
+    def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
+        self._send(Checkpointed(step, path, seconds, blocked))
 
     def finished(self, step: int, digest: str) -> None:
         self._send(Finished(step, digest, time.monotonic()))

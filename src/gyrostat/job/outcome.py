@@ -35,6 +35,9 @@ class CheckpointRecord:
     step: int
     path: str
     seconds: float
+    """Until it was in place."""
+    blocked: float
+    """For which training stood still."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,8 +149,10 @@ class Tally:
                 self.logs.append(LogRecord(step=step, metrics=metrics))
             case Probed(step=step, digest=digest, tensors=tensors):
                 self.probes.append(ProbeRecord(step=step, digest=digest, tensors=tensors))
-            case Checkpointed(step=step, path=path, seconds=seconds):
-                self.checkpoints.append(CheckpointRecord(step=step, path=path, seconds=seconds))
+            case Checkpointed(step=step, path=path, seconds=seconds, blocked=blocked):
+                self.checkpoints.append(
+                    CheckpointRecord(step=step, path=path, seconds=seconds, blocked=blocked)
+                )
                 self._note(EventKind.CHECKPOINT, now, f"wrote {path}")
             case Finished():
                 self.finished[worker] = message

@@ -130,6 +130,9 @@ class Checkpointed(msgspec.Struct, frozen=True, tag=True):
     step: int
     path: str
     seconds: float
+    """Until it was in place."""
+    blocked: float
+    """For which training stood still."""
 
 
 class Finished(msgspec.Struct, frozen=True, tag=True):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, and what a search for one returns."""
+"""What a checkpoint holds, whole and taken apart, and what a search for one returns."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from gyrostat.core.errors import CheckpointError
+from gyrostat.core.errors import CheckpointError, UsageError
 from gyrostat.core.progress import Progress
+from gyrostat.engine.statetree import Flat, Skeleton, flatten
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,31 @@ class Snapshot:
     def imported(self) -> bool:
         """Made from another program's file: it knows only a part of the above."""
         return not self.contexts
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatSnapshot:
+    """A snapshot taken apart, as it is written. Skeletons are of their own; tensors may be those of the job."""
+
+    job: Skeleton
+    fingerprint: Mapping[str, str]
+    progress: Progress
+    shared: Flat
+    contexts: Flat
+
+
+def take_apart(snapshot: Snapshot) -> FlatSnapshot:
+    """Nothing is copied yet. Raises UsageError if something in it cannot be stored."""
+    job = flatten(dict(snapshot.job))
+    if job.tensors:
+        raise UsageError(f"{job.tensors[0][0]!r} in the job's identity is a tensor; use a plain value")
+    return FlatSnapshot(
+        job=job.skeleton,
+        fingerprint=dict(snapshot.fingerprint),
+        progress=snapshot.progress,
+        shared=flatten(snapshot.shared),
+        contexts=flatten(list(snapshot.contexts)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,8 +33,8 @@ from gyrostat.engine.checkpoint import tensorfile
 from gyrostat.engine.checkpoint.disk import Disk, make_directories, remove, sync_directory, write_file
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, FORMAT, MANIFEST, SHARED, Manifest, to_bytes
 from gyrostat.engine.checkpoint.read import NAME, job_of, load_contents, read_manifest
-from gyrostat.engine.checkpoint.snapshot import Found, Snapshot
-from gyrostat.engine.statetree import Flat, flatten
+from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, Snapshot, take_apart
+from gyrostat.engine.statetree import Flat
 
 _UNFINISHED = re.compile(r"\.(writing|removing)-step-\d{8,18}(\.replaced)?-[0-9a-f]{8}")
 
@@ -75,10 +75,10 @@ class CheckpointStore:
 
     def save(self, snapshot: Snapshot) -> Path:
         """Write a checkpoint; when this returns, it will survive a loss of power."""
-        job, shared = flatten(dict(snapshot.job)), flatten(snapshot.shared)
-        contexts = flatten(list(snapshot.contexts))
-        if job.tensors:
-            raise UsageError(f"{job.tensors[0][0]!r} in the job's identity is a tensor; use a plain value")
+        return self.write(take_apart(snapshot))
+
+    def write(self, snapshot: FlatSnapshot) -> Path:
+        """As `save`, of a snapshot that was taken apart before."""
         final = self.directory / f"step-{snapshot.progress.step:08d}"
         beside = self._beside("writing", final)
         try:
@@ -86,7 +86,7 @@ class CheckpointStore:
             self._clear_leftovers()
             self._disk.make_directory(beside)
             with _held(beside):
-                self._write(beside, snapshot, job, shared, contexts)
+                self._write_files(beside, snapshot)
                 self._put_in_place(beside, final)
         except BaseException as error:
             self._try_remove(beside)
@@ -116,21 +116,21 @@ class CheckpointStore:
             ) from error
         return earlier
 
-    def _write(self, path: Path, snapshot: Snapshot, job: Flat, shared: Flat, contexts: Flat) -> None:
-        shared_file = write_file(self._disk, path / SHARED, _contents(shared))
-        contexts_file = write_file(self._disk, path / CONTEXTS, _contents(contexts))
+    def _write_files(self, path: Path, snapshot: FlatSnapshot) -> None:
+        shared_file = write_file(self._disk, path / SHARED, _contents(snapshot.shared))
+        contexts_file = write_file(self._disk, path / CONTEXTS, _contents(snapshot.contexts))
         manifest = Manifest(
             format=FORMAT,
             gyrostat=__version__,
             torch=str(torch.__version__),
             created=self._now(),
             progress=snapshot.progress,
-            job=job.skeleton,
+            job=snapshot.job,
             fingerprint={key: str(value) for key, value in snapshot.fingerprint.items()},
             shared_file=shared_file,
             contexts_file=contexts_file,
-            shared=shared.skeleton,
-            contexts=contexts.skeleton,
+            shared=snapshot.shared.skeleton,
+            contexts=snapshot.contexts.skeleton,
         )
         write_file(self._disk, path / MANIFEST, [to_bytes(manifest)])
         sync_directory(self._disk, path)
