@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.core.job import CheckpointPolicy, Probe
+from gyrostat.core.job import CheckpointPolicy, Probe, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Observer
@@ -57,6 +57,7 @@ class Launch:
         probe: Probe | None = None,
         stop_after: int | None = None,
         threads: int = 1,
+        reduction: Reduction = Reduction.DDP,
         env: Mapping[str, str] | None = None,
         log_dir: Path | None = None,
         observer: Observer | None = None,
@@ -73,6 +74,7 @@ class Launch:
             program=Program(name=str(path), args=tuple(args)),
             placement=counts,
             threads=threads,
+            reduction=reduction,
             checkpoint=checkpoint,
             reference=reference,
             probe=probe,

@@ -12,16 +12,18 @@ if TYPE_CHECKING:
     from gyrostat.core.errors import GyrostatError
     from gyrostat.engine.digest import digest
     from gyrostat.engine.job import Job
+    from gyrostat.engine.reduce.hook import tree_hook
     from gyrostat.engine.session import init
 
 __version__ = "0.1.0"
-__all__ = ["GyrostatError", "Job", "__version__", "digest", "init"]
+__all__ = ["GyrostatError", "Job", "__version__", "digest", "init", "tree_hook"]
 
 _HOMES = {
     "GyrostatError": "gyrostat.core.errors",
     "Job": "gyrostat.engine.job",
     "digest": "gyrostat.engine.digest",
     "init": "gyrostat.engine.session",
+    "tree_hook": "gyrostat.engine.reduce.hook",
 }
 
 

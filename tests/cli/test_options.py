@@ -63,8 +63,7 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_comes_later_says_what_works_now() -> None:
     check_available(Reduction.DDP, Determinism.ELASTIC, None)
-    with pytest.raises(NotYet, match="--reduction tree comes in a later version; `--reduction ddp`"):
-        check_available(Reduction.TREE, Determinism.ELASTIC, None)
+    check_available(Reduction.TREE, Determinism.ELASTIC, None)
     with pytest.raises(NotYet, match="--determinism static comes in a later version; `elastic`"):
         check_available(Reduction.DDP, Determinism.STATIC, None)
     with pytest.raises(NotYet, match="--schedule comes in a later version; until then"):

@@ -56,11 +56,6 @@ def choose_checkpoint(directory: Path | None, every: int, keep: int, resume: boo
 
 def check_available(reduction: Reduction, determinism: Determinism, schedule: str | None) -> None:
     """Refuse what this version does not have yet, and say what it has instead."""
-    if reduction is not Reduction.DDP:
-        raise NotYet(
-            f"--reduction {reduction} comes in a later version; `--reduction ddp`, the default, works "
-            "for every number of workers"
-        )
     if determinism is not Determinism.ELASTIC:
         raise NotYet(
             f"--determinism {determinism} comes in a later version; `elastic`, the default, gives the same "

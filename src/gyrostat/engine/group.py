@@ -2,12 +2,12 @@
 
 Every collective begins with an envelope that names its kind, generation and progress. Workers that are not at the same
 place in the script find out there, with an error that names both places, instead of adding gradients that do not
-belong together. A lone worker has the same methods and no process group.
+belong together. Gradients have a process group of their own, so that the courier may carry them while the script's thread
+talks. A lone worker has the same methods and no process group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +18,7 @@ import torch
 
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
+from gyrostat.engine.courier import Courier
 from gyrostat.engine.torch_internals import file_store, gloo_group
 
 if TYPE_CHECKING:
@@ -50,13 +51,20 @@ class Group:
         self.rank, self.size, self.generation = rank, size, generation
         self.traffic = Traffic()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
+        self.courier = Courier()
         self._gloo: Any = None
+        self._gradients: Any = None
         if size > 1:
+            timeout = timedelta(seconds=timeout_s)
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
             with _peers():
-                rendezvous = file_store(store, size, f"generation-{generation}")
-                self._gloo = gloo_group(rendezvous, rank, size, timedelta(seconds=timeout_s))
+                self._gloo, self._gradients = (
+                    gloo_group(
+                        file_store(store, size, f"generation-{generation}-{purpose}"), rank, size, timeout
+                    )
+                    for purpose in ("control", "gradients")
+                )
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
         """Give every worker everybody's payload, in worker order."""
@@ -94,11 +102,10 @@ class Group:
         data = everyone.numpy().tobytes()
         return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
 
-    def all_reduce(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Sum each tensor over all workers in place, by gloo's own all-reduce."""
+    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+        """Sum `tensor` over all workers in place, by gloo's own all-reduce."""
         with _peers():
-            for work in [self._gloo.allreduce([tensor]) for tensor in tensors]:
-                work.wait()
+            return Pending([self._gradients.allreduce([tensor])], tensor)
 
     def broadcast(self, tensor: torch.Tensor) -> Pending:
         """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
@@ -107,12 +114,12 @@ class Group:
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
         self.traffic.sent += tensor.nbytes
         with _peers():
-            return Pending([self._gloo.send([tensor], to, tag)], tensor)
+            return Pending([self._gradients.send([tensor], to, tag)], tensor)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         self.traffic.received += tensor.nbytes
         with _peers():
-            return Pending([self._gloo.recv([tensor], source, tag)], tensor)
+            return Pending([self._gradients.recv([tensor], source, tag)], tensor)
 
 
 class Pending:

@@ -258,7 +258,8 @@ class Job:
             self._broken.require_complete()
         self._evaluations = 0
         self._report_step()
-        if self.progress.step % _COMPARE_EVERY == 0 and not self._assignment.reference:
+        every = _COMPARE_EVERY if self._assignment.probe is None else self._assignment.probe.every
+        if self.progress.step % every == 0 and not self._assignment.reference:
             compare_replicas(self.tracked, self._runner.group, self.progress)
         asked, self._save_asked = self._save_asked, Requests()
         stop = asked.stop or self._assignment.stop_after == self.progress.step

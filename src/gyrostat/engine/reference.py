@@ -17,9 +17,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from gyrostat.core.job import Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.reduce.hook import tree_hook
 from gyrostat.engine.rng import RngState, seed_all
 from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
 from gyrostat.engine.torch_internals import file_store, hash_store
@@ -29,9 +31,17 @@ class ReferenceRunner(Runner):
     """One DDP rank."""
 
     def __init__(
-        self, *, placement: Placement, group: Group, seed: int, store: str | None, timeout_s: float
+        self,
+        *,
+        placement: Placement,
+        group: Group,
+        seed: int,
+        store: str | None,
+        timeout_s: float,
+        order: Reduction,
     ) -> None:
         super().__init__(placement=placement, group=group, seed=seed)
+        self._order = order
         dist.init_process_group(
             "gloo",
             store=hash_store() if store is None else file_store(store, group.size, "reference"),
@@ -49,7 +59,10 @@ class ReferenceRunner(Runner):
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
         if any(parameter.requires_grad for parameter in module.parameters()):
-            self._wrappers.append(route_through_ddp(module, options, lambda: self.micro_batch is not None))
+            wrapper = route_through_ddp(module, options, lambda: self.micro_batch is not None)
+            if self._order is Reduction.TREE:
+                wrapper.register_comm_hook(None, tree_hook)
+            self._wrappers.append(wrapper)
 
     def start_streams(self) -> None:
         shared = self.streams.save()

@@ -169,6 +169,9 @@ class Runner(ABC):
     def share_buffers_for_evaluation(self) -> None:
         """An evaluation sees virtual worker 0's buffers, on every worker."""
 
+    def after_backward(self, micro_batch: MicroBatch) -> None:
+        """The gradients of this micro-batch are there."""
+
     # The pass.
 
     def run_pass(self, plan: StepPlan, progress: Progress) -> Iterator[Any]:
@@ -203,6 +206,7 @@ class Runner(ABC):
             )
         loss.backward(**options)  # type: ignore[no-untyped-call]
         micro_batch.backward_done = True
+        self.after_backward(micro_batch)
         if micro_batch.rank == 0:
             self._losses.append(loss.detach())
 

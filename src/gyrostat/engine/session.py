@@ -159,7 +159,8 @@ def _make_runner(assignment: Assignment, seed: int) -> Runner:
             seed=seed,
             store=assignment.store,
             timeout_s=assignment.timeout_s,
+            order=assignment.reduction,
         )
     if assignment.reduction is Reduction.DDP:
         check_gloo_order(assignment.placement.virtual_workers)
-    return VirtualRunner(placement=assignment.placement, group=group, seed=seed)
+    return VirtualRunner(placement=assignment.placement, group=group, seed=seed, order=assignment.reduction)

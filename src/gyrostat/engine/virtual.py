@@ -15,13 +15,16 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from gyrostat.core.job import Reduction as ReductionOrder
 from gyrostat.core.placement import Placement
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
 from gyrostat.engine.group import Group
+from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.ddp import DdpOrder
 from gyrostat.engine.reduce.gradients import ModuleGradients, Part
+from gyrostat.engine.reduce.tree import TreeOrder
 from gyrostat.engine.rng import RngState, seed_all
 from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
 
@@ -29,8 +32,11 @@ from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
 class VirtualRunner(Runner):
     """Runs the virtual workers of one worker in turn."""
 
-    def __init__(self, *, placement: Placement, group: Group, seed: int) -> None:
+    def __init__(
+        self, *, placement: Placement, group: Group, seed: int, order: ReductionOrder = ReductionOrder.DDP
+    ) -> None:
         super().__init__(placement=placement, group=group, seed=seed)
+        self.order = order
         self.contexts: dict[int, Context] = {}
         self.gradients: list[ModuleGradients] = []
         self.buffers: list[ModuleBuffers] = []
@@ -40,15 +46,20 @@ class VirtualRunner(Runner):
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
-        gradients = ModuleGradients(name, module, options)
+        gradients = ModuleGradients(name, module, options, overlap=self.group.size > 1)
         if gradients.parameters:
-            gradients.reduction = DdpOrder(gradients.parameters, options, self.placement, self.group)
+            gradients.reduction = self._make_reduction(gradients)
             self.gradients.append(gradients)
         buffers = ModuleBuffers(
             name, module, broadcast=options.broadcast_buffers or not gradients.parameters, group=self.group
         )
         if buffers:
             self.buffers.append(buffers)
+
+    def _make_reduction(self, gradients: ModuleGradients) -> Reduction:
+        if self.order is ReductionOrder.TREE:
+            return TreeOrder(gradients.parameters, self.placement, self.group)
+        return DdpOrder(gradients.parameters, gradients.options, self.placement, self.group)
 
     def start_streams(self) -> None:
         shared = self.streams.save()
@@ -75,7 +86,7 @@ class VirtualRunner(Runner):
         for buffers in self.buffers:
             buffers.enter(rank, context.buffers.get(buffers.name), first=first)
         for gradients in self.gradients:
-            gradients.begin_rank()
+            gradients.begin_rank(rank, weight=None, last_here=rank == self.hosted[-1])
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
         indices = plan.order.indices(rank, plan.first_batch + number)
@@ -95,13 +106,16 @@ class VirtualRunner(Runner):
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         for buffers in self.buffers:
             buffers.micro_batch(last=micro_batch.last)
-        if micro_batch.rank == 0 and micro_batch.last:
+        if micro_batch.last:
             for gradients in self.gradients:
-                gradients.watch_ready_order()
+                gradients.begin_last_micro_batch()
+
+    def after_backward(self, micro_batch: MicroBatch) -> None:
+        if micro_batch.last:
+            for gradients in self.gradients:
+                gradients.end_rank()
 
     def leave(self, rank: int) -> None:
-        for gradients in self.gradients:
-            gradients.end_rank(rank)
         context = self.contexts[rank]
         for buffers in self.buffers:
             own = buffers.leave(rank, alone=len(self.hosted) == 1)

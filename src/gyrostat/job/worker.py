@@ -82,8 +82,12 @@ def _take_on(spec: WorkerSpec) -> None:
     sys.stdout = sys.__stdout__ = _lines_to(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _lines_to(2)  # type: ignore[misc]
 
+    import numpy
     import torch
 
+    # As in a fresh interpreter. Otherwise all workers would inherit the fork parent's state, and a script that draws before
+    # it seeds would look reproducible until the next run. (Python's own generator reseeds itself after a fork.)
+    numpy.random.seed()
     torch.set_num_threads(spec.assignment.threads)
 
 

@@ -56,7 +56,8 @@ def run(
             )
             for ranks in inputs
         ]
-        ring_sum(buckets, placement, group)
+        for bucket in buckets:
+            ring_sum(bucket, placement, group)
         return [bucket.total for bucket in buckets], group.traffic
 
     with ThreadPoolExecutor(placement.workers) as threads:
@@ -122,9 +123,7 @@ def test_an_unknown_torch_is_tested_first() -> None:
 
 
 def test_an_unknown_torch_with_another_order_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        selftest.__dict__, "ring_sum", lambda buckets, placement, group: buckets[0].total.fill_(0)
-    )
+    monkeypatch.setitem(selftest.__dict__, "ring_sum", lambda bucket, placement, group: bucket.total.fill_(0))
     with pytest.raises(Refused, match=r"torch 99\.0"):
         selftest.check_gloo_order(5, torch_version="99.0")
     selftest.check_gloo_order(5)  # a known one is not tested

@@ -11,13 +11,30 @@ import torch
 class Reduction(Protocol):
     """Adds the gradients of one module over all virtual workers in a fixed order.
 
-    Within a pass: `take` once for each virtual worker of this worker, in rank order, then `mean` once. Inputs are not
-    modified, and what `take` was given and `mean` returned stays intact until the next `mean` has returned, so that a
-    reduction can be repeated or handed to a worker that missed it.
+    Within a pass: `take` once for each virtual worker of this worker, in rank order, then `mean` once. The last one may be
+    given gradient by gradient, by `stream` and `ready`, while its backward still runs. Inputs are not modified, and what
+    went in and came out stays intact until the next `mean` has returned, so that a reduction can be repeated or handed to
+    a worker that missed it.
     """
 
-    def take(self, rank: int, gradients: Sequence[torch.Tensor | None], divide: Sequence[bool]) -> None:
-        """The gradients of virtual worker `rank`; None counts as zero. `divide`: by N, instead of times 1/N."""
+    def take(
+        self,
+        rank: int,
+        gradients: Sequence[torch.Tensor | None],
+        divide: Sequence[bool],
+        weight: float | None,
+    ) -> None:
+        """The gradients of virtual worker `rank`; None counts as zero.
+
+        They are multiplied by `weight`, its share of the samples; None means that all shares are equal, 1/N. `divide`:
+        divided by N instead, for parameters where DDP does so.
+        """
+
+    def stream(self, rank: int, divide: Sequence[bool], weight: float | None) -> None:
+        """The gradients of virtual worker `rank`, the last one here, will come one by one."""
+
+    def ready(self, number: int, gradient: torch.Tensor) -> None:
+        """Gradient `number` of the streamed virtual worker. Buckets that are complete are on their way from now on."""
 
     def mean(self) -> Sequence[torch.Tensor]:
         """The mean gradient of each parameter over all virtual workers; all workers call this together."""

@@ -33,7 +33,7 @@ class Part:
 class ModuleGradients:
     """One module with trainable parameters: what is a DDP instance in plain PyTorch."""
 
-    def __init__(self, name: str, module: nn.Module, options: DdpOptions) -> None:
+    def __init__(self, name: str, module: nn.Module, options: DdpOptions, *, overlap: bool) -> None:
         self.name, self.options = name, options
         self.names, self.parameters, frozen = split_parameters(module)
         self._frozen = frozen
@@ -45,7 +45,15 @@ class ModuleGradients:
         self._touched = 0
         self._ready: list[int] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._rank = -1
+        self._weight: float | None = None
+        self._watching = False
+        self._may_stream = False
+        self._streamed: set[int] = set()
+        self._skipped = 0
         self.reduction: Reduction
+        # With unused parameters nobody knows early when a bucket is complete.
+        self._overlaps = overlap and not options.tolerates_unused
 
     def begin_pass(self) -> None:
         """Remember what `.grad` holds: every virtual worker starts from it."""
@@ -53,9 +61,13 @@ class ModuleGradients:
         self._dirty = any(gradient is not None for gradient in self._before)
         self._used = [False] * len(self.parameters)
         self._touched = 0
+        self._skipped = 0
         self._ready = None
 
-    def begin_rank(self) -> None:
+    def begin_rank(self, rank: int, *, weight: float | None, last_here: bool) -> None:
+        """Virtual worker `rank` comes in: `.grad` is as it was before the pass. `weight`: its share, if not 1/N."""
+        self._rank, self._weight = rank, weight
+        self._may_stream = last_here and self._overlaps
         self._started = []
         if not self._dirty:
             return
@@ -65,40 +77,67 @@ class ModuleGradients:
                 None if parameter.grad is None else (parameter.grad, parameter.grad._version)
             )
 
-    def watch_ready_order(self) -> None:
-        """From now on, note the order in which gradients become ready (virtual worker 0, its last micro-batch)."""
-        if not self.reduction.wants_ready_order():
-            return
-        self._ready = []
-        for number, parameter in enumerate(self.parameters):
-            hook = parameter.register_post_accumulate_grad_hook(_Note(number, self._ready))  # type: ignore[no-untyped-call]
-            self._hooks.append(hook)
+    def begin_last_micro_batch(self) -> None:
+        """Gradients that become ready from now on are final for this virtual worker."""
+        self._streamed = set()
+        self._watching = True
+        if self._rank == 0 and self.reduction.wants_ready_order():
+            self._ready = []
+        if not self._hooks and (self._overlaps or self._ready is not None):
+            for number, parameter in enumerate(self.parameters):
+                hook = parameter.register_post_accumulate_grad_hook(_Hook(self, number))  # type: ignore[no-untyped-call]
+                self._hooks.append(hook)
 
-    def end_rank(self, rank: int) -> None:
-        """Hand the gradients of virtual worker `rank` to the reduction, and clear `.grad`."""
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
+    def became_ready(self, number: int, gradient: torch.Tensor | None) -> None:
+        """A gradient is complete, in the middle of backward."""
+        if not self._watching or gradient is None:
+            return
+        if self._ready is not None and self._rank == 0:
+            self._ready.append(number)
+        if self._may_stream and gradient.layout is torch.strided:
+            if number in self._streamed:
+                raise Misuse(
+                    f"parameter {self.names[number]!r} of {self.name!r} became ready twice in one backward (reentrant "
+                    "checkpointing?); DDP refuses that too. Track with ddp={'static_graph': True}"
+                )
+            if not self._streamed:
+                self.reduction.stream(self._rank, self._divides(), self._weight)
+            self._streamed.add(number)
+            self.reduction.ready(number, gradient.detach())
+
+    def end_rank(self) -> None:
+        """Backward is done: hand what has not been streamed to the reduction, and clear `.grad`."""
+        self._watching = False
+        if not self._overlaps:
+            for hook in self._hooks:
+                hook.remove()
+            self._hooks.clear()
         gradients = [parameter.grad for parameter in self.parameters]
         used = self._used_by(gradients)
         if any(used):
-            self._check(rank, gradients, used)
+            self._check(self._rank, gradients, used)
             self._touched += 1
             self._used = [a or b for a, b in zip(self._used, used, strict=True)]
             self._own = gradients
-        if any(used) or self.options.tolerates_unused:
-            # DDP divides instead of multiplying where the gradient already lives in its bucket.
-            in_bucket = [
-                self.options.gradient_as_bucket_view and before is not None for before in self._before
-            ]
+        if not self._streamed and (any(used) or self.options.tolerates_unused):
             with torch.no_grad():
-                self.reduction.take(rank, gradients, in_bucket)
+                self.reduction.take(self._rank, gradients, self._divides(), self._weight)
         for parameter in self.parameters:
             parameter.grad = None
 
+    def skip_rank(self) -> None:
+        """This virtual worker has no sample in this step: it adds nothing."""
+        self.reduction.take(self._rank, [None] * len(self.parameters), self._divides(), 0.0)
+        self._skipped += 1
+
+    def _divides(self) -> list[bool]:
+        """DDP divides instead of multiplying where the gradient already lives in its bucket."""
+        in_bucket = self.options.gradient_as_bucket_view
+        return [in_bucket and before is not None for before in self._before]
+
     def part(self) -> Part:
         return Part(
-            touched=self._touched,
+            touched=self._touched + (self._skipped if self._touched else 0),
             used=tuple(self._used) if self.options.tolerates_unused else None,
             ready=self._ready_order() if self._ready is not None and self._touched else None,
         )
@@ -173,14 +212,14 @@ class ModuleGradients:
                 )
 
 
-class _Note:
-    """A hook that notes that a gradient became ready."""
+class _Hook:
+    """Called by autograd when a parameter's gradient is complete."""
 
-    def __init__(self, number: int, into: list[int]) -> None:
-        self._number, self._into = number, into
+    def __init__(self, gradients: ModuleGradients, number: int) -> None:
+        self._gradients, self._number = gradients, number
 
     def __call__(self, parameter: torch.Tensor) -> None:
-        self._into.append(self._number)
+        self._gradients.became_ready(self._number, parameter.grad)
 
 
 def split_parameters(

@@ -4,7 +4,7 @@ Think of gloo's ring of N ranks. Chunk c starts at rank c-1, visits c-2, c-3, â€
 that rank's gradients. Neighbouring ranks usually live in one worker, where a visit is an addition in memory; a message is
 needed only where the owner changes. So a chunk goes round the ring of placement segments instead:
 
-1. The chunks that end in the same segment travel together, as one message per bucket and hop. All but the first of them
+1. The chunks that end in the same segment travel together, as one message per hop. All but the first of them
    also start in that segment, which adds the ranks below each chunk's start and sends them off downwards.
 2. Every other segment on the way adds all of its ranks. The first chunk of the group starts at the first of these.
 3. Back home, the segment adds its remaining ranks, from its highest down to c itself.
@@ -58,15 +58,14 @@ class Bucket:
             total.add_(part)
 
 
-def ring_sum(buckets: Sequence[Bucket], placement: Placement, group: Group) -> None:
-    """Fill every bucket's `total` with the sum over all virtual ranks, in gloo's order."""
+def ring_sum(bucket: Bucket, placement: Placement, group: Group) -> None:
+    """Fill the bucket's `total` with the sum over all virtual ranks, in gloo's order."""
     segments = placement.segments
     mine = [i for i, segment in enumerate(segments) if segment.worker == group.rank]
     if len(segments) == 1:
-        for bucket in buckets:
-            _finish(bucket, segments[0], alone=True)
+        _finish(bucket, segments[0], alone=True)
         return
-    walk = _Walk(buckets, segments, group)
+    walk = _Walk(bucket, segments, group)
     for here in mine:
         walk.start(here)
     for hop in range(1, len(segments)):
@@ -92,91 +91,81 @@ def _finish(bucket: Bucket, home: Segment, *, alone: bool = False) -> None:
 class _Walk:
     """All groups on their way round the segments. Sums in transit live in their final place in `total`."""
 
-    def __init__(self, buckets: Sequence[Bucket], segments: Sequence[Segment], group: Group) -> None:
-        self._buckets, self._segments, self._group = buckets, segments, group
+    def __init__(self, bucket: Bucket, segments: Sequence[Segment], group: Group) -> None:
+        self._bucket, self._segments, self._group = bucket, segments, group
         self._sending: dict[int, list[Pending]] = {index: [] for index in range(len(segments))}
 
     def start(self, here: int) -> None:
         """Step 1: the ranks below each chunk that starts here."""
-        home = self._segments[here]
-        for bucket in self._buckets:
-            for chunk in range(home.start + 1, home.stop):
-                bucket.add(*bucket.chunks[chunk], range(chunk - 1, home.start - 1, -1), fresh=True)
-        self._send(here, home, hop=0)
+        home, bucket = self._segments[here], self._bucket
+        for chunk in range(home.start + 1, home.stop):
+            bucket.add(*bucket.chunks[chunk], range(chunk - 1, home.start - 1, -1), fresh=True)
+        self._send(here, here, hop=0)
 
     def visit(self, here: int, hop: int) -> None:
         """Step 2: the group that set out `hop` segments above comes by."""
-        segment = self._segments[here]
-        home = self._segments[(here + hop) % len(self._segments)]
-        self._receive(here, home, hop)
+        segment, bucket = self._segments[here], self._bucket
+        index = (here + hop) % len(self._segments)
+        home = self._segments[index]
+        self._receive(here, index, hop)
         ranks = range(segment.stop - 1, segment.start - 1, -1)
-        for bucket in self._buckets:
-            if hop == 1:
-                bucket.add(*bucket.chunks[home.start], ranks, fresh=True)
-                bucket.add(*bucket.range(home.start + 1, home.stop), ranks, fresh=False)
-            else:
-                bucket.add(*bucket.range(home.start, home.stop), ranks, fresh=False)
-        self._send(here, home, hop)
+        if hop == 1:
+            bucket.add(*bucket.chunks[home.start], ranks, fresh=True)
+            bucket.add(*bucket.range(home.start + 1, home.stop), ranks, fresh=False)
+        else:
+            bucket.add(*bucket.range(home.start, home.stop), ranks, fresh=False)
+        self._send(here, index, hop)
 
     def come_home(self, here: int) -> None:
         """Step 3: the group is back, and is completed."""
-        home = self._segments[here]
-        self._receive(here, home, len(self._segments))
-        for bucket in self._buckets:
-            _finish(bucket, home)
+        self._receive(here, here, len(self._segments))
+        _finish(self._bucket, self._segments[here])
 
     def share(self) -> None:
         """Step 4: completed chunks go to everybody."""
         for index in self._sending:
             self._sent(index)  # sums in transit lie where the completed chunks will arrive
+        others = [worker for worker in range(self._group.size) if worker != self._group.rank]
         receiving = []
         for index, segment in enumerate(self._segments):
-            for number, bucket in enumerate(self._buckets):
-                start, stop = bucket.range(segment.start, segment.stop)
-                if start == stop:
-                    continue
-                part, tag = bucket.total[start:stop], self._tag(number, index, len(self._segments) + 1)
-                if segment.worker != self._group.rank:
-                    receiving.append(self._group.receive(part, segment.worker, tag))
-                    continue
-                others = [worker for worker in range(self._group.size) if worker != self._group.rank]
+            start, stop = self._bucket.range(segment.start, segment.stop)
+            if start == stop:
+                continue
+            part, tag = self._bucket.total[start:stop], self._tag(index, len(self._segments) + 1)
+            if segment.worker == self._group.rank:
                 self._sending[index] += [self._group.send(part, worker, tag) for worker in others]
+            else:
+                receiving.append(self._group.receive(part, segment.worker, tag))
         for pending in receiving:
             pending.wait()
         for index in self._sending:
             self._sent(index)
 
-    def _send(self, here: int, home: Segment, hop: int) -> None:
-        """Pass the group of `home` on to the segment below."""
-        below = self._segments[here - 1]
-        if below.worker != self._group.rank:
-            index, parts = self._parts(home, hop + 1)
-            self._sending[index] += [self._group.send(part, below.worker, tag) for part, tag in parts]
+    def _send(self, here: int, index: int, hop: int) -> None:
+        """Pass group `index` on to the segment below."""
+        below = self._segments[here - 1].worker
+        part = self._part(index, hop + 1)
+        if below != self._group.rank and part is not None:
+            self._sending[index].append(self._group.send(part, below, self._tag(index, hop + 1)))
 
-    def _receive(self, here: int, home: Segment, hop: int) -> None:
-        """Take the group of `home` from the segment above."""
-        above = self._segments[(here + 1) % len(self._segments)]
-        if above.worker != self._group.rank:
-            index, parts = self._parts(home, hop)
+    def _receive(self, here: int, index: int, hop: int) -> None:
+        """Take group `index` from the segment above."""
+        above = self._segments[(here + 1) % len(self._segments)].worker
+        part = self._part(index, hop)
+        if above != self._group.rank and part is not None:
             self._sent(index)  # the same range may have left here on an earlier hop
-            for pending in [self._group.receive(part, above.worker, tag) for part, tag in parts]:
-                pending.wait()
+            self._group.receive(part, above, self._tag(index, hop)).wait()
 
     def _sent(self, index: int) -> None:
         for pending in self._sending[index]:
             pending.wait()
         self._sending[index].clear()
 
-    def _parts(self, home: Segment, hop: int) -> tuple[int, list[tuple[torch.Tensor, int]]]:
-        """What travels on one hop, bucket by bucket. On the first one the group's first chunk has not begun."""
-        first = home.start + (1 if hop == 1 else 0)
-        index = self._segments.index(home)
-        parts = []
-        for number, bucket in enumerate(self._buckets):
-            start, stop = bucket.range(first, home.stop)
-            if start < stop:
-                parts.append((bucket.total[start:stop], self._tag(number, index, hop)))
-        return index, parts
+    def _part(self, index: int, hop: int) -> torch.Tensor | None:
+        """What travels on one hop. On the first one the group's first chunk has not begun."""
+        home = self._segments[index]
+        start, stop = self._bucket.range(home.start + (1 if hop == 1 else 0), home.stop)
+        return self._bucket.total[start:stop] if start < stop else None
 
-    def _tag(self, bucket: int, home: int, hop: int) -> int:
-        return (bucket * len(self._segments) + home) * (len(self._segments) + 2) + hop
+    def _tag(self, index: int, hop: int) -> int:
+        return index * (len(self._segments) + 2) + hop

@@ -27,7 +27,7 @@ def check_gloo_order(ranks: int, *, torch_version: str = torch.__version__) -> N
     if not agrees_with_gloo(min(ranks, 8)):
         raise Refused(
             f"torch {torch_version} adds gradients in an order that gyrostat does not know, so it cannot promise the bits "
-            f"of its DDP; use torch {KNOWN_TORCH[-1]} (--reduction tree, which needs no such knowledge, is not in this version)"
+            f"of its DDP; use torch {KNOWN_TORCH[-1]}, or --reduction tree, which needs no such knowledge"
         )
 
 
@@ -38,7 +38,7 @@ def agrees_with_gloo(ranks: int) -> bool:
     for size in _SIZES:
         inputs = [torch.randn(size, generator=generator) for _ in range(ranks)]
         ours = torch.empty(size)
-        ring_sum([Bucket.of(dict(enumerate(inputs)), ours, ranks)], Placement.even(ranks, 1), alone)
+        ring_sum(Bucket.of(dict(enumerate(inputs)), ours, ranks), Placement.even(ranks, 1), alone)
         if not torch.equal(ours, _all_reduce(inputs)):
             return False
     return True

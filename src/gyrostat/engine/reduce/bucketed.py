@@ -1,0 +1,144 @@
+"""What both orders have in common: gradients wait in pooled flat buckets, and a bucket that is complete may leave early.
+
+Virtual workers hand over their gradients one after the other. Those of the last one may be streamed from its backward: as soon
+as all gradients of a bucket are there, the bucket is reduced by the courier while backward goes on. Buckets leave in a fixed
+order, and the last one waits for `mean`. Everything is out of place: what went in survives until the sum is complete, and the
+sum survives until the next one is.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from gyrostat.core.placement import Placement
+from gyrostat.engine.group import Group
+from gyrostat.engine.reduce.buckets import FlatBuckets, Layout
+
+
+class Transfer(Protocol):
+    """Something under way."""
+
+    def wait(self) -> object: ...
+
+
+class Bucketed(ABC):
+    """The reduction of one module, bucket by bucket."""
+
+    _divides = True
+    """Whether gradients that DDP keeps in its buckets are divided by N, as it does without a communication hook."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> None:
+        self._parameters = list(parameters)
+        self._placement, self._group = placement, group
+        self._ranks = placement.virtual_workers
+        self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
+
+    def _use(self, layout: Layout) -> None:
+        """From now on buckets are these."""
+        self._layout = layout
+        self._bucket_of = {number: bucket for bucket, numbers in enumerate(layout) for number in numbers}
+        self._spare: list[FlatBuckets] = []
+        # A lone worker has no peer that could ask for an earlier sum; a lone virtual worker needs no sum.
+        sums = 0 if self._ranks == 1 else 1 if self._group.size == 1 else 2
+        self._totals = [FlatBuckets(self._parameters, layout) for _ in range(sums)]
+        self._forget()
+
+    def _forget(self) -> None:
+        self._under_way: list[Transfer] = []
+        self._missing: list[int] | None = None
+        self._left = 0
+
+    # What the orders do differently.
+
+    @abstractmethod
+    def _room_for(self, rank: int) -> FlatBuckets:
+        """Where the gradients of virtual worker `rank` go."""
+
+    @abstractmethod
+    def _add(self, rank: int, bucket: int) -> None:
+        """All gradients of virtual worker `rank` for this bucket are there."""
+
+    @abstractmethod
+    def _reduce(self, bucket: int) -> Transfer | None:
+        """All virtual workers here are complete for this bucket: sum it over all workers into the totals."""
+
+    @abstractmethod
+    def _after(self) -> None:
+        """The sum is complete; buffers may be used again."""
+
+    # The interface.
+
+    def take(
+        self,
+        rank: int,
+        gradients: Sequence[torch.Tensor | None],
+        divide: Sequence[bool],
+        weight: float | None,
+    ) -> None:
+        if self._ranks == 1:
+            self._only = [_zero_if_none(g, p) for g, p in zip(gradients, self._parameters, strict=True)]
+            return
+        room = self._room_for(rank)
+        scale = 1.0 / self._ranks if weight is None else weight
+        for view, gradient, by_division in zip(room.views, gradients, divide, strict=True):
+            _put(view, gradient, scale, self._ranks if by_division and self._divides else None)
+        for bucket in range(len(self._layout)):
+            self._add(rank, bucket)
+
+    def stream(self, rank: int, divide: Sequence[bool], weight: float | None) -> None:
+        self._streamed, self._divide = rank, divide
+        self._scale = 1.0 / self._ranks if weight is None else weight
+        self._room = self._room_for(rank)
+        self._missing = [len(bucket) for bucket in self._layout]
+        self._left = 0
+
+    def ready(self, number: int, gradient: torch.Tensor) -> None:
+        assert self._missing is not None
+        by = self._ranks if self._divide[number] and self._divides else None
+        _put(self._room.views[number], gradient, self._scale, by)
+        self._missing[self._bucket_of[number]] -= 1
+        while self._left < len(self._layout) - 1 and self._missing[self._left] == 0:
+            self._leave()
+
+    def mean(self) -> Sequence[torch.Tensor]:
+        if self._ranks == 1:
+            return self._only
+        while self._left < len(self._layout):
+            self._leave()
+        for transfer in self._under_way:
+            transfer.wait()
+        totals = self._totals[0]
+        self._forget()
+        self._after()
+        # The next sum goes elsewhere: a peer that has not completed this one may still ask for it.
+        self._totals.reverse()
+        return totals.views
+
+    def _leave(self) -> None:
+        bucket = self._left
+        self._left += 1
+        if self._missing is not None:
+            self._add(self._streamed, bucket)
+        transfer = self._reduce(bucket)
+        if transfer is not None:
+            self._under_way.append(transfer)
+
+
+def _put(view: torch.Tensor, gradient: torch.Tensor | None, scale: float, divisor: int | None) -> None:
+    """Scale a gradient into its place."""
+    if gradient is None:
+        view.zero_()
+    elif gradient.device != view.device:
+        view.copy_(gradient * scale if divisor is None else gradient / divisor)
+    elif divisor is None:
+        torch.mul(gradient, scale, out=view)
+    else:
+        torch.div(gradient, divisor, out=view)
+
+
+def _zero_if_none(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(parameter) if gradient is None else gradient

@@ -1,0 +1,151 @@
+"""The order of a fixed binary tree over virtual ranks: equal bits for every placement, at the cost of a plain all-reduce.
+
+1. A worker folds the gradients of its virtual workers as they come, like a binary counter: two finished halves of a node of the
+   tree become that node. So it holds at most log2 V + 1 sums, whatever V is.
+2. What is left are the largest subtrees that lie entirely here: one, where the placement is aligned.
+3. Every worker is responsible for a share of the elements. It receives that share of all subtrees' sums, adds them along the
+   tree, and sends the result to everybody.
+
+Sent per worker: (K + 1)(1 - 1/P) times the gradients, with K subtrees here. An all-reduce sends 2(1 - 1/P) times them.
+No layout enters the bits: buckets only serve to overlap the reduction with backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from gyrostat.core.placement import Placement
+from gyrostat.engine.group import Group
+from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
+from gyrostat.engine.reduce.buckets import FlatBuckets, Layout
+from gyrostat.engine.reduce.tree_order import Node, maximal_nodes, siblings, split
+from gyrostat.engine.torch_internals import assign_buckets
+
+_FIRST_BUCKET = 1 << 20
+_OTHER_BUCKETS = 8 << 20
+
+
+class TreeOrder(Bucketed):
+    """The reduction of one module along the tree."""
+
+    _divides = False
+
+    def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> None:
+        super().__init__(parameters, placement, group)
+        self._siblings = siblings(self._ranks)
+        self._nodes = [maximal_nodes(self._ranks, placement.held_by(w)) for w in range(placement.workers)]
+        self._sums: list[tuple[Node, FlatBuckets]] = []
+        self._merges: list[tuple[FlatBuckets, FlatBuckets]] = []
+        self._use(_reversed_layout(self._parameters))
+
+    def _room_for(self, rank: int) -> FlatBuckets:
+        """A new leaf. What it completes is known at once; the additions follow bucket by bucket."""
+        self._release_merged()
+        fresh = not self._spare
+        room = FlatBuckets(self._parameters, self._layout) if fresh else self._spare.pop()
+        self._sums.append(((rank, rank + 1), room))
+        while len(self._sums) > 1 and (self._sums[-2][0], self._sums[-1][0]) in self._siblings:
+            (right_node, right), (left_node, left) = self._sums.pop(), self._sums.pop()
+            self._merges.append((left, right))
+            self._sums.append(((left_node[0], right_node[1]), left))
+        return room
+
+    @property
+    def buffers(self) -> int:
+        """How many sets of gradients are allocated for folding, in use or spare."""
+        return len(self._sums) + len(self._merges) + len(self._spare)
+
+    def _add(self, rank: int, bucket: int) -> None:
+        for left, right in self._merges:
+            left.flats[bucket].add_(right.flats[bucket])
+
+    def _reduce(self, bucket: int) -> Transfer | None:
+        total = self._totals[0].flats[bucket]
+        sums = {node: flats.flats[bucket] for node, flats in self._sums}
+        if self._group.size == 1:
+            tree_sum(sums, (0, self._ranks), total)
+            return None
+        return self._group.courier.send(lambda: exchange_sum(sums, self._nodes, total, self._group))
+
+    def _after(self) -> None:
+        self._release_merged()
+        self._spare += [flats for _, flats in self._sums]
+        self._sums.clear()
+
+    def _release_merged(self) -> None:
+        self._spare += [right for _, right in self._merges]
+        self._merges.clear()
+
+    def wants_ready_order(self) -> bool:
+        return False
+
+    def close_pass(self, ready_order: Sequence[int] | None) -> None:
+        pass
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+def tree_sum(sums: Mapping[Node, torch.Tensor], node: Node, into: torch.Tensor) -> None:
+    """Add the sums of subtrees that cover `node`, along the tree."""
+    into.copy_(sums[node]) if node in sums else torch.add(*_halves(sums, node), out=into)
+
+
+def _halves(sums: Mapping[Node, torch.Tensor], node: Node) -> tuple[torch.Tensor, torch.Tensor]:
+    middle = split(node)
+    return _value(sums, (node[0], middle)), _value(sums, (middle, node[1]))
+
+
+def _value(sums: Mapping[Node, torch.Tensor], node: Node) -> torch.Tensor:
+    return sums[node] if node in sums else torch.add(*_halves(sums, node))
+
+
+def exchange_sum(
+    sums: Mapping[Node, torch.Tensor], nodes: Sequence[Sequence[Node]], total: torch.Tensor, group: Group
+) -> None:
+    """Step 3: `sums` are this worker's subtrees, `nodes` those of every worker; fills `total` on all of them."""
+    shares = _shares(total.numel(), group.size)
+    mine = slice(*shares[group.rank])
+    others = [worker for worker in range(group.size) if worker != group.rank]
+    sending = [
+        group.send(sums[node][slice(*shares[worker])], worker, _TAG_SUM + number)
+        for worker in others
+        for number, node in enumerate(nodes[group.rank])
+    ]
+    parts = {node: tensor[mine] for node, tensor in sums.items()}
+    receiving = []
+    for worker in others:
+        for number, node in enumerate(nodes[worker]):
+            parts[node] = torch.empty(mine.stop - mine.start, dtype=total.dtype)
+            receiving.append(group.receive(parts[node], worker, _TAG_SUM + number))
+    for transfer in receiving:
+        transfer.wait()
+    tree_sum(parts, (0, max(stop for _, stop in parts)), total[mine])
+    sending += [group.send(total[mine], worker, _TAG_TOTAL) for worker in others]
+    for transfer in [group.receive(total[slice(*shares[worker])], worker, _TAG_TOTAL) for worker in others]:
+        transfer.wait()
+    for transfer in sending:
+        transfer.wait()
+
+
+_TAG_TOTAL = 0
+_TAG_SUM = 1
+
+
+def _shares(elements: int, workers: int) -> list[tuple[int, int]]:
+    cuts = [elements * worker // workers for worker in range(workers + 1)]
+    return list(pairwise(cuts))
+
+
+def _reversed_layout(parameters: Sequence[torch.Tensor]) -> Layout:
+    """About the order in which backward completes gradients: last defined first."""
+    numbers = list(reversed(range(len(parameters))))
+    caps = [_FIRST_BUCKET, _OTHER_BUCKETS]
+    return tuple(tuple(bucket) for bucket in assign_buckets([parameters[i] for i in numbers], caps, numbers))

@@ -1,0 +1,58 @@
+"""`--reduction tree`: one digest for every placement, restart and number of workers, and for DDP with the tree as its hook."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from gyrostat.core.job import CheckpointPolicy, Reduction
+from tests.conftest import Launch
+from tests.determinism.test_digests import ZOO
+
+FEATURES = (
+    "batch_norm_and_dropout",
+    "two_passes",
+    "unused_parameters",
+    "gradient_as_bucket_view",
+    "gradients_not_zeroed",
+    "bfloat16_parameters",
+    "accumulation",
+    "several_default_buckets",
+    "loops",
+)
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_equals_ddp_with_the_hook(launch: Launch, name: str) -> None:
+    n = 3 + FEATURES.index(name) % 3
+    reference = launch(ZOO, virtual_workers=n, reference=True, args=[name], reduction=Reduction.TREE)
+    for placement in ([n], [1, n - 1]):
+        outcome = launch(ZOO, placement=placement, args=[name], reduction=Reduction.TREE)
+        assert outcome.losses == reference.losses
+        assert outcome.digest == reference.digest
+
+
+@pytest.mark.parametrize("n", range(1, 18))
+def test_random_cuts_and_changes_in_mid_run(launch: Launch, tmp_path: Path, n: int) -> None:
+    chance = random.Random(n)
+    args = ["bfloat16_parameters"]
+    whole = launch(ZOO, placement=[n], args=args, reduction=Reduction.TREE)
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
+    for stop in (1, None):
+        cuts = sorted(chance.sample(range(1, n), min(n - 1, chance.randint(0, 3))))
+        placement = [b - a for a, b in zip([0, *cuts], [*cuts, n], strict=True)]
+        part = launch(
+            ZOO, placement=placement, args=args, reduction=Reduction.TREE, checkpoint=policy, stop_after=stop
+        )
+    assert part.digest == whole.digest
+
+
+def test_it_is_another_order_than_that_of_ddp(launch: Launch) -> None:
+    """So that equal digests mean something: with N = 5 the two orders round differently."""
+    args = ["batch_norm_and_dropout"]
+    assert (
+        launch(ZOO, placement=[5], args=args, reduction=Reduction.TREE).digest
+        != launch(ZOO, placement=[5], args=args).digest
+    )

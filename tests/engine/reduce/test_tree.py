@@ -1,0 +1,130 @@
+"""The tree: its arithmetic, its folding, and what it sends."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyrostat.core.placement import Placement, Segment
+from gyrostat.engine.group import Group, Traffic
+from gyrostat.engine.reduce.tree import TreeOrder
+from gyrostat.engine.reduce.tree_order import maximal_nodes, siblings, split
+
+
+def test_the_tree_of_seven() -> None:
+    assert split((0, 7)) == 4
+    assert split((4, 7)) == 6
+    assert siblings(7) == {
+        ((0, 4), (4, 7)),
+        ((0, 2), (2, 4)),
+        ((0, 1), (1, 2)),
+        ((2, 3), (3, 4)),
+        ((4, 6), (6, 7)),
+        ((4, 5), (5, 6)),
+    }
+    assert maximal_nodes(7, [1, 2, 3, 4, 5, 6]) == [(1, 2), (2, 4), (4, 7)]
+    assert maximal_nodes(8, [0, 1, 2, 3]) == [(0, 4)]
+
+
+@given(st.integers(1, 40), st.data())
+def test_maximal_nodes_cover_what_is_held(ranks: int, data: st.DataObject) -> None:
+    start = data.draw(st.integers(0, ranks - 1))
+    stop = data.draw(st.integers(start + 1, ranks))
+    nodes = maximal_nodes(ranks, range(start, stop))
+    assert [rank for node in nodes for rank in range(*node)] == list(range(start, stop))
+    assert len(nodes) <= 2 * ranks.bit_length()
+    assert not any((a, b) in siblings(ranks) for a in nodes for b in nodes)
+
+
+def by_definition(leaves: list[torch.Tensor], start: int, stop: int) -> torch.Tensor:
+    if stop - start == 1:
+        return leaves[start] * (1.0 / len(leaves))
+    middle = split((start, stop))
+    return by_definition(leaves, start, middle) + by_definition(leaves, middle, stop)
+
+
+def reduce(
+    placement: Placement, gradients: list[list[torch.Tensor]], path: Path
+) -> list[tuple[list[torch.Tensor], Traffic]]:
+    """`gradients[rank][parameter]`; every worker in a thread of its own, twice, the second time streamed."""
+    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in gradients[0]]
+    no = [False] * len(parameters)
+
+    def work(worker: int) -> tuple[list[torch.Tensor], Traffic]:
+        group = Group(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
+        order = TreeOrder(parameters, placement, group)
+        *others, last = placement.held_by(worker)
+        for streamed in (False, True):
+            group.traffic = Traffic()
+            for rank in others:
+                order.take(rank, gradients[rank], no, None)
+            if streamed and placement.virtual_workers > 1:
+                order.stream(last, no, None)
+                for number in reversed(range(len(parameters))):
+                    order.ready(number, gradients[last][number])
+            else:
+                order.take(last, gradients[last], no, None)
+            means = [mean.clone() for mean in order.mean()]
+        return means, group.traffic
+
+    with ThreadPoolExecutor(placement.workers) as threads:
+        return list(threads.map(work, range(placement.workers)))
+
+
+def gradients(ranks: int, elements: int = 3000) -> list[list[torch.Tensor]]:
+    generator = torch.Generator().manual_seed(ranks)
+    return [
+        [torch.randn(elements, generator=generator), torch.randn(7, 5, generator=generator)]
+        for _ in range(ranks)
+    ]
+
+
+@pytest.mark.parametrize("ranks", range(1, 18))
+def test_every_placement_gives_the_tree(ranks: int, tmp_path: Path) -> None:
+    inputs = gradients(ranks)
+    expected = [by_definition([rank[i] for rank in inputs], 0, ranks) for i in range(2)]
+    cuts = {1: [ranks], 2: [ranks // 3 or 1], 3: [1, ranks // 2]}
+    for workers in (1, 2, 3):
+        if ranks < workers * 2 and workers > 1:
+            continue
+        first = cuts[workers] if workers > 1 else []
+        counts = [*first, ranks - sum(first)]
+        for means, _ in reduce(Placement.from_counts(counts), inputs, tmp_path / f"store{workers}"):
+            assert all(torch.equal(mean, exact) for mean, exact in zip(means, expected, strict=True))
+
+
+def test_a_worker_with_several_ranges(tmp_path: Path) -> None:
+    inputs = gradients(6)
+    placement = Placement((Segment(0, 0, 1), Segment(1, 1, 3), Segment(0, 3, 5), Segment(1, 5, 6)))
+    expected = [by_definition([rank[i] for rank in inputs], 0, 6) for i in range(2)]
+    for means, _ in reduce(placement, inputs, tmp_path / "store"):
+        assert all(torch.equal(mean, exact) for mean, exact in zip(means, expected, strict=True))
+
+
+@pytest.mark.parametrize(("ranks", "workers"), [(8, 2), (8, 4), (16, 4), (4, 4)])
+def test_an_aligned_placement_sends_what_an_all_reduce_sends(
+    ranks: int, workers: int, tmp_path: Path
+) -> None:
+    inputs = gradients(ranks, 80_000)
+    size = sum(tensor.nbytes for tensor in inputs[0])
+    all_reduce = 2 * (1 - 1 / workers) * size
+    for _, traffic in reduce(Placement.even(ranks, workers), inputs, tmp_path / "store"):
+        assert traffic.sent <= 1.05 * all_reduce
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16, 17])
+def test_folding_needs_few_buffers(ranks: int) -> None:
+    """Sums that wait for their other half: at most log2 N + 1, and one for the leaf that comes in."""
+    alone = Group(rank=0, size=1, generation=1, store=None, timeout_s=1)
+    [inputs] = [gradients(ranks, 10)]
+    parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in inputs[0]]
+    order = TreeOrder(parameters, Placement.even(ranks, 1), alone)
+    for rank in range(ranks):
+        order.take(rank, inputs[rank], [False, False], None)
+    order.mean()
+    assert order.buffers <= (ranks - 1).bit_length() + 2
