@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.core.job import CheckpointPolicy, Probe, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Observer
@@ -58,7 +58,12 @@ class Launch:
         stop_after: int | None = None,
         threads: int = 1,
         reduction: Reduction = Reduction.DDP,
+        determinism: Determinism = Determinism.ELASTIC,
+        pool: Pool | None = None,
+        check_fingerprint: bool = True,
         env: Mapping[str, str] | None = None,
+        worker_env: Mapping[int, Mapping[str, str]] | None = None,
+        worker_threads: Mapping[int, int] | None = None,
         log_dir: Path | None = None,
         observer: Observer | None = None,
         check: bool = True,
@@ -75,12 +80,17 @@ class Launch:
             placement=counts,
             threads=threads,
             reduction=reduction,
+            determinism=determinism,
+            pool=pool,
+            check_fingerprint=check_fingerprint,
             checkpoint=checkpoint,
             reference=reference,
             probe=probe,
             stop_after=stop_after,
             cwd=self.directory,
             env=env or {},
+            worker_env=worker_env or {},
+            worker_threads=worker_threads or {},
             log_dir=log_dir,
         )
         outcome = run_job(request, parent=self._parent, observer=observer)

@@ -65,8 +65,8 @@ def test_verbs_of_later_versions_say_so(
         (["run", "nosuch.py"], "gyrostat: error: there is no script 'nosuch.py'; for a module use -m"),
         (["run", "-n", "2", "-w", "3", "x.py"], "gyrostat: error: 3 workers cannot share 2 virtual workers"),
         (
-            ["run", "--reduction", "tree", "x.py"],
-            "gyrostat: error: --reduction tree comes in a later version",
+            ["run", "--determinism", "heterogeneous", "x.py"],
+            "gyrostat: error: --determinism heterogeneous needs the device types that the job may use",
         ),
         (
             ["run", "--report", "no/r.json", "x.py"],

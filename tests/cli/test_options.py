@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.cli.options import check_available, choose_checkpoint, choose_placement
+from gyrostat.cli.options import check_available, choose_checkpoint, choose_placement, choose_pool
 from gyrostat.core.errors import NotYet, UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
 from gyrostat.core.placement import Placement
 
 
@@ -62,9 +62,25 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_comes_later_says_what_works_now() -> None:
-    check_available(Reduction.DDP, Determinism.ELASTIC, None)
-    check_available(Reduction.TREE, Determinism.ELASTIC, None)
-    with pytest.raises(NotYet, match="--determinism static comes in a later version; `elastic`"):
-        check_available(Reduction.DDP, Determinism.STATIC, None)
+    check_available(None)
     with pytest.raises(NotYet, match="--schedule comes in a later version; until then"):
-        check_available(Reduction.DDP, Determinism.ELASTIC, "5:2")
+        check_available("5:2")
+
+
+def test_pools() -> None:
+    level = Determinism.HETEROGENEOUS
+    assert choose_pool(Determinism.ELASTIC, None, 1) is None
+    assert choose_pool(Determinism.STATIC, None, 1) is None
+    assert choose_pool(level, "sse, AVX512,avx2", 2) == Pool(types=("avx512", "avx2", "sse"), threads=2)
+    assert choose_pool(level, "avx2,v100,t4", 1) == Pool(types=("v100", "t4", "avx2"), threads=1)
+    with pytest.raises(
+        UsageError, match=r"heterogeneous needs the device types .* such as --pool avx512,avx2"
+    ):
+        choose_pool(level, None, 1)
+    with pytest.raises(
+        UsageError, match="--pool avx2 is for --determinism heterogeneous; this job is elastic"
+    ):
+        choose_pool(Determinism.ELASTIC, "avx2", 1)
+    for text in ("", "avx2,", "avx2,avx2"):
+        with pytest.raises(UsageError, match="--pool takes different device types, such as avx512,avx2"):
+            choose_pool(level, text, 1)

@@ -608,5 +608,20 @@ def loops(job: gyrostat.Job) -> None:
             group["momentum"] = 0.8 + job.state["right"] / 1000
 
 
+@feature
+def transformer(job: gyrostat.Job) -> None:
+    """Embedding, attention, layer-norm and dropout, under AdamW."""
+    model = nn.Sequential(
+        nn.Embedding(50, 32),
+        nn.TransformerEncoderLayer(32, 4, 96, dropout=0.1, batch_first=True, activation="gelu"),
+        nn.Linear(32, 50),
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    job.track(model=model, optimizer=optimizer)
+    tokens = torch.arange(48 * 17).view(48, 17) * 31 % 50
+    dataset = TensorDataset(tokens[:, :-1], tokens[:, 1:])
+    train(job, model, optimizer, dataset, loss=lambda y, t: F.cross_entropy(y.flatten(0, 1), t.flatten()))
+
+
 if __name__ == "__main__":
     FEATURES[sys.argv[1]](gyrostat.init(seed=11))

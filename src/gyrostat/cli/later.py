@@ -23,7 +23,6 @@ VERBS = {
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
     "scan": "say what a model costs under heterogeneous determinism",
-    "probe": "measure this machine's devices",
     "agent": "supervise the workers of one node",
     "chaos": "inject failures into a job",
 }

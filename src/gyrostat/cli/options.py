@@ -7,8 +7,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import NotYet, UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
 from gyrostat.core.placement import Placement
 
 
@@ -54,13 +55,22 @@ def choose_checkpoint(directory: Path | None, every: int, keep: int, resume: boo
     return CheckpointPolicy(directory=os.path.abspath(directory), every=every, keep=keep, resume=resume)
 
 
-def check_available(reduction: Reduction, determinism: Determinism, schedule: str | None) -> None:
-    """Refuse what this version does not have yet, and say what it has instead."""
-    if determinism is not Determinism.ELASTIC:
-        raise NotYet(
-            f"--determinism {determinism} comes in a later version; `elastic`, the default, gives the same "
-            "bits on any number of workers of one device type"
+def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> Pool | None:
+    """The device types that a job may mix; only one that is `heterogeneous` has any to declare."""
+    if determinism is not Determinism.HETEROGENEOUS:
+        if pool is not None:
+            raise UsageError(f"--pool {pool} is for --determinism heterogeneous; this job is {determinism}")
+        return None
+    if pool is None:
+        raise UsageError(
+            "--determinism heterogeneous needs the device types that the job may use, such as --pool avx512,avx2: "
+            "all compute with what the weakest of them has"
         )
+    return parse_pool(pool, threads=threads)
+
+
+def check_available(schedule: str | None) -> None:
+    """Refuse what this version does not have yet, and say what it has instead."""
     if schedule is not None:
         raise NotYet(
             "--schedule comes in a later version; until then, change the number of workers between runs: "

@@ -99,6 +99,15 @@ def run(
     determinism: Annotated[
         Determinism, typer.Option(help="What may change without changing a bit.", rich_help_panel=_JOB)
     ] = Determinism.ELASTIC,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE,…",
+            show_default=False,
+            help="Device types that a heterogeneous job may mix: avx512, avx2, sse, or names of GPUs.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
@@ -145,7 +154,7 @@ def run(
         bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=_OUTPUT)
     ] = False,
 ) -> None:
-    options.check_available(reduction, determinism, schedule)
+    options.check_available(schedule)
     chosen, given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
         check_writable(report)
@@ -156,12 +165,13 @@ def run(
         threads=threads,
         reduction=reduction,
         determinism=determinism,
+        pool=options.choose_pool(determinism, pool, threads),
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
         log_dir=log_dir,
     )
     outcome = _run_on_display(request, quiet=quiet)
     if report is not None:
-        write_report(report, outcome)
+        write_report(report, outcome, request)
     _finish(outcome)
 
 

@@ -24,6 +24,29 @@ class Determinism(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pool:
+    """The device types that a `heterogeneous` job may mix. All compute with what the weakest of them has."""
+
+    types: tuple[str, ...]
+    threads: int = 1
+    """On every worker, whatever number it was started with."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceMix:
+    """Whether a job may run on devices of several types at once. What `gyrostat scan` found; a scheduler reads it."""
+
+    pool: tuple[str, ...]
+    """The types that were asked about."""
+    slowdown: float | None = None
+    """What a step takes when it computes with what they have in common, relative to what it takes without; measured on the
+    machine that was scanned. None: never measured.
+    """
+    mixes_types: bool | None = None
+    """True if that is cheap enough to be worth it. None: never measured, so one type at a time."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class CheckpointPolicy:
     """Where and when a job checkpoints itself."""
 
@@ -63,6 +86,11 @@ class Assignment:
     reduction: Reduction = Reduction.DDP
     determinism: Determinism = Determinism.ELASTIC
     threads: int = 1
+    """What the worker was started with; a pool's number goes before it."""
+    pool: Pool | None = None
+    """Of a `heterogeneous` job."""
+    check_fingerprint: bool = True
+    """False: workers and checkpoints whose bits differ are let in. For tests that must be able to fail."""
     checkpoint: CheckpointPolicy | None = None
     reference: bool = False
     """Run as plain DDP with torch's own classes: the reference that `verify` compares with."""

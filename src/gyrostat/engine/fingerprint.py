@@ -1,19 +1,21 @@
 """What besides script, data, seed and N decides a job's bits: the machine's arithmetic and its settings.
 
-Workers with another fingerprint must not join a job, nor may a job go on from a checkpoint with another one.
+Workers with another fingerprint must not join a job, nor may a job go on from a checkpoint with another one. What counts
+depends on the level of determinism; `core/determinism.py` has the table.
 """
 
 from __future__ import annotations
 
 import os
-import platform
 
 import torch
 
-from gyrostat.core.job import Determinism, Reduction
+from gyrostat.core.determinism import FINGERPRINT, spans_vendors, variables, weakest
+from gyrostat.core.job import Assignment, Determinism
+from gyrostat.engine.determinism import cpu, threads
 
-# Pins that change which instructions the libraries choose.
-_PINS = (
+# Variables that change which instructions the libraries choose.
+_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "ONEDNN_MAX_CPU_ISA",
     "MKL_ENABLE_INSTRUCTIONS",
@@ -35,38 +37,37 @@ _SETS = (
 )
 
 
-def fingerprint(
-    *, threads: int, determinism: Determinism, reduction: Reduction, device: torch.device
-) -> dict[str, str]:
+def fingerprint(assignment: Assignment, device: torch.device) -> dict[str, str]:
     """The fingerprint of this worker."""
+    if not assignment.check_fingerprint:
+        return {"fingerprint": "not checked"}
+    level, pool = assignment.determinism, assignment.pool
+    vendor, flags = cpu()
     entries = {
         "torch": str(torch.__version__),
-        "threads": str(threads),
-        "determinism": str(determinism),
-        "reduction": str(reduction),
+        "threads": str(threads(assignment)),
+        "determinism": str(level),
+        "reduction": str(assignment.reduction),
         "device": device.type,
-        "cpu": _cpu(),
+        "cpu": " ".join([vendor, *(name for name in _SETS if name in flags)]),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "placement": ",".join(
+            f"{segment.worker}:{segment.start}-{segment.stop - 1}"
+            for segment in assignment.placement.segments
+        ),
     }
-    entries |= {name: os.environ[name] for name in _PINS if name in os.environ}
     if device.type == "cuda":
         entries["gpu"] = torch.cuda.get_device_name(device)
+    if pool is not None:
+        entries["pool"] = ",".join(pool.types)
+    host = entries["cpu"]
+    entries = {name: value for name, value in entries.items() if level in FINGERPRINT[name]}
+    if device.type == "cuda":
         entries["cuda"] = str(torch.version.cuda)
-    return entries
-
-
-def _cpu() -> str:
-    """Vendor and the instruction sets that matter."""
-    vendor, flags = platform.machine(), set[str]()
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for line in lines:
-                key, _, value = line.partition(":")
-                if key.strip() == "vendor_id":
-                    vendor = value.strip()
-                elif key.strip() in ("flags", "Features"):
-                    flags = set(value.split())
-                    break
-    except OSError:
-        pass
-    return " ".join([vendor, *(name for name in _SETS if name in flags)])
+    if level is not Determinism.HETEROGENEOUS:
+        return entries | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    if pool is None or weakest(pool) is None:
+        entries["cpu"] = host  # of GPUs: nothing is pinned on their hosts
+    elif not spans_vendors(pool):
+        entries["cpu vendor"] = vendor
+    return entries | {name: os.environ.get(name, "") for name in variables(level, pool, "cpu")}

@@ -12,11 +12,10 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import torch
-
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.core.job import Assignment, CheckpointPolicy, Reduction
 from gyrostat.core.placement import Placement
+from gyrostat.engine import determinism
 from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Group
 from gyrostat.engine.job import Job, Stopped
@@ -41,7 +40,8 @@ class _Process:
 
 
 def enter(assignment: Assignment, supervisor: Supervisor) -> None:
-    """Called by the worker's bootstrap before the script runs."""
+    """Called by the worker's bootstrap before the script runs, and before the first operator does."""
+    determinism.pin(assignment)
     _Process.assignment, _Process.supervisor, _Process.job = assignment, supervisor, None
 
 
@@ -67,7 +67,7 @@ def init(
     )
     assignment = _with_virtual_workers(assignment, virtual_workers)
     assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
-    device = _prepare_device(assignment)
+    device = determinism.prepare(assignment)
     seed_all(seed)
     job = Job(
         assignment=assignment,
@@ -75,12 +75,7 @@ def init(
         supervisor=_Process.supervisor or Alone(),
         seed=seed,
         device=device,
-        fingerprint=fingerprint(
-            threads=assignment.threads,
-            determinism=assignment.determinism,
-            reduction=assignment.reduction,
-            device=device,
-        ),
+        fingerprint=fingerprint(assignment, device),
     )
     job.listen_to(_Process.requests)
     _Process.job = job
@@ -129,19 +124,6 @@ def _with_checkpoints(assignment: Assignment, directory: Any, every: int | None)
     if directory is None or assignment.checkpoint is not None or assignment.reference:
         return assignment
     return replace(assignment, checkpoint=CheckpointPolicy(directory=os.fspath(directory), every=every or 0))
-
-
-def _prepare_device(assignment: Assignment) -> torch.device:
-    """Pin what decides bits, before the first operator runs."""
-    torch.set_num_threads(assignment.threads)
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.use_deterministic_algorithms(True)
-    torch.backends.cudnn.benchmark = False
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
 
 
 def _make_runner(assignment: Assignment, seed: int) -> Runner:

@@ -26,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Probe, Reduction
+from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Pool, Probe, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.observer import Nobody, Observer, Stream
 from gyrostat.job.outcome import Outcome, Tally
@@ -50,6 +50,8 @@ class RunRequest:
     threads: int = 1
     reduction: Reduction = Reduction.DDP
     determinism: Determinism = Determinism.ELASTIC
+    pool: Pool | None = None
+    """Device types of a `heterogeneous` job."""
     checkpoint: CheckpointPolicy | None = None
     reference: bool = False
     """As plain DDP: one process per virtual worker, whatever the placement says."""
@@ -59,6 +61,12 @@ class RunRequest:
     """Where workers run; here if None."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Set for the workers on top of this process's environment."""
+    worker_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Set for single workers on top of that, such as `core.determinism.STARTED_AS` another type of CPU."""
+    worker_threads: Mapping[int, int] = field(default_factory=dict)
+    """For workers that are started with another number of threads."""
+    check_fingerprint: bool = True
+    """False: workers whose bits differ are let in. For tests."""
     log_dir: Path | None = None
     """Where what each worker prints is kept as well."""
     timeout_s: float = 1800.0
@@ -74,12 +82,18 @@ class RunRequest:
         """Refuse what cannot be run, before anything is started."""
         if self.threads < 1:
             raise UsageError(f"a worker needs at least one thread, got {self.threads}")
+        if (self.pool is not None) != (self.determinism is Determinism.HETEROGENEOUS):
+            raise UsageError(
+                "a pool of device types and the level `heterogeneous` need each other: "
+                "--determinism heterogeneous --pool avx512,avx2"
+            )
         if not self.program.module and not (self._directory() / self.program.name).is_file():
             raise UsageError(f"there is no script {self.program.name!r}; for a module use -m")
 
     def spec(self, worker: int, store: str) -> WorkerSpec:
         """What worker number `worker` is told."""
         placement = self.crew()
+        threads = self.worker_threads.get(worker, self.threads)
         assignment = Assignment(
             placement=placement,
             worker=worker,
@@ -88,7 +102,9 @@ class RunRequest:
             virtual_workers_given=self.virtual_workers_given,
             reduction=self.reduction,
             determinism=self.determinism,
-            threads=self.threads,
+            threads=threads,
+            pool=self.pool,
+            check_fingerprint=self.check_fingerprint,
             checkpoint=self.checkpoint,
             reference=self.reference,
             stop_after=self.stop_after,
@@ -102,8 +118,9 @@ class RunRequest:
             "LOCAL_RANK": str(worker),
             "WORLD_SIZE": str(placement.workers),
             "LOCAL_WORLD_SIZE": str(placement.workers),
-            "OMP_NUM_THREADS": str(self.threads),
+            "OMP_NUM_THREADS": str(threads),
             **self.env,
+            **self.worker_env.get(worker, {}),
         }
         return WorkerSpec(assignment=assignment, program=self.program, cwd=str(self._directory()), env=env)
 

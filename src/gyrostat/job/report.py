@@ -11,17 +11,20 @@ import dataclasses
 import os
 import signal
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.job import Determinism
+from gyrostat.job.launcher import RunRequest
 from gyrostat.job.outcome import Outcome
 
 
-def report(outcome: Outcome) -> dict[str, object]:
-    """The report as an object that any JSON encoder takes."""
-    return {
+def report(outcome: Outcome, request: RunRequest | None = None) -> dict[str, object]:
+    """The report as an object that any JSON encoder takes. What was asked for stands first, if `request` is given."""
+    return _asked(request) | {
         "virtual_workers": outcome.virtual_workers,
         "workers": outcome.workers,
         "steps": outcome.steps,
@@ -43,11 +46,15 @@ def report(outcome: Outcome) -> dict[str, object]:
     }
 
 
-def write_report(path: Path, outcome: Outcome) -> None:
+def write_report(path: Path, outcome: Outcome, request: RunRequest | None = None) -> None:
+    write_json(path, report(outcome, request))
+
+
+def write_json(path: Path, content: Mapping[str, object]) -> None:
     """Whoever looks sees the old file or the whole new one."""
     members = (
         f"  {msgspec.json.encode(name).decode()}: {msgspec.json.encode(value).decode()}"
-        for name, value in report(outcome).items()
+        for name, value in content.items()
     )
     text = "{\n" + ",\n".join(members) + "\n}\n"
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -67,6 +74,16 @@ def check_writable(path: Path) -> None:
         raise UsageError(f"the report cannot be written to {path}: there is no directory {path.parent}")
     if path.is_dir():
         raise UsageError(f"the report cannot be written to {path}: that is a directory")
+
+
+def _asked(request: RunRequest | None) -> dict[str, object]:
+    if request is None:
+        return {}
+    return {
+        "determinism": request.determinism,
+        "pool": None if request.pool is None else list(request.pool.types),
+        "mixes_types": request.determinism is Determinism.HETEROGENEOUS,
+    }
 
 
 def _failure(outcome: Outcome) -> dict[str, object] | None:

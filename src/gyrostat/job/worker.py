@@ -74,7 +74,7 @@ def die_with_parent(number: int) -> None:
 
 
 def _take_on(spec: WorkerSpec) -> None:
-    """The job's directory, environment and number of threads."""
+    """The job's directory and environment."""
     os.chdir(spec.cwd)
     os.environ.clear()
     os.environ.update(spec.env)
@@ -83,12 +83,10 @@ def _take_on(spec: WorkerSpec) -> None:
     sys.stderr = sys.__stderr__ = _lines_to(2)  # type: ignore[misc]
 
     import numpy
-    import torch
 
     # As in a fresh interpreter. Otherwise all workers would inherit the fork parent's state, and a script that draws before
     # it seeds would look reproducible until the next run. (Python's own generator reseeds itself after a fork.)
     numpy.random.seed()
-    torch.set_num_threads(spec.assignment.threads)
 
 
 def _lines_to(file: int) -> TextIOWrapper:
