@@ -150,6 +150,15 @@ def run(
             rich_help_panel=_OUTPUT,
         ),
     ] = None,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default=False,
+            help="Write where each step's time went, for chrome://tracing or Perfetto.",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=_OUTPUT)
     ] = False,
@@ -158,6 +167,8 @@ def run(
     chosen, given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
         check_writable(report)
+    if trace is not None:
+        check_writable(trace)
     request = RunRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         placement=chosen,
@@ -168,6 +179,7 @@ def run(
         pool=options.choose_pool(determinism, pool, threads),
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
         log_dir=log_dir,
+        trace=trace,
     )
     outcome = _run_on_display(request, quiet=quiet)
     if report is not None:

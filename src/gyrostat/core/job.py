@@ -97,5 +97,7 @@ class Assignment:
     stop_after: int | None = None
     """Checkpoint and end after so many steps in all (used by `verify` to cut a run in two)."""
     probe: Probe | None = None
+    trace: str | None = None
+    """A directory for this worker's part of the trace, if one is wanted."""
     timeout_s: float = 1800.0
     """How long a collective may wait for a silent peer."""

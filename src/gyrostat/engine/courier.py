@@ -10,12 +10,14 @@ import queue
 import threading
 from collections.abc import Callable
 
+from gyrostat.engine.trace import COURIER, NoTracer
+
 
 class Errand:
     """Work handed to a courier."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
+    def __init__(self, work: Callable[[], object], name: str) -> None:
+        self._work, self.name = work, name
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -37,18 +39,21 @@ class Errand:
 class Courier:
     """Does errands in order. Its thread begins with the first one, and never keeps the process alive."""
 
-    def __init__(self) -> None:
+    def __init__(self, tracer: NoTracer) -> None:
+        self._tracer = tracer
         self._errands: queue.SimpleQueue[Errand] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    def send(self, work: Callable[[], None]) -> Errand:
+    def send(self, work: Callable[[], object], name: str) -> Errand:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gyrostat-courier", daemon=True)
             self._thread.start()
-        errand = Errand(work)
+        errand = Errand(work, name)
         self._errands.put(errand)
         return errand
 
     def _run(self) -> None:
         while True:
-            self._errands.get().run()
+            errand = self._errands.get()
+            with self._tracer.span(errand.name, track=COURIER):
+                errand.run()

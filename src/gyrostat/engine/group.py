@@ -11,6 +11,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,7 @@ from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
 from gyrostat.engine.courier import Courier
 from gyrostat.engine.torch_internals import file_store, gloo_group
+from gyrostat.engine.trace import NoTracer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,11 +49,21 @@ class Traffic:
 class Group:
     """Worker `rank` of `size`, in one generation."""
 
-    def __init__(self, *, rank: int, size: int, generation: int, store: str | None, timeout_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        generation: int,
+        store: str | None,
+        timeout_s: float,
+        tracer: NoTracer | None = None,
+    ) -> None:
+        self.tracer = tracer or NoTracer()
         self.rank, self.size, self.generation = rank, size, generation
         self.traffic = Traffic()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
-        self.courier = Courier()
+        self.courier = Courier(self.tracer)
         self._gloo: Any = None
         self._gradients: Any = None
         if size > 1:
@@ -71,7 +83,8 @@ class Group:
         if self._gloo is None:
             return [payload]
         message = self._encoder.encode(Envelope(kind, self.generation, progress, payload))
-        envelopes = [self._decoder.decode(data) for data in self._gather(message)]
+        with self.tracer.span(f"exchange: {kind}"):
+            envelopes = [self._decoder.decode(data) for data in self._gather(message)]
         mine = envelopes[self.rank]
         for worker, other in enumerate(envelopes):
             if (other.kind, other.generation, other.progress) != (mine.kind, mine.generation, mine.progress):
@@ -102,10 +115,13 @@ class Group:
         data = everyone.numpy().tobytes()
         return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
 
-    def all_reduce(self, tensor: torch.Tensor) -> Pending:
+    def all_reduce(self, tensor: torch.Tensor, name: str) -> Pending:
         """Sum `tensor` over all workers in place, by gloo's own all-reduce."""
         with _peers():
-            return Pending([self._gradients.allreduce([tensor])], tensor)
+            pending = Pending([self._gradients.allreduce([tensor])], tensor)
+        if self.tracer.active:  # gloo's own threads do it; the courier only looks when it ends
+            self.courier.send(partial(_wait_for, pending.works), name)
+        return pending
 
     def broadcast(self, tensor: torch.Tensor) -> Pending:
         """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
@@ -126,14 +142,18 @@ class Pending:
     """A transfer under way. Holds its tensor alive."""
 
     def __init__(self, works: list[Any], tensor: torch.Tensor) -> None:
-        self._works, self.tensor = works, tensor
+        self.works, self.tensor = works, tensor
 
     def wait(self) -> torch.Tensor:
         with _peers():
-            for work in self._works:
-                work.wait()
-        self._works = []
+            _wait_for(self.works)
+        self.works = []
         return self.tensor
+
+
+def _wait_for(works: list[Any]) -> None:
+    for work in works:
+        work.wait()
 
 
 @contextmanager

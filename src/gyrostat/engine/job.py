@@ -35,6 +35,7 @@ from gyrostat.engine.replicas import compare_replicas
 from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
+from gyrostat.engine.trace import now
 from gyrostat.engine.virtual import VirtualRunner
 
 _COMPARE_EVERY = 100
@@ -71,6 +72,7 @@ class Job:
         self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
         self._broken: Step | None = None
         self._evaluations = 0
+        self._update_began = 0
         self._started = False
         self._save_asked = Requests()
         self._modules: dict[str, nn.Module] = {}
@@ -252,10 +254,13 @@ class Job:
             self._loss = outcome.loss
         self._save_asked |= outcome.requests
         self._loops.pass_done()
+        self._update_began = now()
 
     def _boundary(self) -> None:
         if self._broken is not None:
             self._broken.require_complete()
+        if self._unreported_epoch is not None:
+            self._runner.group.tracer.add("update", self._update_began, now(), step=self.progress.step - 1)
         self._evaluations = 0
         self._report_step()
         every = _COMPARE_EVERY if self._assignment.probe is None else self._assignment.probe.every
@@ -382,6 +387,7 @@ class Job:
         mine = digest_of(leaves).encode()
         # Buffers of DDP's other ranks are their own; the job's are rank 0's.
         shared = self._runner.group.exchange("digest", self.progress, mine)[0]
+        self._runner.group.tracer.close()
         self._supervisor.finished(self.progress.step, shared.decode())
 
     def __repr__(self) -> str:

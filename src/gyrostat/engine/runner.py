@@ -27,6 +27,7 @@ from gyrostat.engine.group import Group
 from gyrostat.engine.mean import Mean, Means, MeanWire
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.rng import Streams, seed_all
+from gyrostat.engine.trace import now
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,23 +178,29 @@ class Runner(ABC):
     def run_pass(self, plan: StepPlan, progress: Progress) -> Iterator[Any]:
         """Yield this worker's micro-batches; when they are done, settle with all workers."""
         self._losses, self._means = [], Means()
+        tracer = self.group.tracer
         self.begin_pass()
         for rank in self.hosted:
-            self.enter(rank)
+            with tracer.span("switch", rank=rank):
+                self.enter(rank)
             for number in range(plan.micro_batches):
-                batch = self.fetch(plan, rank, number, progress.pass_)
+                with tracer.span("fetch", rank=rank):
+                    batch = self.fetch(plan, rank, number, progress.pass_)
                 micro_batch = MicroBatch(rank, number, last=number == plan.micro_batches - 1)
                 self._means.begin_micro_batch()
                 self.begin_micro_batch(micro_batch)
                 self.micro_batch = micro_batch
+                began = now()
                 yield batch
+                tracer.add(f"virtual worker {rank}", began, now(), step=progress.step, pass_=progress.pass_)
                 self.micro_batch = None
                 if not micro_batch.backward_done:
                     raise Misuse(
                         f"a micro-batch of virtual worker {rank} ended without step.backward(loss); call "
                         "step.backward(loss) instead of loss.backward()"
                     )
-            self.leave(rank)
+            with tracer.span("switch", rank=rank):
+                self.leave(rank)
         self._outcome = self._settle(plan, progress)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
@@ -204,9 +211,11 @@ class Runner(ABC):
                 "step.backward was called twice in one micro-batch; add the losses and call it once, or iterate `step` "
                 "again for a second pass with a reduction of its own"
             )
-        loss.backward(**options)  # type: ignore[no-untyped-call]
+        with self.group.tracer.span("backward", rank=micro_batch.rank):
+            loss.backward(**options)  # type: ignore[no-untyped-call]
         micro_batch.backward_done = True
-        self.after_backward(micro_batch)
+        with self.group.tracer.span("hand over gradients", rank=micro_batch.rank):
+            self.after_backward(micro_batch)
         if micro_batch.rank == 0:
             self._losses.append(loss.detach())
 
@@ -230,7 +239,8 @@ class Runner(ABC):
         if self.group.size > 1:
             payloads = self.group.exchange("reduce", progress, msgspec.msgpack.encode(mine))
             reports = [msgspec.msgpack.decode(payload, type=PassReport) for payload in payloads]
-        self.settle([report.extra for report in reports])
+        with self.group.tracer.span("reduce"):
+            self.settle([report.extra for report in reports])
         self._means.settle(
             [report.means for report in reports], self.placement.virtual_workers * plan.micro_batches
         )

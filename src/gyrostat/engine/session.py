@@ -10,6 +10,7 @@ import atexit
 import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from gyrostat.core.errors import Misuse, UsageError
@@ -24,6 +25,7 @@ from gyrostat.engine.reference import ReferenceRunner
 from gyrostat.engine.rng import seed_all
 from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.supervisor import Alone, Supervisor
+from gyrostat.engine.trace import NoTracer, Tracer
 from gyrostat.engine.virtual import VirtualRunner
 
 __all__ = ["Stopped", "enter", "finish", "init", "request_checkpoint", "request_stop"]
@@ -126,6 +128,12 @@ def _with_checkpoints(assignment: Assignment, directory: Any, every: int | None)
     return replace(assignment, checkpoint=CheckpointPolicy(directory=os.fspath(directory), every=every or 0))
 
 
+def _make_tracer(assignment: Assignment) -> NoTracer:
+    if assignment.trace is None:
+        return NoTracer()
+    return Tracer(Path(assignment.trace) / f"worker-{assignment.worker}.json", assignment.worker)
+
+
 def _make_runner(assignment: Assignment, seed: int) -> Runner:
     group = Group(
         rank=assignment.worker,
@@ -133,6 +141,7 @@ def _make_runner(assignment: Assignment, seed: int) -> Runner:
         generation=assignment.generation,
         store=assignment.store,
         timeout_s=assignment.timeout_s,
+        tracer=_make_tracer(assignment),
     )
     if assignment.reference:
         return ReferenceRunner(

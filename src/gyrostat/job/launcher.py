@@ -34,6 +34,7 @@ from gyrostat.job.output import Lines, LogFiles
 from gyrostat.job.protocol import Channel, Ended, Failed, FromWorker, Program, Started, WorkerSpec
 from gyrostat.job.signals import SignalQueue, caught
 from gyrostat.job.start import ForkParent, WorkerSource
+from gyrostat.job.tracefile import join_traces
 from gyrostat.job.watch import Order, Watch
 
 _GENERATION = 1
@@ -69,6 +70,8 @@ class RunRequest:
     """False: workers whose bits differ are let in. For tests."""
     log_dir: Path | None = None
     """Where what each worker prints is kept as well."""
+    trace: Path | None = None
+    """Where to write a trace of where time went."""
     timeout_s: float = 1800.0
     """How long a collective may wait for a silent peer."""
 
@@ -91,7 +94,7 @@ class RunRequest:
             raise UsageError(f"there is no script {self.program.name!r}; for a module use -m")
 
     def spec(self, worker: int, store: str) -> WorkerSpec:
-        """What worker number `worker` is told."""
+        """What worker number `worker` is told. Parts of the trace go beside the store."""
         placement = self.crew()
         threads = self.worker_threads.get(worker, self.threads)
         assignment = Assignment(
@@ -109,6 +112,7 @@ class RunRequest:
             reference=self.reference,
             stop_after=self.stop_after,
             probe=self.probe,
+            trace=None if self.trace is None else os.path.dirname(store),
             timeout_s=self.timeout_s,
         )
         env = {
@@ -150,6 +154,8 @@ def run_job(
         run = stack.enter_context(_Run(request, source, observer, signals))
         run.start(store=f"{runtime}/store-{_GENERATION}")
         outcome = run.until_over()
+        if request.trace is not None:
+            join_traces(Path(runtime), request.trace)
     observer.over(outcome)
     return outcome
 

@@ -109,8 +109,9 @@ class Bucketed(ABC):
             return self._only
         while self._left < len(self._layout):
             self._leave()
-        for transfer in self._under_way:
-            transfer.wait()
+        with self._group.tracer.span("wait for the reduction"):
+            for transfer in self._under_way:
+                transfer.wait()
         totals = self._totals[0]
         self._forget()
         self._after()

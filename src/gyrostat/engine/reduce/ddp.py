@@ -47,13 +47,15 @@ class DdpOrder(Bucketed):
     def _reduce(self, bucket: int) -> Transfer | None:
         total = self._totals[0].flats[bucket]
         if self._native:
-            return self._group.all_reduce(total)
+            return self._group.all_reduce(total, f"reduce bucket {bucket}")
         gradients = {rank: held.flats[bucket] for rank, held in self._held.items()}
         piece = Bucket.of(gradients, total, self._ranks)
         if self._group.size == 1:
             ring_sum(piece, self._placement, self._group)
             return None
-        return self._group.courier.send(lambda: ring_sum(piece, self._placement, self._group))
+        return self._group.courier.send(
+            lambda: ring_sum(piece, self._placement, self._group), f"reduce bucket {bucket}"
+        )
 
     def _after(self) -> None:
         self._spare += self._held.values()

@@ -69,7 +69,9 @@ class TreeOrder(Bucketed):
         if self._group.size == 1:
             tree_sum(sums, (0, self._ranks), total)
             return None
-        return self._group.courier.send(lambda: exchange_sum(sums, self._nodes, total, self._group))
+        return self._group.courier.send(
+            lambda: exchange_sum(sums, self._nodes, total, self._group), f"reduce bucket {bucket}"
+        )
 
     def _after(self) -> None:
         self._release_merged()
