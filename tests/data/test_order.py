@@ -80,7 +80,6 @@ def test_fetches_what_dataloader_fetches() -> None:
     ("options", "says"),
     [
         ({"num_workers": 2}, "num_workers=2"),
-        ({"batch_size": [1, 2]}, "list of batch sizes"),
         ({"others": {"sampler": [1]}}, "sampler"),
         ({"others": {"generator": torch.Generator()}}, "generator"),
         ({"others": {"persistent_workers": True}}, "persistent_workers"),

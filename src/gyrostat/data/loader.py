@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from gyrostat.core.errors import Misuse, NotYet, UsageError
-from gyrostat.data.order import Order
+from gyrostat.data.order import EpochOrder, Order, UnevenOrder
 
 # What torch's DataLoader takes besides, and the one value that means "as if not given".
 _LATER = {
@@ -36,6 +36,8 @@ class OrderedLoader:
 
     dataset: Dataset[Any]
     batch_size: int
+    sizes: tuple[int, ...] | None = None
+    """A size for each virtual worker, if they differ; then `batch_size` is the largest, and evaluation uses it."""
     virtual_workers: int = 1
     shuffle: bool = False
     drop_last: bool = False
@@ -51,19 +53,27 @@ class OrderedLoader:
         """Micro-batches per virtual worker and epoch, as `len(DataLoader)` is per rank."""
         return self._order(seed=0, epoch=0).batches
 
-    def order(self, *, seed: int, epoch: int) -> Order:
+    def order(self, *, seed: int, epoch: int) -> EpochOrder:
         """The order of one epoch; an error if it leaves a virtual worker without data."""
         order = self._order(seed=seed, epoch=epoch)
         if order.batches == 0:
             raise Misuse(
-                f"virtual workers are left without data: {self.length} samples among {self.virtual_workers} of them "
-                f"are {order.samples_each} each, which makes no micro-batch of {self.batch_size} "
-                f"(drop_last={self.drop_last}, pad={self.pad}); use a smaller batch_size, fewer virtual workers or more "
-                "data"
+                f"virtual workers are left without data: {self.length} samples among {self.virtual_workers} of them make no "
+                f"micro-batch of {self.sizes or self.batch_size} each (drop_last={self.drop_last}, pad={self.pad}); use a "
+                "smaller batch_size, fewer virtual workers or more data"
             )
         return order
 
-    def _order(self, *, seed: int, epoch: int) -> Order:
+    def _order(self, *, seed: int, epoch: int) -> EpochOrder:
+        if self.sizes is not None:
+            return UnevenOrder(
+                length=self.length,
+                sizes=self.sizes,
+                seed=seed,
+                epoch=epoch,
+                shuffle=self.shuffle,
+                drop_last=self.drop_last,
+            )
         return Order(
             length=self.length,
             virtual_workers=self.virtual_workers,
@@ -106,12 +116,17 @@ def make_loader(
             f"{type(dataset).__name__} has no length and no index; this version needs a map-style dataset "
             "(__len__ and __getitem__)"
         )
-    if isinstance(batch_size, (list, tuple)):
-        raise NotYet(f"a list of batch sizes ({batch_size}) is not in this version; give one size for all")
-    if not isinstance(batch_size, int) or isinstance(batch_size, bool) or batch_size < 1:
+    sizes = tuple(batch_size) if isinstance(batch_size, (list, tuple)) else None
+    if sizes is not None and len(sizes) != virtual_workers:
         raise UsageError(
-            f"batch_size must be a whole number of at least 1 per virtual worker, got {batch_size!r}"
+            f"batch_size={list(sizes)} has {len(sizes)} entries, but the job has {virtual_workers} virtual workers; give one "
+            "size for each, or one number for all"
         )
+    for size in (batch_size,) if sizes is None else sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+            raise UsageError(
+                f"batch_size must be a whole number of at least 1 per virtual worker, got {batch_size!r}"
+            )
     if num_workers != 0:
         raise NotYet(f"num_workers={num_workers} is not in this version; use num_workers=0")
     for name, value in others.items():
@@ -121,7 +136,8 @@ def make_loader(
             raise NotYet(f"{name}={value!r} is not in this version; leave it out")
     return OrderedLoader(
         dataset=dataset,
-        batch_size=batch_size,
+        batch_size=batch_size if sizes is None else max(sizes),
+        sizes=sizes,
         virtual_workers=virtual_workers,
         shuffle=shuffle,
         drop_last=drop_last,

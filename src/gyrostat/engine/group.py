@@ -24,9 +24,9 @@ from gyrostat.engine.torch_internals import file_store, gloo_group
 from gyrostat.engine.trace import NoTracer
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
-_FIRST_ROUND = 1024
+_ROOM = 1020  # bytes of a message that travel in the first round, beside its length
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -80,11 +80,25 @@ class Group:
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
         """Give every worker everybody's payload, in worker order."""
+        return self.begin_exchange(kind, progress, payload)()
+
+    def begin_exchange(self, kind: str, progress: Progress, payload: bytes) -> Callable[[], list[bytes]]:
+        """The same, in two halves: what is returned waits for the others."""
         if self._gloo is None:
-            return [payload]
+            return lambda: [payload]
         message = self._encoder.encode(Envelope(kind, self.generation, progress, payload))
-        with self.tracer.span(f"exchange: {kind}"):
-            envelopes = [self._decoder.decode(data) for data in self._gather(message)]
+        first_part = len(message).to_bytes(4, "little") + message[:_ROOM].ljust(_ROOM, b"\0")
+        first_round = self._gather(first_part)
+
+        def finish() -> list[bytes]:
+            with self.tracer.span(f"exchange: {kind}"):
+                messages = self._complete(message, first_round())
+            return self._opened([self._decoder.decode(data) for data in messages])
+
+        return finish
+
+    def _opened(self, envelopes: list[Envelope]) -> list[bytes]:
+        """The payloads, if all workers are at the same place."""
         mine = envelopes[self.rank]
         for worker, other in enumerate(envelopes):
             if (other.kind, other.generation, other.progress) != (mine.kind, mine.generation, mine.progress):
@@ -96,24 +110,29 @@ class Group:
                 )
         return [envelope.payload for envelope in envelopes]
 
-    def _gather(self, message: bytes) -> list[bytes]:
-        """One round of fixed size, a second one only if somebody's message is longer."""
-        room = _FIRST_ROUND - 4
-        parts = self._gather_equal(len(message).to_bytes(4, "little") + message[:room].ljust(room, b"\0"))
+    def _complete(self, message: bytes, parts: list[bytes]) -> list[bytes]:
+        """One round of fixed size is enough, unless somebody's message is longer."""
         lengths = [int.from_bytes(part[:4], "little") for part in parts]
-        longest = max(lengths) - room
+        longest = max(lengths) - _ROOM
         if longest <= 0:
             return [part[4 : 4 + length] for part, length in zip(parts, lengths, strict=True)]
-        rests = self._gather_equal(message[room:].ljust(longest, b"\0"))
+        rests = self._gather(message[_ROOM:].ljust(longest, b"\0"))()
         return [(part[4:] + rest)[:length] for part, rest, length in zip(parts, rests, lengths, strict=True)]
 
-    def _gather_equal(self, message: bytes) -> list[bytes]:
+    def _gather(self, message: bytes) -> Callable[[], list[bytes]]:
+        """Everybody's message of the same length."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         everyone = torch.empty(self.size * len(message), dtype=torch.uint8)
         with _peers():
-            self._gloo._allgather_base(everyone, mine).wait()
-        data = everyone.numpy().tobytes()
-        return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
+            work = self._gloo._allgather_base(everyone, mine)
+
+        def wait() -> list[bytes]:
+            with _peers():
+                work.wait()
+            data = everyone.numpy().tobytes()
+            return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
+
+        return wait
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Pending:
         """Sum `tensor` over all workers in place, by gloo's own all-reduce."""

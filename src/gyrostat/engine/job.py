@@ -6,7 +6,7 @@ A script tracks its objects, then loops over epochs, steps and micro-batches. Ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -115,7 +115,7 @@ class Job:
     def dataloader(
         self,
         dataset: Dataset[Any],
-        batch_size: int = 1,
+        batch_size: int | Sequence[int] = 1,
         shuffle: bool = False,
         *,
         num_workers: int = 0,
@@ -125,7 +125,11 @@ class Job:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         **others: Any,
     ) -> OrderedLoader:
-        """Like `DataLoader` with a `DistributedSampler` over the N virtual workers; `batch_size` is per virtual worker."""
+        """Like `DataLoader` with a `DistributedSampler` over the N virtual workers; `batch_size` is per virtual worker.
+
+        A list gives each virtual worker a size of its own. Then every sample is seen exactly once per epoch, without padding,
+        and gradients are averaged by weight.
+        """
         return make_loader(
             dataset,
             batch_size=batch_size,
@@ -197,6 +201,8 @@ class Job:
             raise UsageError(f"accumulate must be a whole number of at least 1, got {accumulate!r}")
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise UsageError(f"limit must be a whole number of at least 0, or None, got {limit!r}")
+        if accumulate > 1 and loader.sizes is not None:
+            raise UsageError("accumulate needs equal batch sizes; this loader has a list of them")
         return self._steps(loader, accumulate, limit)
 
     def _steps(self, loader: OrderedLoader, accumulate: int, limit: int | None) -> Iterator[Step]:

@@ -6,7 +6,8 @@ result is the same on every placement.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -79,8 +80,10 @@ class Means:
             for values in self._values
         ]
 
-    def settle(self, workers: Sequence[list[MeanWire]], values_each: int) -> None:
-        """Give every handle its mean, from what all workers sent. `values_each`: micro-batches of the whole pass."""
+    def settle(
+        self, workers: Sequence[list[MeanWire]], weights: Mapping[int, float | None], micro_batches: int
+    ) -> None:
+        """Give every handle its mean, from what all workers sent. `weights`: of all virtual workers."""
         if len({len(wires) for wires in workers}) != 1:
             raise Misuse(
                 f"job.mean was called {sorted({len(w) for w in workers})} times per micro-batch, not equally often"
@@ -88,7 +91,7 @@ class Means:
         for call, handle in enumerate(self._handles):
             wires = [wires[call] for wires in workers]
             if (
-                sum(len(wire.ranks) for wire in wires) != values_each
+                sum(len(wire.ranks) for wire in wires) != len(weights) * micro_batches
                 or len({tuple(wire.shape) for wire in wires}) != 1
             ):
                 raise Misuse(
@@ -102,9 +105,19 @@ class Means:
                 )
             ]
             rows.sort(key=lambda pair: pair[0])  # stable: micro-batches of a rank stay in order
-            total = rows[0][1].copy()
-            for _, row in rows[1:]:
-                total = total + row
             like = self._values[call][0][1]
-            mean = torch.from_numpy(np.asarray(total / len(rows)))
+            mean = torch.from_numpy(np.asarray(_average(rows, weights)))
             handle._value = mean.to(like.dtype if like.is_floating_point() else torch.float64).to(like.device)
+
+
+def _average(rows: Sequence[tuple[int, Any]], weights: Mapping[int, float | None]) -> Any:
+    """In rank order. Equal shares are added and divided; others are added by weight."""
+    if any(weight is None for weight in weights.values()):
+        total = rows[0][1].copy()
+        for _, row in rows[1:]:
+            total = total + row
+        return total / len(rows)
+    total = rows[0][1] * weights[rows[0][0]]
+    for rank, row in rows[1:]:
+        total = total + row * weights[rank]
+    return total

@@ -17,8 +17,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Reduction
 from gyrostat.core.placement import Placement
+from gyrostat.data.order import Order
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.hook import tree_hook
@@ -73,7 +75,7 @@ class ReferenceRunner(Runner):
     def begin_pass(self) -> None:
         pass
 
-    def enter(self, rank: int) -> None:
+    def enter(self, rank: int, weight: float | None) -> None:
         self._streams_outside = self.streams.exchange(self._streams_of_rank)
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
@@ -151,6 +153,10 @@ def _ddp_arguments(options: DdpOptions) -> dict[str, Any]:
 
 def _dataloader(plan: StepPlan, rank: int) -> DataLoader[Any]:
     order, loader = plan.order, plan.loader
+    if not isinstance(order, Order):
+        raise UsageError(
+            "plain DDP has no batch sizes per rank: a loader with a list of them cannot be compared with it"
+        )
     sampler: DistributedSampler[Any] = DistributedSampler(
         loader.dataset,
         num_replicas=order.virtual_workers,

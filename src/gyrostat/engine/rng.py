@@ -1,15 +1,17 @@
 """The random streams of torch, NumPy and Python, and how they are exchanged in microseconds.
 
-A virtual worker owns one `RngState`. Switching it in and out happens twice per micro-batch, so the costs matter: torch
-1 µs, Python 12 µs, NumPy 80 µs by its public calls. NumPy's Mersenne Twister is therefore copied as raw memory
-(`ctypes.state_address` is public; the layout is checked once against the public state), except when a cached normal
-variate is involved, which lives elsewhere: then the public calls are used.
+A virtual worker owns one `RngState`. Streams are exchanged for every micro-batch, so the costs matter: torch 1 µs, Python
+12 µs, NumPy 80 µs by their public calls, and several times that beside a training that fills the caches. The Mersenne
+Twisters of NumPy and Python are therefore copied as raw memory, whose layout is checked once against the public state;
+where it is not as expected, and where NumPy's cached normal variate is involved, the public calls are used.
 """
 
 from __future__ import annotations
 
 import ctypes
 import random
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +26,8 @@ _RAW = _WORDS * 4 + 4  # the key, then the position
 
 
 @dataclass(frozen=True)
-class NumpyState:
-    """NumPy's global generator: key and position as raw bytes, and the cached normal variate if there is one."""
+class TwisterState:
+    """A Mersenne Twister: key and position as raw bytes, and the cached normal variate if there is one."""
 
     raw: bytes
     normal: float | None = None
@@ -36,15 +38,15 @@ class RngState:
     """All streams of one virtual worker, or the shared ones."""
 
     torch: Tensor
-    numpy: NumpyState
-    python: tuple[Any, ...]
+    numpy: TwisterState
+    python: TwisterState
     cuda: Tensor | None = None
 
     def to_tree(self) -> dict[str, Any]:
         return {
             "torch": self.torch,
             "numpy": {"raw": self.numpy.raw, "normal": self.numpy.normal},
-            "python": self.python,
+            "python": {"raw": self.python.raw, "normal": self.python.normal},
             "cuda": self.cuda,
         }
 
@@ -52,8 +54,8 @@ class RngState:
     def from_tree(cls, tree: dict[str, Any]) -> RngState:
         return cls(
             torch=tree["torch"],
-            numpy=NumpyState(tree["numpy"]["raw"], tree["numpy"]["normal"]),
-            python=tree["python"],
+            numpy=TwisterState(**tree["numpy"]),
+            python=TwisterState(**tree["python"]),
             cuda=tree["cuda"],
         )
 
@@ -76,7 +78,7 @@ class Streams:
         return RngState(
             torch=torch.default_generator.get_state(),
             numpy=_numpy_state(known.numpy if known else None),
-            python=random.getstate(),
+            python=_python_state(),
             cuda=torch.cuda.get_rng_state() if _cuda.is_initialized() else None,
         )
 
@@ -86,14 +88,14 @@ class Streams:
         torch.default_generator.set_state(incoming.torch)
         if incoming.numpy != outgoing.numpy:
             _install_numpy(incoming.numpy, over=outgoing.numpy)
-        random.setstate(incoming.python)
+        _install_python(incoming.python)
         if incoming.cuda is not None:
             torch.cuda.set_rng_state(incoming.cuda)
         self._installed = incoming
         return outgoing
 
 
-def _numpy_state(known: NumpyState | None) -> NumpyState:
+def _numpy_state(known: TwisterState | None) -> TwisterState:
     address = _numpy_address()
     if address is not None and known is not None and known.normal is None:
         # No cached normal then, and not one word drawn since: there is none now.
@@ -102,10 +104,10 @@ def _numpy_state(known: NumpyState | None) -> NumpyState:
             return known
     _, key, position, has_normal, normal = np.random.get_state()
     raw = np.asarray(key, dtype=np.uint32).tobytes() + int(position).to_bytes(4, "little")
-    return NumpyState(raw, float(normal) if has_normal else None)
+    return TwisterState(raw, float(normal) if has_normal else None)
 
 
-def _install_numpy(state: NumpyState, *, over: NumpyState) -> None:
+def _install_numpy(state: TwisterState, *, over: TwisterState) -> None:
     address = _numpy_address()
     if address is not None and state.normal is None and over.normal is None:
         ctypes.memmove(address, state.raw, _RAW)
@@ -113,6 +115,40 @@ def _install_numpy(state: NumpyState, *, over: NumpyState) -> None:
     key = np.frombuffer(state.raw, dtype=np.uint32, count=_WORDS)
     position = int.from_bytes(state.raw[_WORDS * 4 :], "little")
     np.random.set_state(("MT19937", key, position, int(state.normal is not None), state.normal or 0.0))
+
+
+def _python_state() -> TwisterState:
+    if _python_address is not None:
+        # In memory the position comes first; in a state it comes last, as NumPy has it.
+        raw = ctypes.string_at(_python_address, _RAW)
+        return TwisterState(raw[4:] + raw[:4], _python.gauss_next)
+    _, words, normal = random.getstate()
+    return TwisterState(_packed(words), normal)
+
+
+def _install_python(state: TwisterState) -> None:
+    if _python_address is not None:
+        ctypes.memmove(_python_address, state.raw[-4:] + state.raw[:-4], _RAW)
+        _python.gauss_next = state.normal
+    else:
+        random.setstate((3, tuple(np.frombuffer(state.raw, dtype=np.uint32).tolist()), state.normal))
+
+
+def _packed(words: Sequence[int]) -> bytes:
+    return np.asarray(words, dtype=np.uint32).tobytes()
+
+
+def _find_python() -> int | None:
+    """Where CPython keeps the state of `random`'s generator, if it looks as expected."""
+    if sys.implementation.name != "cpython":
+        return None
+    address = id(_python) + object.__basicsize__
+    words = _python.getstate()[1]
+    return address if ctypes.string_at(address, _RAW) == _packed([words[-1], *words[:-1]]) else None
+
+
+_python: Any = random._inst
+_python_address = _find_python()
 
 
 class _NumpyMemory:

@@ -21,7 +21,7 @@ from gyrostat.core.errors import Misuse
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
-from gyrostat.data.order import Order
+from gyrostat.data.order import EpochOrder
 from gyrostat.engine import statetree
 from gyrostat.engine.group import Group
 from gyrostat.engine.mean import Mean, Means, MeanWire
@@ -35,7 +35,7 @@ class StepPlan:
     """What one step consists of, for every virtual worker."""
 
     loader: OrderedLoader
-    order: Order
+    order: EpochOrder
     first_batch: int
     """The number, within the epoch, of the step's first micro-batch."""
     micro_batches: int
@@ -44,6 +44,10 @@ class StepPlan:
     @property
     def begins_epoch(self) -> bool:
         return self.first_batch == 0
+
+    def weight(self, rank: int) -> float | None:
+        """The share of virtual worker `rank` in this step; None if all are equal."""
+        return self.order.weight(rank, self.first_batch)
 
 
 @dataclass(frozen=True)
@@ -146,8 +150,7 @@ class Runner(ABC):
     def begin_pass(self) -> None: ...
 
     @abstractmethod
-    def enter(self, rank: int) -> None: ...
-
+    def enter(self, rank: int, weight: float | None) -> None: ...
     @abstractmethod
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any: ...
 
@@ -157,6 +160,9 @@ class Runner(ABC):
     @abstractmethod
     def end_pass(self) -> bytes:
         """All virtual workers have run; what the other workers need to know before `settle`."""
+
+    def send_off(self) -> None:
+        """The envelope is on its way to the other workers: so may be all that they will surely need."""
 
     @abstractmethod
     def settle(self, extras: Sequence[bytes]) -> None: ...
@@ -181,8 +187,9 @@ class Runner(ABC):
         tracer = self.group.tracer
         self.begin_pass()
         for rank in self.hosted:
+            weight = plan.weight(rank)
             with tracer.span("switch", rank=rank):
-                self.enter(rank)
+                self.enter(rank, weight)
             for number in range(plan.micro_batches):
                 with tracer.span("fetch", rank=rank):
                     batch = self.fetch(plan, rank, number, progress.pass_)
@@ -237,18 +244,20 @@ class Runner(ABC):
         mine = PassReport(losses, self._means.wire(), self.request_box.take(), extra)
         reports = [mine]
         if self.group.size > 1:
-            payloads = self.group.exchange("reduce", progress, msgspec.msgpack.encode(mine))
-            reports = [msgspec.msgpack.decode(payload, type=PassReport) for payload in payloads]
+            others = self.group.begin_exchange("reduce", progress, msgspec.msgpack.encode(mine))
+            self.send_off()
+            reports = [msgspec.msgpack.decode(payload, type=PassReport) for payload in others()]
         with self.group.tracer.span("reduce"):
             self.settle([report.extra for report in reports])
-        self._means.settle(
-            [report.means for report in reports], self.placement.virtual_workers * plan.micro_batches
-        )
+        self._means.settle([report.means for report in reports], self._shares(plan), plan.micro_batches)
         requests = Requests()
         for report in reports:
             requests |= report.requests
         losses = [loss for report in reports for loss in report.losses]
         return PassOutcome(sum(losses) / len(losses) if losses else None, requests)
+
+    def _shares(self, plan: StepPlan) -> dict[int, float | None]:
+        return {rank: plan.weight(rank) for rank in range(self.placement.virtual_workers)}
 
     # Evaluation.
 

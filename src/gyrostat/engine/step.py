@@ -16,7 +16,7 @@ from gyrostat.engine.runner import Runner, StepPlan
 
 if TYPE_CHECKING:
     from gyrostat.data.loader import OrderedLoader
-    from gyrostat.data.order import Order
+    from gyrostat.data.order import EpochOrder
     from gyrostat.engine.job import Job
 
 
@@ -87,7 +87,7 @@ class Steps:
         job: Job,
         runner: Runner,
         loader: OrderedLoader,
-        order: Order,
+        order: EpochOrder,
         accumulate: int,
         limit: int | None,
     ) -> None:
@@ -120,6 +120,5 @@ class Steps:
             done += 1
 
     def _samples(self, plan: StepPlan) -> int:
-        first = plan.first_batch * self._loader.batch_size
-        last = min(first + plan.micro_batches * self._loader.batch_size, self._order.samples_each)
-        return (last - first) * self._order.virtual_workers
+        batches = range(plan.first_batch, plan.first_batch + plan.micro_batches)
+        return sum(self._order.samples(batch) for batch in batches)

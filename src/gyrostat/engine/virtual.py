@@ -13,13 +13,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import torch
 from torch import nn
 
 from gyrostat.core.job import Reduction as ReductionOrder
 from gyrostat.core.placement import Placement
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
-from gyrostat.engine.group import Group
+from gyrostat.engine.group import Group, Pending
 from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.ddp import DdpOrder
@@ -42,6 +43,7 @@ class VirtualRunner(Runner):
         self.buffers: list[ModuleBuffers] = []
         self._shared_streams: RngState | None = None
         self._previous = -1
+        self._buffers_under_way: Pending | None = None
         self._fetched_under: dict[tuple[int, int], RngState] = {}
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
@@ -74,7 +76,7 @@ class VirtualRunner(Runner):
         for gradients in self.gradients:
             gradients.begin_pass()
 
-    def enter(self, rank: int) -> None:
+    def enter(self, rank: int, weight: float | None) -> None:
         context = self.contexts[rank]
         outgoing = self.streams.exchange(context.rng)
         first = rank == self.hosted[0]
@@ -86,7 +88,7 @@ class VirtualRunner(Runner):
         for buffers in self.buffers:
             buffers.enter(rank, context.buffers.get(buffers.name), first=first)
         for gradients in self.gradients:
-            gradients.begin_rank(rank, weight=None, last_here=rank == self.hosted[-1])
+            gradients.begin_rank(rank, weight=weight, last_here=rank == self.hosted[-1])
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
         indices = plan.order.indices(rank, plan.first_batch + number)
@@ -131,6 +133,12 @@ class VirtualRunner(Runner):
             buffers.end_pass()
         return msgspec.msgpack.encode([gradients.part() for gradients in self.gradients])
 
+    def send_off(self) -> None:
+        for gradients in self.gradients:
+            gradients.send_off(hosted=len(self.hosted))
+        if self.buffers:
+            self._buffers_under_way = self.group.broadcast(pack(self._current_buffers()))
+
     def settle(self, extras: Sequence[bytes]) -> None:
         parts = [msgspec.msgpack.decode(extra, type=list[Part]) for extra in extras]
         for number, gradients in enumerate(self.gradients):
@@ -140,14 +148,16 @@ class VirtualRunner(Runner):
     def local(self, rank: int) -> dict[str, Any]:
         return self.contexts[rank].local
 
+    def _current_buffers(self) -> list[torch.Tensor]:
+        return [tensor for buffers in self.buffers for tensor in buffers.current()]
+
     def _share_buffers(self) -> None:
         """Virtual worker 0's buffers, wherever it runs, become everybody's."""
-        if self.group.size == 1 or not self.buffers:
+        if self._buffers_under_way is None:
             return
-        current = [tensor for buffers in self.buffers for tensor in buffers.current()]
-        packed = self.group.broadcast(pack(current)).wait()
+        packed, self._buffers_under_way = self._buffers_under_way.wait(), None
         if self.group.rank != 0:
-            received = unpack(packed, current)
+            received = unpack(packed, self._current_buffers())
             for buffers in self.buffers:
                 count = len(buffers.current())
                 buffers.restore(received[:count])

@@ -28,7 +28,7 @@ from gyrostat.job.protocol import (
     greet,
 )
 
-_PATIENCE_S = 0.02
+_PATIENCE_S = 0.1
 
 
 class Messenger:

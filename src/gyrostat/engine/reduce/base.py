@@ -36,8 +36,14 @@ class Reduction(Protocol):
     def ready(self, number: int, gradient: torch.Tensor) -> None:
         """Gradient `number` of the streamed virtual worker. Buckets that are complete are on their way from now on."""
 
+    def send_off(self) -> None:
+        """All gradients here are complete: let every bucket be on its way."""
+
     def mean(self) -> Sequence[torch.Tensor]:
         """The mean gradient of each parameter over all virtual workers; all workers call this together."""
+
+    def discard(self) -> None:
+        """Nobody's backward came through the module: forget what was taken."""
 
     def wants_ready_order(self) -> bool:
         """Whether the order in which virtual worker 0's gradients become ready in this pass has to be recorded."""

@@ -2,7 +2,7 @@
 
 Virtual workers hand over their gradients one after the other. Those of the last one may be streamed from its backward: as soon
 as all gradients of a bucket are there, the bucket is reduced by the courier while backward goes on. Buckets leave in a fixed
-order, and the last one waits for `mean`. Everything is out of place: what went in survives until the sum is complete, and the
+order, and the last one when backward is over. Everything is out of place: what went in survives until the sum is complete, and the
 sum survives until the next one is.
 """
 
@@ -104,11 +104,14 @@ class Bucketed(ABC):
         while self._left < len(self._layout) - 1 and self._missing[self._left] == 0:
             self._leave()
 
+    def send_off(self) -> None:
+        while self._ranks > 1 and self._left < len(self._layout):
+            self._leave()
+
     def mean(self) -> Sequence[torch.Tensor]:
         if self._ranks == 1:
             return self._only
-        while self._left < len(self._layout):
-            self._leave()
+        self.send_off()
         with self._group.tracer.span("wait for the reduction"):
             for transfer in self._under_way:
                 transfer.wait()
@@ -118,6 +121,10 @@ class Bucketed(ABC):
         # The next sum goes elsewhere: a peer that has not completed this one may still ask for it.
         self._totals.reverse()
         return totals.views
+
+    def discard(self) -> None:
+        self._forget()
+        self._after()
 
     def _leave(self) -> None:
         bucket = self._left

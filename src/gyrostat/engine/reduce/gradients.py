@@ -50,7 +50,6 @@ class ModuleGradients:
         self._watching = False
         self._may_stream = False
         self._streamed: set[int] = set()
-        self._skipped = 0
         self.reduction: Reduction
         # With unused parameters nobody knows early when a bucket is complete.
         self._overlaps = overlap and not options.tolerates_unused
@@ -61,7 +60,6 @@ class ModuleGradients:
         self._dirty = any(gradient is not None for gradient in self._before)
         self._used = [False] * len(self.parameters)
         self._touched = 0
-        self._skipped = 0
         self._ready = None
 
     def begin_rank(self, rank: int, *, weight: float | None, last_here: bool) -> None:
@@ -125,11 +123,6 @@ class ModuleGradients:
         for parameter in self.parameters:
             parameter.grad = None
 
-    def skip_rank(self) -> None:
-        """This virtual worker has no sample in this step: it adds nothing."""
-        self.reduction.take(self._rank, [None] * len(self.parameters), self._divides(), 0.0)
-        self._skipped += 1
-
     def _divides(self) -> list[bool]:
         """DDP divides instead of multiplying where the gradient already lives in its bucket."""
         in_bucket = self.options.gradient_as_bucket_view
@@ -137,15 +130,21 @@ class ModuleGradients:
 
     def part(self) -> Part:
         return Part(
-            touched=self._touched + (self._skipped if self._touched else 0),
+            touched=self._touched,
             used=tuple(self._used) if self.options.tolerates_unused else None,
             ready=self._ready_order() if self._ready is not None and self._touched else None,
         )
+
+    def send_off(self, hosted: int) -> None:
+        """Reduce what is complete. If another worker has nothing to add, the envelope will say so before anybody waits."""
+        if self._overlaps and self._touched == hosted:
+            self.reduction.send_off()
 
     def settle(self, parts: Sequence[Part], virtual_workers: int) -> None:
         """All workers know all parts: reduce if anybody's backward came through here, and set `.grad`."""
         touched = sum(part.touched for part in parts)
         if touched == 0:
+            self.reduction.discard()
             self._put_back([True] * len(self.parameters))
             return
         if touched < virtual_workers and not self.options.tolerates_unused:
