@@ -282,3 +282,10 @@ def test_plain_progress(capsys: pytest.CaptureFixture[str]) -> None:
         "worker 0 │ hello",
         "gyrostat: run 2 of 5: 1 worker: 2 steps, 1.0 s, DIFFERENT",
     ]
+
+
+def test_the_tree_is_compared_with_ddp_that_has_it_as_a_hook(directory: Path) -> None:
+    code, out, err = gyrostat("verify", "-n", "3", "--reduction", "tree", "train.py", cwd=directory)
+    assert code == 0, err
+    assert any("plain DDP, 3 processes" in line for line in out)
+    assert any(line.startswith("EQUAL") for line in out)

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
+from gyrostat.core.job import Reduction
 from gyrostat.job.protocol import Program
 from gyrostat.job.report import check_writable
 from gyrostat.job.start import ForkParent
@@ -80,6 +81,13 @@ def verify(
     threads: Annotated[
         int, typer.Option(metavar="T", help="Threads of each worker; they decide bits.", rich_help_panel=_JOB)
     ] = 1,
+    reduction: Annotated[
+        Reduction,
+        typer.Option(
+            help="The order in which gradients are added; under tree, DDP gets it as a hook.",
+            rich_help_panel=_JOB,
+        ),
+    ] = Reduction.DDP,
     against: Annotated[
         Against, typer.Option(help="Also compare with torch's own DDP.", rich_help_panel=_COMPARISON)
     ] = Against.DDP,
@@ -122,6 +130,7 @@ def verify(
         every=every,
         steps=steps,
         threads=threads,
+        reduction=reduction,
     )
     verdict = _verify_on_display(request, verbose=verbose)
     print_verdict(verdict, script)

@@ -1,9 +1,9 @@
 """What both orders have in common: gradients wait in pooled flat buckets, and a bucket that is complete may leave early.
 
-Virtual workers hand over their gradients one after the other. Those of the last one may be streamed from its backward: as soon
-as all gradients of a bucket are there, the bucket is reduced by the courier while backward goes on. Buckets leave in a fixed
-order, and the last one when backward is over. Everything is out of place: what went in survives until the sum is complete, and the
-sum survives until the next one is.
+Virtual workers hand over their gradients one after the other. Those of the last one may be streamed from its backward: as
+soon as all gradients of a bucket are there, the bucket is reduced by the courier while backward goes on. Buckets leave in a
+fixed order, and the last one when backward is over. Everything is out of place: what went in survives until the sum is
+complete, and the sum survives until the next one is.
 """
 
 from __future__ import annotations

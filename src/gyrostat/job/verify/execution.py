@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from gyrostat.core.job import CheckpointPolicy, Probe
+from gyrostat.core.job import CheckpointPolicy, Probe, Reduction
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Nobody, Observer, Stream
 from gyrostat.job.outcome import Outcome
@@ -90,6 +90,7 @@ class Executor:
     parent: WorkerSource
     onlooker: Onlooker
     forward_signals: bool
+    reduction: Reduction = Reduction.DDP
 
     def run(
         self, configuration: Configuration, probe: Probe, *, until: int | None, threads: int
@@ -103,6 +104,7 @@ class Executor:
                 program=self.program,
                 placement=configuration.placement,
                 threads=threads,
+                reduction=self.reduction,
                 reference=configuration.reference,
                 checkpoint=CheckpointPolicy(directory=checkpoints, resume=False),
                 probe=probe,
@@ -116,6 +118,7 @@ class Executor:
                     program=self.program,
                     placement=configuration.resumed_on,
                     threads=threads,
+                    reduction=self.reduction,
                     checkpoint=CheckpointPolicy(directory=checkpoints),
                     probe=probe,
                     stop_after=until,

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Probe
+from gyrostat.core.job import Probe, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest
 from gyrostat.job.protocol import Program
@@ -43,6 +43,8 @@ class VerifyRequest:
     steps: int | None = None
     """Compare only so many; all if None."""
     threads: int = 1
+    reduction: Reduction = Reduction.DDP
+    """The order of addition; plain DDP then uses it, too, as its communication hook."""
     cwd: Path | None = None
 
     def check(self) -> None:
@@ -76,6 +78,7 @@ def verify(
         parent=parent,
         onlooker=onlooker or Silent(),
         forward_signals=forward_signals,
+        reduction=request.reduction,
     )
     return _Verifier(request, executor).verdict()
 
