@@ -17,6 +17,7 @@ import torch
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout
+from gyrostat.engine.reduce.hostcopy import HostCopies
 
 
 class Transfer(Protocol):
@@ -35,6 +36,7 @@ class Bucketed(ABC):
         self._parameters = list(parameters)
         self._placement, self._group = placement, group
         self._ranks = placement.virtual_workers
+        self._copies = HostCopies(self._parameters[0].device)
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
 
     def _use(self, layout: Layout) -> None:
@@ -85,7 +87,8 @@ class Bucketed(ABC):
         room = self._room_for(rank)
         scale = 1.0 / self._ranks if weight is None else weight
         for view, gradient, by_division in zip(room.views, gradients, divide, strict=True):
-            _put(view, gradient, scale, self._ranks if by_division and self._divides else None)
+            self._put(view, gradient, scale, self._ranks if by_division and self._divides else None)
+        self._copies.wait()
         for bucket in range(len(self._layout)):
             self._add(rank, bucket)
 
@@ -99,7 +102,7 @@ class Bucketed(ABC):
     def ready(self, number: int, gradient: torch.Tensor) -> None:
         assert self._missing is not None
         by = self._ranks if self._divide[number] and self._divides else None
-        _put(self._room.views[number], gradient, self._scale, by)
+        self._put(self._room.views[number], gradient, self._scale, by)
         self._missing[self._bucket_of[number]] -= 1
         while self._left < len(self._layout) - 1 and self._missing[self._left] == 0:
             self._leave()
@@ -129,23 +132,25 @@ class Bucketed(ABC):
     def _leave(self) -> None:
         bucket = self._left
         self._left += 1
+        self._copies.wait()
         if self._missing is not None:
             self._add(self._streamed, bucket)
         transfer = self._reduce(bucket)
         if transfer is not None:
             self._under_way.append(transfer)
 
-
-def _put(view: torch.Tensor, gradient: torch.Tensor | None, scale: float, divisor: int | None) -> None:
-    """Scale a gradient into its place."""
-    if gradient is None:
-        view.zero_()
-    elif gradient.device != view.device:
-        view.copy_(gradient * scale if divisor is None else gradient / divisor)
-    elif divisor is None:
-        torch.mul(gradient, scale, out=view)
-    else:
-        torch.div(gradient, divisor, out=view)
+    def _put(
+        self, view: torch.Tensor, gradient: torch.Tensor | None, scale: float, divisor: int | None
+    ) -> None:
+        """Scale a gradient into its place."""
+        if gradient is None:
+            view.zero_()
+        elif gradient.device != view.device:
+            self._copies.put(view, gradient, scale, divisor)
+        elif divisor is None:
+            torch.mul(gradient, scale, out=view)
+        else:
+            torch.div(gradient, divisor, out=view)
 
 
 def _zero_if_none(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:

@@ -105,7 +105,7 @@ def rebuilt_layout(parameters: Sequence[torch.Tensor], ready: Sequence[int], opt
 class FlatBuckets:
     """Memory for one set of gradients in a layout: a flat tensor per bucket, a view per parameter.
 
-    It is host memory, where gloo adds; gradients of a GPU are copied there and back.
+    It is host memory, where gloo adds; gradients of a GPU are copied there (`hostcopy.py`) and back.
     """
 
     def __init__(self, parameters: Sequence[torch.Tensor], layout: Layout) -> None:
@@ -114,7 +114,7 @@ class FlatBuckets:
         for bucket in layout:
             first = parameters[bucket[0]]
             size = sum(parameters[i].numel() for i in bucket)
-            flat = torch.empty(size, dtype=first.dtype)
+            flat = torch.empty(size, dtype=first.dtype, pin_memory=first.is_cuda)
             offset = 0
             for i in bucket:
                 views[i] = _view(flat, parameters[i], offset)
