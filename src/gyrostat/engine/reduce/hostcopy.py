@@ -13,7 +13,7 @@ class HostCopies:
     """Copies under way from one device."""
 
     def __init__(self, device: torch.device) -> None:
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def put(self, view: torch.Tensor, gradient: torch.Tensor, scale: float, divisor: int | None) -> None:
         """Scale `gradient` on its device and begin to copy it into `view`."""
