@@ -22,7 +22,6 @@ VERBS = {
     "cells": "check a cell specification",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
-    "scan": "say what a model costs under heterogeneous determinism",
     "agent": "supervise the workers of one node",
     "chaos": "inject failures into a job",
 }

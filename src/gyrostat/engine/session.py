@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,16 @@ def enter(assignment: Assignment, supervisor: Supervisor) -> None:
     """Called by the worker's bootstrap before the script runs, and before the first operator does."""
     determinism.pin(assignment)
     _Process.assignment, _Process.supervisor, _Process.job = assignment, supervisor, None
+
+
+def supervise(wrap: Callable[[Supervisor], Supervisor]) -> None:
+    """Put something between the job to come and its supervisor, to hear what is told to it."""
+    _Process.supervisor = wrap(_Process.supervisor or Alone())
+
+
+def current() -> Job | None:
+    """This process's job, once the script has joined it."""
+    return _Process.job
 
 
 def init(

@@ -101,7 +101,7 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
     try:
         session.enter(spec.assignment, messenger)
         try:
-            _run_program(spec.program)
+            run_program(spec.program)
         except session.Stopped:
             raise
         except SystemExit as exit:
@@ -121,7 +121,7 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
         return _report(error, messenger)
 
 
-def _run_program(program: Program) -> None:
+def run_program(program: Program) -> None:
     """As `python [-m] name args…` does."""
     if program.module:
         sys.path.insert(0, os.getcwd())

@@ -1,0 +1,130 @@
+"""`gyrostat scan`: what a script's model costs under `heterogeneous` determinism, where, and whether it may mix types."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gyrostat.core.determinism import parse_pool
+from gyrostat.job.protocol import Program
+from gyrostat.job.report import check_writable, write_json
+from gyrostat.job.scan.scanner import ScanRequest
+from gyrostat.job.scan.scanner import scan as run_scan
+from gyrostat.job.scan.verdict import Row, ScanVerdict
+from gyrostat.job.start import ForkParent
+
+_HELP = "\n\n".join(
+    [
+        "Say what a script costs under heterogeneous determinism, and whether it may mix device types.",
+        "Runs some steps of it under `elastic` and under `heterogeneous` on this machine, in two workers that take turns, and "
+        "names the operators and modules that the pins make dear.",
+        "Options stand before the script; everything after it is the script's own.",
+        "[bold]Examples[/bold]",
+        "  gyrostat scan train.py --epochs 1",
+        "  gyrostat scan --pool avx512,avx2,sse --json answer.json train.py",
+    ]
+)
+_MIN_SHARE = 0.005
+_ROWS = 8
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "scan",
+        help=_HELP,
+        short_help="Say what a script costs under heterogeneous determinism.",
+        context_settings={"allow_interspersed_args": False},
+    )(scan)
+
+
+def scan(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
+    ] = False,
+    virtual_workers: Annotated[
+        int | None,
+        typer.Option(
+            "--virtual-workers",
+            "-n",
+            metavar="N",
+            show_default="1, or what the script says",
+            help="Logical data-parallel ranks.",
+        ),
+    ] = None,
+    pool: Annotated[
+        str, typer.Option(metavar="TYPE,…", help="The device types that the job would mix.")
+    ] = "avx512,avx2",
+    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads of the worker.")] = 1,
+    steps: Annotated[int, typer.Option(metavar="S", min=1, help="Steps to time under either level.")] = 60,
+    threshold: Annotated[
+        float,
+        typer.Option(metavar="X", help="A job may mix types if it is slowed down at most so many times."),
+    ] = 1.05,
+    json: Annotated[
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the answer to FILE.")
+    ] = None,
+) -> None:
+    if json is not None:
+        check_writable(json)
+    request = ScanRequest(
+        program=Program(name=script, module=module, args=tuple(args or ())),
+        pool=parse_pool(pool, threads=threads),
+        virtual_workers=virtual_workers,
+        steps=steps,
+        threshold=threshold,
+    )
+    request.check()
+    with ForkParent() as one, ForkParent() as other:
+        verdict = run_scan(request, parents=(one, other))
+    _print(verdict, script)
+    if json is not None:
+        write_json(json, to_json(verdict, script))
+
+
+def to_json(verdict: ScanVerdict, script: str) -> dict[str, object]:
+    """`mix` is what a scheduler reads: `core.job.DeviceMix`."""
+    return {"script": script, "reason": verdict.reason, "mix": asdict(verdict.mix), **asdict(verdict)}
+
+
+def _print(verdict: ScanVerdict, script: str) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(
+        f"{script} on a CPU of type {verdict.cpu_type}: a step computes {verdict.elastic_ms:.2f} ms under elastic, "
+        f"{verdict.heterogeneous_ms:.2f} ms under heterogeneous with {', '.join(verdict.pool)}"
+    )
+    console.print(
+        f"slowdown {verdict.slowdown:.3f}× (95 % interval {verdict.low:.3f} to {verdict.high:.3f})\n"
+    )
+    for title, rows in (("operator", verdict.operators), ("module", verdict.modules)):
+        console.print(_table(title, rows))
+        console.print()
+    console.print(f"May the job mix types? {verdict.reason[:1].upper()}{verdict.reason[1:]}.")
+
+
+def _table(title: str, rows: Sequence[Row]) -> Table:
+    """The dearest first."""
+    table = Table(box=None)
+    table.add_column(title, no_wrap=True, max_width=36)
+    for heading in ("share", "elastic", "pinned", "ratio", "adds"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for row in [row for row in rows if max(row.share, row.added) >= _MIN_SHARE][:_ROWS]:
+        ratio = "–" if row.ratio is None else f"{row.ratio:.2f}×"
+        table.add_row(
+            row.name,
+            f"{row.share:.1%}",
+            f"{row.elastic_ms:.2f} ms",
+            f"{row.heterogeneous_ms:.2f} ms",
+            ratio,
+            f"{row.added:+.1%}",
+        )
+    return table

@@ -1,0 +1,106 @@
+"""What the measurements of both levels say: how dear `heterogeneous` is, where, and whether the job may mix types. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gyrostat.core.job import DeviceMix, Pool
+from gyrostat.job.scan.measured import Measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """An operator or a module under both levels, per step."""
+
+    name: str
+    elastic_ms: float
+    heterogeneous_ms: float
+    share: float
+    """Of a step under `elastic`."""
+    added: float
+    """What pins add, as a share of a step under `elastic`."""
+
+    @property
+    def ratio(self) -> float | None:
+        return self.heterogeneous_ms / self.elastic_ms if self.elastic_ms > 0 else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScanVerdict:
+    """The answer of a scan."""
+
+    pool: tuple[str, ...]
+    cpu_type: str | None
+    """Of the machine that it was measured on."""
+    slowdown: float
+    """A step's time under `heterogeneous` over that under `elastic`: the median over pairs of turns."""
+    low: float
+    high: float
+    """Its 95 % interval."""
+    threshold: float
+    elastic_ms: float
+    heterogeneous_ms: float
+    operators: tuple[Row, ...]
+    modules: tuple[Row, ...]
+    """Both with what pins add most first."""
+
+    @property
+    def mix(self) -> DeviceMix:
+        return DeviceMix(pool=self.pool, slowdown=self.slowdown, mixes_types=self.slowdown <= self.threshold)
+
+    @property
+    def reason(self) -> str:
+        told = f"pins for {', '.join(self.pool)} make a step {self.slowdown:.2f}× as long here"
+        if self.slowdown <= self.threshold:
+            return f"yes: {told}, at most {self.threshold:g}×"
+        dear = [row.name for row in self.operators[:3] if row.added > 0.01]
+        where = f", most of it in {', '.join(dear)}" if dear else ""
+        return f"no: {told}, more than {self.threshold:g}×{where}"
+
+
+def decide(
+    elastic: Measured, heterogeneous: Measured, *, pool: Pool, cpu_type: str | None, threshold: float
+) -> ScanVerdict:
+    """From measurements that were taken in turns, a moment apart."""
+    ratios = [mine / other for mine, other in zip(heterogeneous.turns, elastic.turns, strict=False)]
+    low, high = interval(ratios)
+    step = statistics.median(elastic.turns)
+    return ScanVerdict(
+        pool=pool.types,
+        cpu_type=cpu_type,
+        slowdown=statistics.median(ratios),
+        low=low,
+        high=high,
+        threshold=threshold,
+        elastic_ms=1000 * step,
+        heterogeneous_ms=1000 * statistics.median(heterogeneous.turns),
+        operators=_rows(elastic.operators, heterogeneous.operators, step),
+        modules=_rows(elastic.modules, heterogeneous.modules, step),
+    )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Between these lies the true median with a probability of at least 95 %, whatever the noise looks like."""
+    ordered, cut = sorted(values), 0
+    while 2 * sum(math.comb(len(ordered), k) for k in range(cut + 2)) <= 0.05 * 2 ** len(ordered):
+        cut += 1
+    return ordered[cut], ordered[-1 - cut]
+
+
+def _rows(elastic: Mapping[str, float], heterogeneous: Mapping[str, float], step: float) -> tuple[Row, ...]:
+    rows = []
+    for name in elastic.keys() | heterogeneous.keys():
+        d1, d2 = elastic.get(name, 0.0), heterogeneous.get(name, 0.0)
+        rows.append(
+            Row(
+                name=name,
+                elastic_ms=1000 * d1,
+                heterogeneous_ms=1000 * d2,
+                share=d1 / step,
+                added=(d2 - d1) / step,
+            )
+        )
+    return tuple(sorted(rows, key=lambda row: (-row.added, row.name)))
