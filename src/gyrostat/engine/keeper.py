@@ -127,9 +127,10 @@ class Keeper:
             self._collect()
         if self._turns.boundary(state.progress.step, asked=asked, written=written):
             since = time.monotonic()
-            snapshot = self._take(state, finished=False)
-            if self._writer is not None and snapshot is not None:
-                self._writer.begin(snapshot, since=since)
+            with self._runner.group.tracer.span("checkpoint", step=state.progress.step):
+                snapshot = self._take(state, finished=False)
+                if self._writer is not None and snapshot is not None:
+                    self._writer.begin(snapshot, since=since)
 
     def last(self, state: Boundary, *, finished: bool) -> None:
         """The job ends here: return when this boundary's checkpoint is in place, and those before it."""
