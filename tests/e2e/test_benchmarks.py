@@ -11,15 +11,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-COMMANDS = (
-    "accumulation",
-    "context_switch",
-    "ddp_accumulation",
-    "ddp_throughput",
-    "memory",
-    "wire_bytes",
-    "worker_start",
-)
+COMMANDS = ("accumulation", "checkpoint_stall", "context_switch", "ddp_throughput", "worker_start")
 
 
 @pytest.fixture
