@@ -7,20 +7,16 @@ turns. Afterwards both must have trained the same bits, which shows that they di
 from __future__ import annotations
 
 import json
-import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from pairs import Pair
-from turns import Side, take_turns
-from workloads import BATCH_SIZES
+from sides import compare_throughput, ddp_side, gyrostat_side
+from workloads import EXAMPLES
 
 RANKS = 2
-TARGET = Target(at_least=0.95)
-HERE = Path(__file__).resolve().parent
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+TARGET = Target(at_least=1.0, low_at_least=0.98)
 
 
 def measure(options: Options) -> Iterator[Figure]:
@@ -31,40 +27,17 @@ def measure(options: Options) -> Iterator[Figure]:
 def compare(workload: str, options: Options) -> Figure:
     with tempfile.TemporaryDirectory(prefix="gyrostat-benchmark-") as name:
         directory = Path(name)
-        with (
-            gyrostat_side(workload, RANKS, RANKS, directory) as ours,
-            ddp_side(workload, RANKS, directory) as theirs,
-        ):
-            turns = take_turns(ours, theirs, pairs=options.pairs, block_seconds=options.block_seconds)
+        figure = compare_throughput(
+            f"gyrostat P={RANKS} N={RANKS} against DDP P={RANKS}",
+            gyrostat_side(workload, RANKS, RANKS, directory),
+            ddp_side(workload, RANKS, directory),
+            options,
+            workload=workload,
+            batches=RANKS,
+            target=TARGET,
+        )
         check_same_digest(directory / "gyrostat.json", directory / "ddp.json")
-    samples = BATCH_SIZES[workload] * RANKS
-    return Figure(
-        name=f"{workload}: gyrostat P={RANKS} N={RANKS} against DDP P={RANKS}",
-        ours="gyrostat",
-        theirs="DDP",
-        unit="samples/s",
-        pairs=[Pair(pair.ours * samples, pair.theirs * samples) for pair in turns],
-        target=TARGET,
-    )
-
-
-def gyrostat_side(workload: str, virtual_workers: int, workers: int, directory: Path) -> Side:
-    """`gyrostat run` with so many virtual workers on so many workers; its report goes to gyrostat.json."""
-    command = [str(Path(sys.executable).with_name("gyrostat")), "run", "--quiet"]
-    command += ["--virtual-workers", str(virtual_workers), "--workers", str(workers)]
-    command += ["--report", f"{directory}/gyrostat.json"]
-    command += [str(HERE / "side_gyrostat.py"), workload]
-    return Side(
-        "gyrostat", [command], address=directory / "gyrostat.socket", processes=workers, env=ONE_THREAD
-    )
-
-
-def ddp_side(workload: str, ranks: int, directory: Path) -> Side:
-    """A process per rank; rank 0's digest goes to ddp.json."""
-    command = [sys.executable, str(HERE / "side_ddp.py"), workload, "--ranks", str(ranks)]
-    command += ["--store", f"{directory}/ddp.store", "--report", f"{directory}/ddp.json"]
-    commands = [[*command, "--rank", str(rank)] for rank in range(ranks)]
-    return Side("DDP", commands, address=directory / "ddp.socket", processes=ranks, env=ONE_THREAD)
+    return figure
 
 
 def check_same_digest(ours: Path, theirs: Path) -> None:
@@ -75,4 +48,4 @@ def check_same_digest(ours: Path, theirs: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", measure, workloads=list(BATCH_SIZES))
+    main(__doc__ or "", measure, workloads=EXAMPLES)

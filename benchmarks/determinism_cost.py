@@ -14,11 +14,11 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddp_throughput import HERE, ONE_THREAD
 from figures import Figure, Options, Target, main
 from pairs import Pair
+from sides import HERE, ONE_THREAD
 from turns import Side, take_turns
-from workloads import BATCH_SIZES
+from workloads import EXAMPLES
 
 LEVELS = {
     "elastic": (["--determinism", "elastic"], Target(at_most=1.01)),
@@ -77,4 +77,4 @@ def predicted(workload: str, *, quick: bool) -> float:
 
 
 if __name__ == "__main__":
-    main(__doc__ or "", measure, workloads=list(BATCH_SIZES))
+    main(__doc__ or "", measure, workloads=EXAMPLES)

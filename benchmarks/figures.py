@@ -19,6 +19,7 @@ from typing import Any
 
 from pairs import Estimate, Pair, estimate
 
+REDUCTIONS = ("ddp", "tree")
 _QUICK_PAIRS = 3
 
 
@@ -105,17 +106,24 @@ class Options:
     block_seconds: float
     """How long one side works before the other has its turn, where sides take turns in blocks of steps."""
     workloads: tuple[str, ...]
+    reductions: tuple[str, ...]
+    """In which orders gyrostat adds gradients."""
 
 
 def main(
-    description: str, measure: Callable[[Options], Iterable[Figure]], *, workloads: Sequence[str] = ()
+    description: str,
+    measure: Callable[[Options], Iterable[Figure]],
+    *,
+    pairs: int = 20,
+    workloads: Sequence[str] = (),
+    reductions: Sequence[str] = (),
 ) -> None:
-    """The command line of one benchmark."""
+    """The command line of one benchmark, which by default measures so many `pairs`."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--pairs", type=int, default=20, help="how many times both sides are measured (default 20)"
+        "--pairs", type=int, default=pairs, help=f"how many times both sides are measured (default {pairs})"
     )
     parser.add_argument("--quick", action="store_true", help="a few short pairs, to see that it works")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all measurements to FILE")
@@ -124,14 +132,17 @@ def main(
             "--block", type=float, default=1.5, metavar="S", help="seconds per turn (default 1.5)"
         )
         parser.add_argument("--workload", choices=workloads, help="only this one")
+    if reductions:
+        parser.add_argument("--reduction", choices=reductions, help="only this order")
     args = parser.parse_args()
     if args.pairs < 1:
         parser.error(f"--pairs must be at least 1, got {args.pairs}")
-    chosen = getattr(args, "workload", None)
+    workload, reduction = getattr(args, "workload", None), getattr(args, "reduction", None)
     options = Options(
         pairs=min(args.pairs, _QUICK_PAIRS) if args.quick else args.pairs,
         block_seconds=0.3 if args.quick else getattr(args, "block", 0.0),
-        workloads=(chosen,) if chosen else tuple(workloads),
+        workloads=(workload,) if workload else tuple(workloads),
+        reductions=(reduction,) if reduction else tuple(reductions),
     )
     load = os.getloadavg()[0]
     if load > 0.5:

@@ -1,6 +1,7 @@
 """The other side: the same training loop written for plain DDP, with torch's own classes. One process per rank.
 
-It trains what `side_gyrostat.py` trains, so after equally many steps both must end with the same digest.
+It trains what `side_gyrostat.py` trains, so after equally many steps both must end with the same digest. With several
+micro-batches per step it accumulates, and reduces only with the last one.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, required=True)
     parser.add_argument("--ranks", type=int, required=True)
     parser.add_argument("--store", required=True, help="a file where ranks meet")
+    parser.add_argument("--micro-batches", type=int, default=1, help="per step")
     parser.add_argument("--report", type=Path, help="rank 0 writes its digest here")
     args = parser.parse_args()
 
@@ -38,7 +40,7 @@ def main() -> None:
     seed_all(SEED)
     work = WORKLOADS[args.workload]()
     seed_all(SEED + args.rank)
-    train(work, Turns(args.turns))
+    train(work, Turns(args.turns), args.micro_batches)
     if args.rank == 0 and args.report:
         digest = gyrostat.digest(model=work.model, optimizer=work.optimizer)
         args.report.write_text(json.dumps({"digest": digest}))
@@ -46,17 +48,28 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def train(work: Workload, turns: Turns) -> None:
+def train(work: Workload, turns: Turns, micro_batches: int) -> None:
     model = DistributedDataParallel(work.model)
     sampler: DistributedSampler[Any] = DistributedSampler(work.dataset, shuffle=True, seed=SEED)
     loader = DataLoader(work.dataset, batch_size=work.batch_size, sampler=sampler, drop_last=True)
     for epoch in itertools.count():
         sampler.set_epoch(epoch)
-        for batch in loader:
-            work.loss(model, batch).backward()  # type: ignore[no-untyped-call]
+        batches = iter(loader)
+        for _ in range(len(loader) // micro_batches):
+            with model.no_sync():
+                for batch in itertools.islice(batches, micro_batches - 1):
+                    backward(work, model, batch, micro_batches)
+            backward(work, model, next(batches), micro_batches)
             work.update()
             if not turns.step_done():
                 return
+
+
+def backward(work: Workload, model: DistributedDataParallel, batch: Any, micro_batches: int) -> None:
+    loss = work.loss(model, batch)
+    if micro_batches > 1:
+        loss = loss / micro_batches
+    loss.backward()  # type: ignore[no-untyped-call]
 
 
 def seed_all(seed: int) -> None:

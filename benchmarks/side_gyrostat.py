@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import gc
+from pathlib import Path
 
 import gyrostat
+from gyrostat.engine.reduce.tree import TreeOrder
 from turns import Turns
 from workloads import SEED, WORKLOADS
 
@@ -15,6 +18,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("workload", choices=WORKLOADS)
     parser.add_argument("--turns", required=True)
+    parser.add_argument(
+        "--buffers", type=Path, help="how many sets of gradients the tree folds with goes here"
+    )
     args = parser.parse_args()
 
     job = gyrostat.init(seed=SEED)
@@ -32,6 +38,13 @@ def main() -> None:
                 break
         if turns.over:
             break
+    if args.buffers and job.is_main:
+        args.buffers.write_text(str(folding_buffers()))
+
+
+def folding_buffers() -> int:
+    """All that were ever allocated: they are pooled. 0 in the other order."""
+    return sum(thing.buffers for thing in gc.get_objects() if isinstance(thing, TreeOrder))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from typing import Self
 from pairs import Pair, measure_pairs
 
 _STEPS = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")
 _DONE = b"."
 _WARM_UP_STEPS = 10
 _JOIN_S = 120.0
@@ -106,6 +107,10 @@ class Side:
                 raise SystemExit(f"{self.name}: a process ended in the middle of a block")
         return time.perf_counter() - began
 
+    def pids(self) -> list[int]:
+        """The processes that take part: those at the other ends of the sockets."""
+        return [_CREDENTIALS.unpack(_peer(connection))[0] for connection in self._joined]
+
     def finish(self) -> None:
         """Let all processes come to their normal end."""
         for connection in self._joined:
@@ -129,6 +134,10 @@ class Side:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _peer(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
 
 
 def take_turns(ours: Side, theirs: Side, *, pairs: int, block_seconds: float) -> list[Pair]:

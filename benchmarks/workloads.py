@@ -1,4 +1,4 @@
-"""The ResNet and the GPT example as work to be measured: their models, data, batches and optimizers.
+"""What is trained when something is measured: the ResNet and the GPT example, and a wide model that is mostly memory.
 
 Both sides of a comparison build the same `Workload`, so that only what is around it differs. Learning rates are constant,
 for a benchmark has no last step to plan for.
@@ -20,8 +20,9 @@ from torch.utils.data import Dataset, TensorDataset
 sys.path.append(str(Path(__file__).resolve().parents[1] / "examples"))
 
 SEED = 7
-BATCH_SIZES = {"resnet": 32, "gpt": 4}
-"""Per rank or virtual worker, as in the examples."""
+BATCH_SIZES = {"resnet": 32, "gpt": 4, "wide": 8}
+"""Per rank or virtual worker; as in the examples, for those."""
+EXAMPLES = ("resnet", "gpt")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ def resnet() -> Workload:
         batch_size=BATCH_SIZES["resnet"],
         model=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=5e-4, nesterov=True),
-        loss=_image_loss,
+        loss=_class_loss,
     )
 
 
@@ -77,12 +78,27 @@ def gpt() -> Workload:
     )
 
 
-WORKLOADS: dict[str, Callable[[], Workload]] = {"resnet": resnet, "gpt": gpt}
+def wide() -> Workload:
+    """38 MiB of parameters with AdamW, and activations that do not count beside them."""
+    layers: list[nn.Module] = []
+    for _ in range(9):
+        layers += [nn.Linear(1024, 1024), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.Linear(1024, 512))
+    return Workload(
+        dataset=TensorDataset(torch.randn(1024, 1024), torch.randint(512, (1024,))),
+        batch_size=BATCH_SIZES["wide"],
+        model=model,
+        optimizer=torch.optim.AdamW(model.parameters(), lr=1e-4),
+        loss=_class_loss,
+    )
 
 
-def _image_loss(model: nn.Module, batch: Any) -> Tensor:
-    images, classes = batch
-    return F.cross_entropy(model(images), classes)
+WORKLOADS: dict[str, Callable[[], Workload]] = {"resnet": resnet, "gpt": gpt, "wide": wide}
+
+
+def _class_loss(model: nn.Module, batch: Any) -> Tensor:
+    inputs, classes = batch
+    return F.cross_entropy(model(inputs), classes)
 
 
 def _text_loss(model: nn.Module, batch: Any) -> Tensor:

@@ -11,7 +11,17 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-COMMANDS = ("accumulation", "checkpoint_stall", "context_switch", "ddp_throughput", "worker_start")
+COMMANDS = (
+    "accumulation",
+    "checkpoint_stall",
+    "context_switch",
+    "ddp_accumulation",
+    "ddp_throughput",
+    "determinism_cost",
+    "memory",
+    "wire_bytes",
+    "worker_start",
+)
 
 
 @pytest.fixture
