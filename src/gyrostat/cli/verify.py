@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
+from gyrostat.core.determinism import parse_pool
 from gyrostat.core.job import Reduction
 from gyrostat.job.protocol import Program
 from gyrostat.job.report import check_writable
@@ -88,6 +89,15 @@ def verify(
             rich_help_panel=_JOB,
         ),
     ] = Reduction.DDP,
+    pool: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE,…",
+            show_default=False,
+            help="Verify it as a heterogeneous job on these device types, such as avx512,avx2.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
     against: Annotated[
         Against, typer.Option(help="Also compare with torch's own DDP.", rich_help_panel=_COMPARISON)
     ] = Against.DDP,
@@ -131,6 +141,7 @@ def verify(
         steps=steps,
         threads=threads,
         reduction=reduction,
+        pool=None if pool is None else parse_pool(pool, threads=threads),
     )
     verdict = _verify_on_display(request, verbose=verbose)
     print_verdict(verdict, script)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from gyrostat.core.job import CheckpointPolicy, Probe, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, Reduction
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Nobody, Observer, Stream
 from gyrostat.job.outcome import Outcome
@@ -91,6 +91,8 @@ class Executor:
     onlooker: Onlooker
     forward_signals: bool
     reduction: Reduction = Reduction.DDP
+    pool: Pool | None = None
+    """The device types of a heterogeneous job; None for an elastic one."""
 
     def run(
         self, configuration: Configuration, probe: Probe, *, until: int | None, threads: int
@@ -105,6 +107,8 @@ class Executor:
                 placement=configuration.placement,
                 threads=threads,
                 reduction=self.reduction,
+                determinism=Determinism.ELASTIC if self.pool is None else Determinism.HETEROGENEOUS,
+                pool=self.pool,
                 reference=configuration.reference,
                 checkpoint=CheckpointPolicy(directory=checkpoints, resume=False),
                 probe=probe,
@@ -114,15 +118,11 @@ class Executor:
             first = self._part(request, configuration, recorder)
             trace, seconds = trace_of(first), first.total_seconds
             if configuration.resumed_on is not None and not early and first.stopped:
-                request = RunRequest(
-                    program=self.program,
+                request = replace(
+                    request,
                     placement=configuration.resumed_on,
-                    threads=threads,
-                    reduction=self.reduction,
                     checkpoint=CheckpointPolicy(directory=checkpoints),
-                    probe=probe,
                     stop_after=until,
-                    cwd=self.directory,
                 )
                 second = self._part(request, configuration, recorder)
                 trace, seconds = join(trace, trace_of(second)), seconds + second.total_seconds

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Probe, Reduction
+from gyrostat.core.job import Pool, Probe, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest
 from gyrostat.job.protocol import Program
@@ -45,6 +45,8 @@ class VerifyRequest:
     threads: int = 1
     reduction: Reduction = Reduction.DDP
     """The order of addition; plain DDP then uses it, too, as its communication hook."""
+    pool: Pool | None = None
+    """The device types of a heterogeneous job; None for an elastic one."""
     cwd: Path | None = None
 
     def check(self) -> None:
@@ -79,6 +81,7 @@ def verify(
         onlooker=onlooker or Silent(),
         forward_signals=forward_signals,
         reduction=request.reduction,
+        pool=request.pool,
     )
     return _Verifier(request, executor).verdict()
 
