@@ -39,13 +39,13 @@ class Bucketed(ABC):
         self._copies = HostCopies(self._parameters[0].device)
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
 
-    def _use(self, layout: Layout) -> None:
-        """From now on buckets are these."""
+    def _use(self, layout: Layout, *, totals_alone: int = 1) -> None:
+        """From now on buckets are these. `totals_alone`: buffers for sums that a lone worker needs."""
         self._layout = layout
         self._bucket_of = {number: bucket for bucket, numbers in enumerate(layout) for number in numbers}
         self._spare: list[FlatBuckets] = []
         # A lone worker has no peer that could ask for an earlier sum; a lone virtual worker needs no sum.
-        sums = 0 if self._ranks == 1 else 1 if self._group.size == 1 else 2
+        sums = 0 if self._ranks == 1 else totals_alone if self._group.size == 1 else 2
         self._totals = [FlatBuckets(self._parameters, layout) for _ in range(sums)]
         self._forget()
 
@@ -71,6 +71,10 @@ class Bucketed(ABC):
     @abstractmethod
     def _after(self) -> None:
         """The sum is complete; buffers may be used again."""
+
+    def _result(self) -> FlatBuckets:
+        """Where the sum over all virtual workers is."""
+        return self._totals[0]
 
     # The interface.
 
@@ -118,7 +122,7 @@ class Bucketed(ABC):
         with self._group.tracer.span("wait for the reduction"):
             for transfer in self._under_way:
                 transfer.wait()
-        totals = self._totals[0]
+        totals = self._result()
         self._forget()
         self._after()
         # The next sum goes elsewhere: a peer that has not completed this one may still ask for it.

@@ -117,13 +117,14 @@ class FlatBuckets:
             flat = torch.empty(size, dtype=first.dtype, pin_memory=first.is_cuda)
             offset = 0
             for i in bucket:
-                views[i] = _view(flat, parameters[i], offset)
+                views[i] = view_like(flat, parameters[i], offset)
                 offset += parameters[i].numel()
             self.flats.append(flat)
         self.views: list[torch.Tensor] = [view for view in views if view is not None]
 
 
-def _view(flat: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
+def view_like(flat: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
+    """A part of `flat` in the shape of `parameter`."""
     # Like DDP, a bucket holds a dense parameter in its own memory order (channels_last stays so).
     if _is_dense(parameter):
         return flat.as_strided(parameter.size(), parameter.stride(), offset)

@@ -21,7 +21,7 @@ import torch
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
-from gyrostat.engine.reduce.buckets import FlatBuckets, Layout
+from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, view_like
 from gyrostat.engine.reduce.tree_order import Node, maximal_nodes, siblings, split
 from gyrostat.engine.torch_internals import assign_buckets
 
@@ -40,7 +40,30 @@ class TreeOrder(Bucketed):
         self._nodes = [maximal_nodes(self._ranks, placement.held_by(w)) for w in range(placement.workers)]
         self._sums: list[tuple[Node, FlatBuckets]] = []
         self._merges: list[tuple[FlatBuckets, FlatBuckets]] = []
-        self._use(_reversed_layout(self._parameters))
+        self._use(_reversed_layout(self._parameters), totals_alone=0)
+        self._scratch = _scratch_views(self._parameters)
+
+    def take(
+        self,
+        rank: int,
+        gradients: Sequence[torch.Tensor | None],
+        divide: Sequence[bool],
+        weight: float | None,
+    ) -> None:
+        completes = bool(self._sums) and (self._sums[-1][0], (rank, rank + 1)) in self._siblings
+        if not completes or self._parameters[0].is_cuda:
+            super().take(rank, gradients, divide, weight)
+            return
+        # The other half of this leaf's node waits here: add to it at once, parameter by parameter, in the caches.
+        self._release_merged()
+        scale = 1.0 / self._ranks if weight is None else weight
+        node, left = self._sums.pop()
+        for view, gradient, scratch in zip(left.views, gradients, self._scratch, strict=True):
+            view.add_(0.0 if gradient is None else torch.mul(gradient, scale, out=scratch))
+        self._sums.append(((node[0], rank + 1), left))
+        self._find_merges()
+        for bucket in range(len(self._layout)):
+            self._add(rank, bucket)
 
     def _room_for(self, rank: int) -> FlatBuckets:
         """A new leaf. What it completes is known at once; the additions follow bucket by bucket."""
@@ -48,11 +71,15 @@ class TreeOrder(Bucketed):
         fresh = not self._spare
         room = FlatBuckets(self._parameters, self._layout) if fresh else self._spare.pop()
         self._sums.append(((rank, rank + 1), room))
+        self._find_merges()
+        return room
+
+    def _find_merges(self) -> None:
+        """Two finished halves of a node become that node; the additions are noted."""
         while len(self._sums) > 1 and (self._sums[-2][0], self._sums[-1][0]) in self._siblings:
             (right_node, right), (left_node, left) = self._sums.pop(), self._sums.pop()
             self._merges.append((left, right))
             self._sums.append(((left_node[0], right_node[1]), left))
-        return room
 
     @property
     def buffers(self) -> int:
@@ -64,14 +91,16 @@ class TreeOrder(Bucketed):
             left.flats[bucket].add_(right.flats[bucket])
 
     def _reduce(self, bucket: int) -> Transfer | None:
+        if self._group.size == 1:
+            return None  # the folding has ended in the root
         total = self._totals[0].flats[bucket]
         sums = {node: flats.flats[bucket] for node, flats in self._sums}
-        if self._group.size == 1:
-            tree_sum(sums, (0, self._ranks), total)
-            return None
         return self._group.courier.send(
             lambda: exchange_sum(sums, self._nodes, total, self._group), f"reduce bucket {bucket}"
         )
+
+    def _result(self) -> FlatBuckets:
+        return self._sums[0][1] if self._group.size == 1 else self._totals[0]
 
     def _after(self) -> None:
         self._release_merged()
@@ -151,3 +180,12 @@ def _reversed_layout(parameters: Sequence[torch.Tensor]) -> Layout:
     numbers = list(reversed(range(len(parameters))))
     caps = [_FIRST_BUCKET, _OTHER_BUCKETS]
     return tuple(tuple(bucket) for bucket in assign_buckets([parameters[i] for i in numbers], caps, numbers))
+
+
+def _scratch_views(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Room for one scaled gradient at a time, in the shape of each parameter."""
+    largest: dict[torch.dtype, int] = {}
+    for parameter in parameters:
+        largest[parameter.dtype] = max(largest.get(parameter.dtype, 0), parameter.numel())
+    room = {dtype: torch.empty(elements, dtype=dtype) for dtype, elements in largest.items()}
+    return [view_like(room[parameter.dtype], parameter, 0) for parameter in parameters]
