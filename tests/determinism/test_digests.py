@@ -80,6 +80,19 @@ def test_full_matrix_of_examples(launch: Launch, name: str, n: int) -> None:
     assert_same(launch, ROOT / "examples" / f"{name}.py", EXAMPLES[name], n, placements(n))
 
 
+def test_strides_that_change_after_track(launch: Launch) -> None:
+    """Every placement agrees, and with what training in that memory format from the start would give, up to rounding."""
+    args = ["channels_last_after_track"]
+    outcomes = [launch(ZOO, placement=placement, args=args) for placement in ([3], [1, 2], [1, 1, 1])]
+    assert len({outcome.digest for outcome in outcomes}) == 1
+    late = "    job.track(model=model, optimizer=optimizer)\n"
+    switch = "    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]\n"
+    text = ZOO.read_text()
+    assert late + switch in text
+    early = launch(text.replace(late + switch, switch + late), placement=[3], args=args)
+    assert early.losses == pytest.approx(outcomes[0].losses, rel=1e-5)
+
+
 def test_another_seed_gives_other_bits(launch: Launch) -> None:
     """So that equal digests mean something."""
     text = ZOO.read_text()

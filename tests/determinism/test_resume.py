@@ -26,6 +26,8 @@ WIDE = (
     "grad_scaler",
     "exponential_moving_average",
     "closure",
+    "buffers_reassigned",
+    "statistics_reset_by_the_script",
 )
 
 
@@ -165,3 +167,21 @@ def test_a_checkpoint_of_another_job_is_refused(launch: Launch, tmp_path: Path) 
     threads = launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy, threads=2, check=False)
     assert threads.failure is not None
     assert "threads is '1' there and '2' here" in str(threads.failure.traceback)
+
+
+def test_switches_and_evaluations_survive(launch: Launch, tmp_path: Path) -> None:
+    """Stopped in the last epoch: what was frozen before stays frozen, and an evaluation before its steps is not run anew."""
+    args = ["switches_in_mid_run"]
+    whole = launch(ZOO, virtual_workers=3, reference=True, args=args)
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
+    stop = whole.steps // 3 * 2
+    launch(ZOO, placement=[1, 2], args=args, checkpoint=policy, stop_after=stop)
+    assert launch(ZOO, placement=[3], args=args, checkpoint=policy).digest == whole.digest
+
+
+def test_a_script_that_ends_too_early_is_told_so(launch: Launch, tmp_path: Path) -> None:
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
+    launch(SCRIPT, virtual_workers=2, args=["3"], checkpoint=policy, stop_after=14)
+    outcome = launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy, check=False)
+    assert outcome.failure is not None
+    assert "ended before the place where its checkpoint was taken" in str(outcome.failure.traceback)

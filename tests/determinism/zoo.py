@@ -23,6 +23,8 @@ import gyrostat
 
 Feature = Callable[[gyrostat.Job], None]
 FEATURES: dict[str, Feature] = {}
+BEYOND_DDP: dict[str, Feature] = {}
+"""What DDP itself gets wrong, and gyrostat does not."""
 
 
 def feature(function: Feature) -> Feature:
@@ -401,6 +403,119 @@ def compiled_in_place(job: gyrostat.Job) -> None:
     train(job, model, optimizer, data(48), epochs=1)
 
 
+def channels_last_after_track(job: gyrostat.Job) -> None:
+    """DDP fills its buckets by the strides of the moment it wrapped the model, and reads wrong gradients out of them."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3), nn.Flatten(), nn.Linear(16, 4)
+    )
+    optimizer = sgd(model)
+    job.track(model=model, optimizer=optimizer)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    train(
+        job, model, optimizer, TensorDataset(data(48, 75).tensors[0].view(48, 3, 5, 5), data(48).tensors[1])
+    )
+
+
+BEYOND_DDP["channels_last_after_track"] = channels_last_after_track
+
+
+@feature
+def statistics_reset_by_the_script(job: gyrostat.Job) -> None:
+    """What the script sets outside the inner loop counts for all virtual workers, also where each has its own buffers."""
+    model = Net()
+    optimizer = sgd(model)
+    job.track(model=model, optimizer=optimizer, ddp={"broadcast_buffers": False})
+    loader = job.dataloader(data(), batch_size=4, shuffle=True)
+    for step in job.steps(loader):
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step.number == 1 and isinstance(model.norm, nn.BatchNorm1d):
+            model.norm.reset_running_stats()
+
+
+class Counting(Net):
+    """Puts a new tensor into its buffer in every forward."""
+
+    count: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__(50)
+        self.register_buffer("count", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.count = self.count + 1
+        return super().forward(x) * (1 + 0.01 * self.count)
+
+
+@feature
+def buffers_reassigned(job: gyrostat.Job) -> None:
+    model = Counting()
+    optimizer = sgd(model)
+    job.track(model=model, optimizer=optimizer)
+    loader = job.dataloader(data(), batch_size=4, shuffle=True)
+    for _ in job.epochs(2):
+        for step in job.steps(loader):
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        job.evaluate(loader, lambda batch: model(batch[0]).sum())
+
+
+def halve(parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad.mul_(0.5)
+
+
+@feature
+def hook_registered_late(job: gyrostat.Job) -> None:
+    model = Net(100)
+    optimizer = sgd(model)
+    job.track(model=model, optimizer=optimizer, ddp={"bucket_cap_mb": 0.05})
+    loader = job.dataloader(data(), batch_size=4, shuffle=True)
+    for step in job.steps(loader):
+        for x, y in step:
+            step.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        if step.number == 1:
+            model.last.weight.register_post_accumulate_grad_hook(halve)  # type: ignore[no-untyped-call]
+
+
+@feature
+def zeroed_in_the_inner_loop(job: gyrostat.Job) -> None:
+    model = Net()
+    optimizer = sgd(model)
+    job.track(model=model, optimizer=optimizer, ddp={"gradient_as_bucket_view": True})
+    loader = job.dataloader(data(), batch_size=4, shuffle=True)
+    for step in job.steps(loader):
+        for x, y in step:
+            optimizer.zero_grad()
+            step.backward(F.cross_entropy(model(x), y))
+        optimizer.step()
+
+
+@feature
+def switches_in_mid_run(job: gyrostat.Job) -> None:
+    """Layers frozen and set to evaluation from the second epoch on, and an evaluation that decides something."""
+    model = Net(100)
+    optimizer = sgd(model)
+    job.track(model=model, optimizer=optimizer, ddp={"find_unused_parameters": True})
+    loader = job.dataloader(data(), batch_size=4, shuffle=True)
+    for epoch in job.epochs(3):
+        right = sum(job.evaluate(loader, lambda batch: int((model(batch[0]).argmax(1) == batch[1]).sum())))
+        for step in job.steps(loader):
+            for x, y in step:
+                step.backward(F.cross_entropy(model(x), y) * (1 + right / 100))
+            optimizer.step()
+            optimizer.zero_grad()
+            if epoch == 1 and step.number == 0:
+                model.first.requires_grad_(False)
+                model.norm.eval()
+
+
 # Precision
 
 
@@ -624,4 +739,4 @@ def transformer(job: gyrostat.Job) -> None:
 
 
 if __name__ == "__main__":
-    FEATURES[sys.argv[1]](gyrostat.init(seed=11))
+    (FEATURES | BEYOND_DDP)[sys.argv[1]](gyrostat.init(seed=11))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from gyrostat.core.job import CheckpointPolicy
 from tests.conftest import Launch
 
 HEAD = """
@@ -175,6 +178,37 @@ CASES = {
         "distribute_module(model, init_device_mesh('cpu', (1,)))\ndist.destroy_process_group()\njob.track(model=model)",
         "is a DTensor",
     ),
+    "complex parameter": (
+        START + "job.track(model=nn.Linear(2, 2, dtype=torch.complex64))",
+        "parameter model.weight is complex",
+    ),
+    "own backward before": (
+        START + TRACK + LOOP.replace("step.backward(", "model(x).sum().backward(); step.backward("),
+        "has gradients before step.backward(loss)",
+    ),
+    "parameters added later": (
+        START
+        + TRACK
+        + "other = nn.Linear(2, 1)\noptimizer.add_param_group({'params': list(other.parameters())})\n"
+        + LOOP.replace("model(x).sum()", "other(model(x)).sum()"),
+        "that belongs to no tracked module",
+    ),
+    "unfrozen module": (
+        START
+        + "plain = nn.Linear(2, 1).requires_grad_(False)\noptimizer.add_param_group({'params': list(plain.parameters())})\n"
+        "job.track(model=model, plain=plain, optimizer=optimizer)\nplain.requires_grad_(True)\n"
+        + LOOP.replace("model(x).sum()", "plain(model(x)).sum()"),
+        "whose gradient nobody reduces",
+    ),
+    "buffer that comes later": (
+        START + "class Late(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 2)\n"
+        "        self.register_buffer('seen', None)\n"
+        "    def forward(self, x):\n        self.seen = torch.ones(1)\n        return super().forward(x)\n"
+        "model = Late()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + TRACK + LOOP,
+        "got or lost a buffer in a micro-batch",
+    ),
+    "checkpoint_dir under run": (HEAD + "gyrostat.init(checkpoint_dir='there')", "--checkpoint-dir DIR"),
+    "checkpoint_every alone": (HEAD + "gyrostat.init(checkpoint_every=3)", "needs checkpoint_dir"),
     "lazy parameter": (START + "job.track(model=nn.LazyLinear(2))", "is not initialized"),
     "more data workers": (
         START + "job.dataloader(TensorDataset(torch.zeros(3)), num_workers=2)",
@@ -224,3 +258,23 @@ def test_replicas_that_come_apart_are_stopped_at_the_end(launch: Launch) -> None
     outcome = launch(script, placement=[1, 1], check=False)
     assert outcome.failure is not None
     assert "optimizer.param_groups.0.lr differs" in str(outcome.failure.traceback)
+
+
+def test_saving_on_one_worker_only_names_both_places(launch: Launch, tmp_path: Path) -> None:
+    """Also where messages are long and batch-norm's buffers travel at the same time."""
+    script = START.replace(
+        "nn.Linear(4, 2)", "nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))"
+    )
+    script += TRACK + LOOP + "    if job.is_main: job.save()\n"
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
+    outcome = launch(script, placement=[1, 1], checkpoint=policy, check=False)
+    assert outcome.failure is not None
+    assert "'contexts'" in str(outcome.failure.traceback)
+
+
+def test_shared_values_that_differ_are_noticed(launch: Launch) -> None:
+    outcome = launch(
+        START + TRACK + LOOP + "job.state['main'] = job.is_main\n", placement=[1, 1], check=False
+    )
+    assert outcome.failure is not None
+    assert "state.main differs" in str(outcome.failure.traceback)

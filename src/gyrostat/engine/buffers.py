@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gyrostat.core.errors import Misuse
 from gyrostat.engine.group import Group, Pending
 from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
 
@@ -23,10 +24,13 @@ from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
 class ModuleBuffers:
     """The buffers of one tracked module."""
 
-    def __init__(self, name: str, module: nn.Module, *, broadcast: bool, group: Group) -> None:
+    def __init__(self, name: str, module: nn.Module, *, trained: bool, broadcast: bool, group: Group) -> None:
+        """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's."""
         self.name = name
+        self._module, self._trained = module, trained
         self._broadcast, self._group = broadcast, group
-        self._slots = _slots(module)
+        self._slots = slots_of(module)
+        self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
         self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
         self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
         self._published: dict[int, list[torch.Tensor]] = {}  # virtual worker 0's, by number of the forward
@@ -35,18 +39,29 @@ class ModuleBuffers:
         self._forwards = 0
         self._synchronise = True
         self._last_micro_batch = True
-        if self._slots:
+        if self:
             module.register_forward_pre_hook(outside_graphs(self._before_forward))
             module.register_forward_hook(outside_graphs(self._after_forward))
 
     def __bool__(self) -> bool:
-        return bool(self._slots)
+        return any(part._buffers for part in self._module.modules())
 
     def current(self) -> list[torch.Tensor]:
         return [holder[key] for holder, key in self._slots]
 
+    def changed(self) -> list[int]:
+        """The numbers of the buffers that the script has set since the last pass: for all virtual workers."""
+        return [
+            number
+            for number, (tensor, (marked, version)) in enumerate(
+                zip(self.current(), self._marks, strict=False)
+            )
+            if tensor is not marked or tensor._version != version
+        ]
+
     def begin_pass(self, *, several: bool) -> None:
         """Before the first virtual worker. `several`: more than one runs here, so what it changes must be undone."""
+        self._slots = slots_of(self._module)
         self._shared = _copies(self.current()) if several else None
         self._next_shared = None
         self._published.clear()
@@ -66,7 +81,9 @@ class ModuleBuffers:
 
     def leave(self, rank: int, *, alone: bool) -> list[torch.Tensor] | None:
         """Virtual worker `rank` goes out; returns the buffers it must keep. `alone`: nobody comes in after it."""
-        keep = None if self._synchronise and self._broadcast else _copies(self.current())
+        self._check_slots(rank)
+        shared = not self._trained or (self._synchronise and self._broadcast)
+        keep = None if shared else _copies(self.current())
         if rank == 0 and not alone:
             self._next_shared = _copies(self.current())
         self._rank = None
@@ -83,10 +100,22 @@ class ModuleBuffers:
     def restore(self, tensors: list[torch.Tensor]) -> None:
         self._load(tensors)
 
+    def mark(self) -> None:
+        """The pass is over: what the script changes from now on, it changes for all virtual workers."""
+        self._marks = [(tensor, tensor._version) for tensor in self.current()]
+
+    def _check_slots(self, rank: int) -> None:
+        now = slots_of(self._module)
+        if len(now) != len(self._slots):
+            raise Misuse(
+                f"{self.name!r} got or lost a buffer in a micro-batch of virtual worker {rank}; register all buffers, with "
+                "their final shapes, before job.track"
+            )
+
     def _before_forward(self, module: nn.Module, args: Any) -> None:
         if self._rank is None:
             return
-        if self._synchronise and self._broadcast and self._forwards > 0:
+        if self._trained and self._synchronise and self._broadcast and self._forwards > 0:
             self._meet(self._forwards)
         self._forwards += 1
 
@@ -102,6 +131,11 @@ class ModuleBuffers:
                 self._sending.append(self._group.broadcast(pack(self._published[forward])))
             return
         if forward not in self._published:
+            if self._group.rank == 0:
+                raise Misuse(
+                    f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
+                    "buffers it needs; DDP would wait forever. Run the same forwards in every micro-batch"
+                )
             current = self.current()
             packed = self._group.broadcast(torch.empty_like(pack(current))).wait()
             self._published[forward] = unpack(packed, current)
@@ -137,16 +171,14 @@ def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
     return tensors
 
 
-def _slots(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where buffers are held, each once. Slots, not tensors: a module may put a new tensor into its slot."""
-    seen: set[int] = set()
-    slots: list[tuple[dict[str, Any], str]] = []
-    for part in module.modules():
-        for key, tensor in part._buffers.items():
-            if tensor is not None and id(tensor) not in seen:
-                seen.add(id(tensor))
-                slots.append((part._buffers, key))
-    return slots
+def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot."""
+    return [
+        (part._buffers, key)
+        for part in module.modules()
+        for key, tensor in part._buffers.items()
+        if tensor is not None
+    ]
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -72,6 +72,11 @@ def check_module(name: str, module: nn.Module) -> None:
             raise Refused(f"parameter {name}.{path} is not initialized; run a dummy forward before job.track")
         if parameter.layout is not torch.strided:
             raise Refused(f"parameter {name}.{path} is sparse; use a dense one")
+        if parameter.is_complex():
+            raise Refused(
+                f"parameter {name}.{path} is complex; DDP adds real and imaginary parts in an order of their own. Keep it as a "
+                "real parameter and use torch.view_as_complex in forward"
+            )
     if getattr(module, "_ddp_params_and_buffers_to_ignore", None):
         raise Refused(
             f"{name} asks DDP to ignore some parameters; each rank would train its own copy of them"
@@ -108,6 +113,22 @@ def check_optimizer(name: str, optimizer: Optimizer, modules: Mapping[str, nn.Mo
                 raise Misuse(
                     f"optimizer {name!r} updates a parameter of shape {tuple(parameter.shape)} (group {number}, position "
                     f"{position}) that belongs to no tracked module; track its module together with the optimizer"
+                )
+
+
+def check_update(
+    name: str, optimizer: Optimizer, modules: Mapping[str, nn.Module], reduced: frozenset[int] | None
+) -> None:
+    """Before every update: all gradients that it uses have been reduced. Parameters may have come or been unfrozen since."""
+    if reduced is None:
+        return
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter.grad is not None and id(parameter) not in reduced:
+                check_optimizer(name, optimizer, modules)
+                raise Misuse(
+                    f"optimizer {name!r} updates a parameter of shape {tuple(parameter.shape)} whose gradient nobody "
+                    "reduces: it was frozen, or not yet there, at job.track. Track it while it requires a gradient"
                 )
 
 

@@ -2,7 +2,7 @@
 
 Every collective begins with an envelope that names its kind, generation and progress. Workers that are not at the same
 place in the script find out there, with an error that names both places, instead of adding gradients that do not
-belong together. Gradients have a process group of their own, so that the courier may carry them while the script's thread
+belong together. Gradients and buffers have process groups of their own, so that they may travel while the script's thread
 talks. A lone worker has the same methods and no process group.
 """
 
@@ -26,16 +26,16 @@ from gyrostat.engine.trace import NoTracer
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-_ROOM = 1020  # bytes of a message that travel in the first round, beside its length
+_FIRST_ROUND = 1024  # bytes; a second round follows only if somebody's payload does not fit
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What stands on every collective."""
+    """What stands on every collective, and how long its contents are."""
 
     kind: str
     generation: int
     progress: Progress
-    payload: bytes
+    length: int
 
 
 @dataclass
@@ -66,16 +66,17 @@ class Group:
         self.courier = Courier(self.tracer)
         self._gloo: Any = None
         self._gradients: Any = None
+        self._buffers: Any = None
         if size > 1:
             timeout = timedelta(seconds=timeout_s)
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
             with _peers():
-                self._gloo, self._gradients = (
+                self._gloo, self._gradients, self._buffers = (
                     gloo_group(
                         file_store(store, size, f"generation-{generation}-{purpose}"), rank, size, timeout
                     )
-                    for purpose in ("control", "gradients")
+                    for purpose in ("control", "gradients", "buffers")
                 )
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
@@ -86,19 +87,35 @@ class Group:
         """The same, in two halves: what is returned waits for the others."""
         if self._gloo is None:
             return lambda: [payload]
-        message = self._encoder.encode(Envelope(kind, self.generation, progress, payload))
-        first_part = len(message).to_bytes(4, "little") + message[:_ROOM].ljust(_ROOM, b"\0")
-        first_round = self._gather(first_part)
+        header = self._encoder.encode(Envelope(kind, self.generation, progress, len(payload)))
+        head = len(header).to_bytes(2, "little") + header
+        room = _FIRST_ROUND - len(head)
+        first_round = self._gather(head + payload[:room].ljust(room, b"\0"))
 
         def finish() -> list[bytes]:
             with self.tracer.span(f"exchange: {kind}"):
-                messages = self._complete(message, first_round())
-            return self._opened([self._decoder.decode(data) for data in messages])
+                return self._complete(payload, first_round())
 
         return finish
 
-    def _opened(self, envelopes: list[Envelope]) -> list[bytes]:
-        """The payloads, if all workers are at the same place."""
+    def _complete(self, payload: bytes, parts: list[bytes]) -> list[bytes]:
+        """Check that all are at the same place. One round is enough, unless somebody's payload is longer."""
+        sizes = [int.from_bytes(part[:2], "little") for part in parts]
+        envelopes = [
+            self._decoder.decode(part[2 : 2 + size]) for part, size in zip(parts, sizes, strict=True)
+        ]
+        self._compare(envelopes)
+        firsts = [part[2 + size :] for part, size in zip(parts, sizes, strict=True)]
+        longest = max(envelope.length - len(first) for envelope, first in zip(envelopes, firsts, strict=True))
+        rests = [b""] * self.size
+        if longest > 0:
+            rests = self._gather(payload[len(firsts[self.rank]) :].ljust(longest, b"\0"))()
+        return [
+            (first + rest)[: envelope.length]
+            for envelope, first, rest in zip(envelopes, firsts, rests, strict=True)
+        ]
+
+    def _compare(self, envelopes: list[Envelope]) -> None:
         mine = envelopes[self.rank]
         for worker, other in enumerate(envelopes):
             if (other.kind, other.generation, other.progress) != (mine.kind, mine.generation, mine.progress):
@@ -108,16 +125,6 @@ class Group:
                     "All workers must run the same loops: look for a decision that depends on job.is_main, on the "
                     "time, or on one virtual worker's loss"
                 )
-        return [envelope.payload for envelope in envelopes]
-
-    def _complete(self, message: bytes, parts: list[bytes]) -> list[bytes]:
-        """One round of fixed size is enough, unless somebody's message is longer."""
-        lengths = [int.from_bytes(part[:4], "little") for part in parts]
-        longest = max(lengths) - _ROOM
-        if longest <= 0:
-            return [part[4 : 4 + length] for part, length in zip(parts, lengths, strict=True)]
-        rests = self._gather(message[_ROOM:].ljust(longest, b"\0"))()
-        return [(part[4:] + rest)[:length] for part, rest, length in zip(parts, rests, lengths, strict=True)]
 
     def _gather(self, message: bytes) -> Callable[[], list[bytes]]:
         """Everybody's message of the same length."""
@@ -144,7 +151,8 @@ class Group:
 
     def broadcast(self, tensor: torch.Tensor) -> Pending:
         """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
-        return Pending([self._gloo.broadcast(tensor, 0)] if self._gloo is not None else [], tensor)
+        with _peers():
+            return Pending([self._buffers.broadcast(tensor, 0)] if self._buffers is not None else [], tensor)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
         self.traffic.sent += tensor.nbytes

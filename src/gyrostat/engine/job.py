@@ -25,6 +25,7 @@ from gyrostat.engine.checks import (
     check_optimizer,
     check_separate,
     check_trackable,
+    check_update,
 )
 from gyrostat.engine.digest import digest_of, tensor_digests
 from gyrostat.engine.keeper import Boundary, Keeper
@@ -33,6 +34,7 @@ from gyrostat.engine.mean import Mean
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
 from gyrostat.engine.runner import RequestBox, Requests, Runner
+from gyrostat.engine.snapshot import take_shared
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
@@ -71,7 +73,7 @@ class Job:
         self._loss: float | None = None
         self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
         self._broken: Step | None = None
-        self._evaluations = 0
+        self._evaluated: dict[tuple[int, ...], list[Any]] = {}  # results since the last boundary, by place
         self._update_began = 0
         self._started = False
         self._save_asked = Requests()
@@ -267,21 +269,26 @@ class Job:
             self._broken.require_complete()
         if self._unreported_epoch is not None:
             self._runner.group.tracer.add("update", self._update_began, now(), step=self.progress.step - 1)
-        self._evaluations = 0
         self._report_step()
         every = _COMPARE_EVERY if self._assignment.probe is None else self._assignment.probe.every
-        if self.progress.step % every == 0 and not self._assignment.reference:
-            compare_replicas(self.tracked, self._runner.group, self.progress)
+        if self.progress.step % every == 0:
+            self._compare_replicas()
         asked, self._save_asked = self._save_asked, Requests()
         stop = asked.stop or self._assignment.stop_after == self.progress.step
         if self._keeper is not None:
-            here = Boundary(self.tracked, self.state, self.progress)
+            here = Boundary(self.tracked, self.state, self.progress, self._evaluated)
             if stop:
                 self._keeper.last(here, finished=False)
             else:
                 self._keeper.boundary(here, asked=asked.checkpoint, written=asked.written)
+        self._evaluated = {}
         if stop:
             raise Stopped(0)
+
+    def _compare_replicas(self) -> None:
+        if isinstance(self._runner, VirtualRunner) and self._runner.group.size > 1:
+            shared = take_shared(self.tracked, self.state, self._runner)
+            compare_replicas(shared, self._runner.group, self.progress)
 
     def _report_step(self) -> None:
         epoch, self._unreported_epoch = self._unreported_epoch, None
@@ -305,7 +312,10 @@ class Job:
             )
         if self.current_step is not None and self.current_step.broken_off:
             self.current_step.require_complete()
-        if self._started and not any(thing is optimizer for thing in self.tracked.values()):
+        name = next((name for name, thing in self.tracked.items() if thing is optimizer), None)
+        if self._started and name is not None:
+            check_update(name, optimizer, self._modules, self._runner.reduced)
+        if self._started and name is None:
             raise Misuse(
                 f"an untracked {type(optimizer).__name__} made an update; its state would be lost when the job moves. "
                 "Track it: job.track(…, optimizer=optimizer)"
@@ -327,8 +337,14 @@ class Job:
             raise UsageError(
                 f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}"
             )
-        results = self._runner.evaluate(loader, fn, self.progress, self._evaluations)
-        self._evaluations += 1
+        here = self._loops.place()
+        place = (*here, sum(key[:-1] == here for key in self._evaluated))
+        known = self._keeper.evaluations() if self._keeper is not None and self._loops.resuming else {}
+        if place in known:  # the state it ran on has not been loaded yet
+            results = list(known[place])
+        else:
+            results = self._runner.evaluate(loader, fn, self.progress, len(self._evaluated))
+        self._evaluated[place] = results
         return results
 
     def log(self, **metrics: float) -> None:
@@ -383,12 +399,16 @@ class Job:
         self._close_open_loop()
         if self._broken is not None:
             self._broken.require_complete()
+        if self._loops.resuming:
+            raise Misuse(
+                f"the script ended before the place where its checkpoint was taken ({self._loops.target}); run it with as many "
+                "epochs as before or more, or start anew with --no-resume"
+            )
         self._runner.group.exchange("end", self.progress)
         self._report_step()
-        if not self._assignment.reference:
-            compare_replicas(self.tracked, self._runner.group, self.progress)
+        self._compare_replicas()
         if self._keeper is not None and self._started and not self._loops.resuming:
-            self._keeper.last(Boundary(self.tracked, self.state, self.progress), finished=True)
+            self._keeper.last(Boundary(self.tracked, self.state, self.progress, {}), finished=True)
         leaves = tensor_digests(**self.tracked)
         mine = digest_of(leaves).encode()
         # Buffers of DDP's other ranks are their own; the job's are rank 0's.

@@ -41,6 +41,8 @@ class Boundary:
     state: Mapping[str, Any]
     """`job.state`."""
     progress: Progress
+    evaluated: Mapping[tuple[int, ...], Any]
+    """Results of `job.evaluate` since the boundary before, by place: a script that comes back here wants them again."""
 
 
 class Keeper:
@@ -114,6 +116,13 @@ class Keeper:
             found.refused,
         )
 
+    def evaluations(self) -> Mapping[tuple[int, ...], Any]:
+        """What `job.evaluate` had returned just before the checkpoint that is to be restored."""
+        found: Mapping[tuple[int, ...], Any] = (
+            {} if self._found is None else self._found.shared.get("evaluated", {})
+        )
+        return found
+
     def restore(self, tracked: Mapping[str, Any]) -> dict[str, Any]:
         """Load what `find` found, overwriting everything; returns `job.state`."""
         assert self._found is not None
@@ -155,7 +164,8 @@ class Keeper:
             job=self._job,
             fingerprint=self._fingerprint,
             progress=state.progress,
-            shared=take_shared(state.tracked, state.state, self._runner) | {"finished": finished},
+            shared=take_shared(state.tracked, state.state, self._runner)
+            | {"finished": finished, "evaluated": dict(state.evaluated)},
             contexts=contexts,
         )
 

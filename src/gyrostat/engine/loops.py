@@ -28,6 +28,10 @@ class Loops:
         self._target, self._finished_target = target, finished
 
     @property
+    def target(self) -> Progress | None:
+        return self._target
+
+    @property
     def resuming(self) -> bool:
         """The target has not been reached: the script is still on its way there."""
         return self._target is not None
@@ -45,6 +49,10 @@ class Loops:
             and self._target is not None
             and _place(self.progress) == _place(self._target)
         )
+
+    def place(self) -> tuple[int, ...]:
+        """Where between two boundaries the script is: alike in one that is on its way back there."""
+        return (self.progress.epochs_call, self.progress.epoch, self.progress.steps_call)
 
     # job.epochs
 

@@ -10,15 +10,13 @@ import msgspec
 
 from gyrostat.core.errors import Diverged
 from gyrostat.core.progress import Progress
-from gyrostat.engine.digest import checksum, state_of
+from gyrostat.engine.digest import checksum
 from gyrostat.engine.group import Group
 
 
-def compare_replicas(tracked: Mapping[str, Any], group: Group, progress: Progress) -> None:
-    """Stop the job, naming the first tensor that differs, if workers do not hold equal state."""
-    if group.size == 1:
-        return
-    mine = checksum({name: state_of(thing) for name, thing in tracked.items()})
+def compare_replicas(shared: Mapping[str, Any], group: Group, progress: Progress) -> None:
+    """Stop the job, naming the first tensor that differs, if workers do not hold equal shared state."""
+    mine = checksum(shared)
     summary = zlib.crc32(msgspec.msgpack.encode(list(mine.items())))
     summaries = group.exchange("compare", progress, summary.to_bytes(4, "little"))
     if len(set(summaries)) == 1:

@@ -23,10 +23,12 @@ from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import EpochOrder
 from gyrostat.engine import statetree
+from gyrostat.engine.buffers import slots_of
 from gyrostat.engine.group import Group
 from gyrostat.engine.mean import Mean, Means, MeanWire
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.rng import Streams, seed_all
+from gyrostat.engine.torch_internals import keeping_versions
 from gyrostat.engine.trace import now
 
 
@@ -142,6 +144,11 @@ class Runner(ABC):
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         """A module was tracked."""
 
+    @property
+    def reduced(self) -> frozenset[int] | None:
+        """The identities of all parameters whose gradients are reduced; None if that is DDP's business."""
+        return None
+
     @abstractmethod
     def start_streams(self) -> None:
         """The first `track`: virtual worker r's streams begin as if seeded with seed + r."""
@@ -175,6 +182,9 @@ class Runner(ABC):
 
     def share_buffers_for_evaluation(self) -> None:
         """An evaluation sees virtual worker 0's buffers, on every worker."""
+
+    def before_backward(self, micro_batch: MicroBatch) -> None:
+        """The script has computed this micro-batch's loss."""
 
     def after_backward(self, micro_batch: MicroBatch) -> None:
         """The gradients of this micro-batch are there."""
@@ -218,6 +228,7 @@ class Runner(ABC):
                 "step.backward was called twice in one micro-batch; add the losses and call it once, or iterate `step` "
                 "again for a second pass with a reduction of its own"
             )
+        self.before_backward(micro_batch)
         with self.group.tracer.span("backward", rank=micro_batch.rank):
             loss.backward(**options)  # type: ignore[no-untyped-call]
         micro_batch.backward_done = True
@@ -273,11 +284,8 @@ class Runner(ABC):
             raise Misuse("job.evaluate inside the inner loop; call it after the update")
         before = self.streams.save()
         modes = {part: part.training for module in self._modules.values() for part in module.modules()}
-        saved = [
-            (buffer, buffer.detach().clone())
-            for module in self._modules.values()
-            for buffer in module.buffers()
-        ]
+        slots = [slot for module in self._modules.values() for slot in slots_of(module)]
+        saved = [(holder[key], holder[key].detach().clone()) for holder, key in slots]
         self.share_buffers_for_evaluation()
         for module in self._modules.values():
             module.eval()
@@ -292,14 +300,22 @@ class Runner(ABC):
         finally:
             for part, mode in modes.items():
                 part.training = mode
-            with torch.no_grad():
-                for buffer, value in saved:
-                    buffer.copy_(value)
+            _put_back(slots, saved)
             self.streams.exchange(before)
         results: dict[int, Any] = {}
         for payload in self.group.exchange("evaluate", progress, statetree.encode(mine)):
             results.update(statetree.decode(payload))
         return [results[j] for j in sorted(results)]
+
+
+def _put_back(
+    slots: Sequence[tuple[dict[str, Any], str]], saved: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """The tensors that stood in the slots, with the values they had, and as if nobody had touched them."""
+    with torch.no_grad(), keeping_versions([tensor for tensor, _ in saved]):
+        for (holder, key), (tensor, value) in zip(slots, saved, strict=True):
+            tensor.copy_(value)
+            holder[key] = tensor
 
 
 def _evaluation_seed(*parts: int) -> int:

@@ -134,8 +134,17 @@ def _with_virtual_workers(assignment: Assignment, wanted: int | None) -> Assignm
 
 
 def _with_checkpoints(assignment: Assignment, directory: Any, every: int | None) -> Assignment:
+    if every is not None and directory is None:
+        raise UsageError(
+            "gyrostat.init(checkpoint_every=…) needs checkpoint_dir: where should they be written?"
+        )
     if directory is None or assignment.checkpoint is not None or assignment.reference:
         return assignment
+    if _Process.assignment is not None:
+        raise UsageError(
+            f"gyrostat.init(checkpoint_dir={os.fspath(directory)!r}) is for a plain `python` run; under gyrostat run say where "
+            "checkpoints go on the command line: --checkpoint-dir DIR"
+        )
     return replace(assignment, checkpoint=CheckpointPolicy(directory=os.fspath(directory), every=every or 0))
 
 

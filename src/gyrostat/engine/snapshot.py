@@ -30,6 +30,7 @@ def take_shared(
         "tracked": {name: thing.state_dict() for name, thing in tracked.items()},
         "unsaved buffers": {name: _unsaved_buffers(module) for name, module in _modules(tracked)},
         "gradients": {name: _gradients(module) for name, module in _modules(tracked)},
+        "modes": {name: _modes(module) for name, module in _modules(tracked)},
         "state": dict(state),
         "streams": runner.streams.save().to_tree(),
         "reductions": {gradients.name: gradients.reduction.state_dict() for gradients in runner.gradients},
@@ -47,7 +48,7 @@ def put_shared(
             f"the checkpoint holds {unknown}, which the script does not track; it tracks {sorted(tracked)}"
         )
     for name, tree in saved.items():
-        tracked[name].load_state_dict(tree)
+        _load(name, tracked[name], tree)
         if digest(it=tracked[name]) != digest(it=tree):
             raise CheckpointError(
                 f"{name!r} ({type(tracked[name]).__name__}) does not restore exactly: its state after load_state_dict is "
@@ -56,6 +57,7 @@ def put_shared(
     for name, module in _modules(tracked):
         _put_buffers(module, shared.get("unsaved buffers", {}).get(name, {}))
         _put_gradients(module, shared.get("gradients", {}).get(name, {}))
+        _put_modes(module, shared.get("modes", {}).get(name))
     for gradients in runner.gradients:
         if gradients.name in shared.get("reductions", {}):
             gradients.reduction.load_state_dict(shared["reductions"][gradients.name])
@@ -66,6 +68,7 @@ def put_shared(
 
 def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
     """The contexts of all virtual workers, in rank order, on every worker."""
+    runner.adopt_changed_buffers()
     mine = {rank: runner.contexts[rank].to_tree() for rank in runner.hosted}
     if runner.group.size == 1:
         return [mine[rank] for rank in sorted(mine)]
@@ -84,6 +87,32 @@ def put_contexts(contexts: Sequence[Any], runner: VirtualRunner) -> None:
 
 def _modules(tracked: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
     return [(name, thing) for name, thing in tracked.items() if isinstance(thing, nn.Module)]
+
+
+def _load(name: str, thing: Any, tree: Any) -> None:
+    try:
+        thing.load_state_dict(tree)
+    except (ValueError, RuntimeError, KeyError) as error:
+        raise CheckpointError(
+            f"the state of {name!r} ({type(thing).__name__}) in the checkpoint does not fit what the script built: {error}. "
+            "What a script adds during training (parameter groups, layers, buffers) must be there when it resumes"
+        ) from error
+
+
+def _modes(module: nn.Module) -> dict[str, list[bool]]:
+    """What a script may switch in mid-run: training or evaluation of each part, frozen or not of each parameter."""
+    return {
+        "training": [part.training for part in module.modules()],
+        "requires_grad": [parameter.requires_grad for parameter in module.parameters()],
+    }
+
+
+def _put_modes(module: nn.Module, modes: Mapping[str, list[bool]] | None) -> None:
+    if modes is not None:
+        for part, training in zip(module.modules(), modes["training"], strict=True):
+            part.training = training
+        for parameter, wanted in zip(module.parameters(), modes["requires_grad"], strict=True):
+            parameter.requires_grad_(wanted)
 
 
 def _unsaved_buffers(module: nn.Module) -> dict[str, torch.Tensor]:

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -53,10 +54,18 @@ class VirtualRunner(Runner):
             gradients.reduction = self._make_reduction(gradients)
             self.gradients.append(gradients)
         buffers = ModuleBuffers(
-            name, module, broadcast=options.broadcast_buffers or not gradients.parameters, group=self.group
+            name,
+            module,
+            trained=bool(gradients.parameters),
+            broadcast=options.broadcast_buffers,
+            group=self.group,
         )
         if buffers:
             self.buffers.append(buffers)
+
+    @cached_property
+    def reduced(self) -> frozenset[int]:
+        return frozenset(id(parameter) for gradients in self.gradients for parameter in gradients.parameters)
 
     def _make_reduction(self, gradients: ModuleGradients) -> Reduction:
         if self.order is ReductionOrder.TREE:
@@ -71,10 +80,20 @@ class VirtualRunner(Runner):
         self.streams.exchange(shared)
 
     def begin_pass(self) -> None:
+        self.adopt_changed_buffers()
         for buffers in self.buffers:
             buffers.begin_pass(several=len(self.hosted) > 1)
         for gradients in self.gradients:
             gradients.begin_pass()
+
+    def adopt_changed_buffers(self) -> None:
+        """What the script has set outside the inner loop, virtual workers that keep buffers of their own get, too."""
+        for buffers in self.buffers:
+            for number in buffers.changed():
+                for rank in self.hosted:
+                    own = self.contexts[rank].buffers.get(buffers.name)
+                    if own is not None:
+                        own[number] = buffers.current()[number].detach().clone()
 
     def enter(self, rank: int, weight: float | None) -> None:
         context = self.contexts[rank]
@@ -111,6 +130,10 @@ class VirtualRunner(Runner):
         if micro_batch.last:
             for gradients in self.gradients:
                 gradients.begin_last_micro_batch()
+
+    def before_backward(self, micro_batch: MicroBatch) -> None:
+        for gradients in self.gradients:
+            gradients.before_backward(first=micro_batch.number == 0)
 
     def after_backward(self, micro_batch: MicroBatch) -> None:
         if micro_batch.last:
@@ -153,12 +176,16 @@ class VirtualRunner(Runner):
 
     def _share_buffers(self) -> None:
         """Virtual worker 0's buffers, wherever it runs, become everybody's."""
-        if self._buffers_under_way is None:
-            return
-        packed, self._buffers_under_way = self._buffers_under_way.wait(), None
-        if self.group.rank != 0:
-            received = unpack(packed, self._current_buffers())
-            for buffers in self.buffers:
-                count = len(buffers.current())
-                buffers.restore(received[:count])
-                received = received[count:]
+        if self._buffers_under_way is not None:
+            packed, self._buffers_under_way = self._buffers_under_way.wait(), None
+            if self.group.rank != 0:
+                self._receive_buffers(packed)
+        for buffers in self.buffers:
+            buffers.mark()
+
+    def _receive_buffers(self, packed: torch.Tensor) -> None:
+        received = unpack(packed, self._current_buffers())
+        for buffers in self.buffers:
+            count = len(buffers.current())
+            buffers.restore(received[:count])
+            received = received[count:]

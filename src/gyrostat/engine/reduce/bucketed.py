@@ -16,7 +16,7 @@ import torch
 
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
-from gyrostat.engine.reduce.buckets import FlatBuckets, Layout
+from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, shape_of
 from gyrostat.engine.reduce.hostcopy import HostCopies
 
 
@@ -42,12 +42,17 @@ class Bucketed(ABC):
     def _use(self, layout: Layout, *, totals_alone: int = 1) -> None:
         """From now on buckets are these. `totals_alone`: buffers for sums that a lone worker needs."""
         self._layout = layout
+        # All buffers take the strides of this moment: sums are made on flat memory, where every one must lie alike.
+        self._like = [shape_of(parameter) for parameter in self._parameters]
         self._bucket_of = {number: bucket for bucket, numbers in enumerate(layout) for number in numbers}
         self._spare: list[FlatBuckets] = []
         # A lone worker has no peer that could ask for an earlier sum; a lone virtual worker needs no sum.
         sums = 0 if self._ranks == 1 else totals_alone if self._group.size == 1 else 2
-        self._totals = [FlatBuckets(self._parameters, layout) for _ in range(sums)]
+        self._totals = [self._new_buffers() for _ in range(sums)]
         self._forget()
+
+    def _new_buffers(self) -> FlatBuckets:
+        return FlatBuckets(self._like, self._layout, pinned=self._parameters[0].is_cuda)
 
     def _forget(self) -> None:
         self._under_way: list[Transfer] = []

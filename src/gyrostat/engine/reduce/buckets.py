@@ -108,19 +108,24 @@ class FlatBuckets:
     It is host memory, where gloo adds; gradients of a GPU are copied there (`hostcopy.py`) and back.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], layout: Layout) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], layout: Layout, *, pinned: bool = False) -> None:
         self.flats: list[torch.Tensor] = []
         views: list[torch.Tensor | None] = [None] * len(parameters)
         for bucket in layout:
             first = parameters[bucket[0]]
             size = sum(parameters[i].numel() for i in bucket)
-            flat = torch.empty(size, dtype=first.dtype, pin_memory=first.is_cuda)
+            flat = torch.empty(size, dtype=first.dtype, pin_memory=pinned)
             offset = 0
             for i in bucket:
                 views[i] = view_like(flat, parameters[i], offset)
                 offset += parameters[i].numel()
             self.flats.append(flat)
         self.views: list[torch.Tensor] = [view for view in views if view is not None]
+
+
+def shape_of(parameter: torch.Tensor) -> torch.Tensor:
+    """Size, strides and type of a parameter, without memory."""
+    return torch.empty_strided(parameter.size(), parameter.stride(), dtype=parameter.dtype, device="meta")
 
 
 def view_like(flat: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:

@@ -38,7 +38,7 @@ class DdpOrder(Bucketed):
             return self._totals[0]  # they are alone here: straight into the buffer that is summed
         if rank not in self._held:
             fresh = not self._spare
-            self._held[rank] = FlatBuckets(self._parameters, self._layout) if fresh else self._spare.pop()
+            self._held[rank] = self._new_buffers() if fresh else self._spare.pop()
         return self._held[rank]
 
     def _add(self, rank: int, bucket: int) -> None:
@@ -67,9 +67,7 @@ class DdpOrder(Bucketed):
 
     def close_pass(self, ready_order: Sequence[int] | None) -> None:
         if self.wants_ready_order() and ready_order is not None:
-            layout = rebuilt_layout(self._parameters, ready_order, self._options)
-            if layout != self._layout:
-                self._use(layout)
+            self._use(rebuilt_layout(self._parameters, ready_order, self._options))
         self._reductions += 1
 
     def state_dict(self) -> dict[str, Any]:

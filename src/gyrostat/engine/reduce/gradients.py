@@ -48,6 +48,7 @@ class ModuleGradients:
         self._rank = -1
         self._weight: float | None = None
         self._watching = False
+        self._in_bucket = [False] * len(self.parameters)
         self._may_stream = False
         self._streamed: set[int] = set()
         self.reduction: Reduction
@@ -65,7 +66,8 @@ class ModuleGradients:
     def begin_rank(self, rank: int, *, weight: float | None, last_here: bool) -> None:
         """Virtual worker `rank` comes in: `.grad` is as it was before the pass. `weight`: its share, if not 1/N."""
         self._rank, self._weight = rank, weight
-        self._may_stream = last_here and self._overlaps
+        # A hook that the script registered after ours would change the gradient when it has left already.
+        self._may_stream = last_here and self._overlaps and not self._has_foreign_hooks()
         self._started = []
         if not self._dirty:
             return
@@ -86,18 +88,31 @@ class ModuleGradients:
                 hook = parameter.register_post_accumulate_grad_hook(_Hook(self, number))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
+    def before_backward(self, *, first: bool) -> None:
+        """Look at `.grad` as backward finds it. `first`: nothing has been accumulated in this pass."""
+        if self.options.gradient_as_bucket_view and first:
+            self._in_bucket = [parameter.grad is not None for parameter in self.parameters]
+        if first and not self._dirty and any(parameter.grad is not None for parameter in self.parameters):
+            raise Misuse(
+                f"{self.name!r} has gradients before step.backward(loss) in a micro-batch of virtual worker {self._rank}: a "
+                "backward() of the script's own? DDP would reduce it by itself; add the losses and call step.backward once"
+            )
+
     def became_ready(self, number: int, gradient: torch.Tensor | None) -> None:
         """A gradient is complete, in the middle of backward."""
         if not self._watching or gradient is None:
             return
-        if self._ready is not None and self._rank == 0:
+        recording = self._ready is not None and self._rank == 0
+        if number in self._streamed or (recording and number in (self._ready or ())):
+            if self.options.static_graph:
+                return
+            raise Misuse(
+                f"parameter {self.names[number]!r} of {self.name!r} became ready twice in one backward (reentrant "
+                "checkpointing?); DDP refuses that too. Track with ddp={'static_graph': True}"
+            )
+        if recording and self._ready is not None:
             self._ready.append(number)
         if self._may_stream and gradient.layout is torch.strided:
-            if number in self._streamed:
-                raise Misuse(
-                    f"parameter {self.names[number]!r} of {self.name!r} became ready twice in one backward (reentrant "
-                    "checkpointing?); DDP refuses that too. Track with ddp={'static_graph': True}"
-                )
             if not self._streamed:
                 self.reduction.stream(self._rank, self._divides(), self._weight)
             self._streamed.add(number)
@@ -125,8 +140,7 @@ class ModuleGradients:
 
     def _divides(self) -> list[bool]:
         """DDP divides instead of multiplying where the gradient already lives in its bucket."""
-        in_bucket = self.options.gradient_as_bucket_view
-        return [in_bucket and before is not None for before in self._before]
+        return self._in_bucket if self.options.gradient_as_bucket_view else [False] * len(self.parameters)
 
     def part(self) -> Part:
         return Part(
@@ -168,6 +182,10 @@ class ModuleGradients:
         self._own = []
         self._put_back([not is_used for is_used in used])
         self.reduction.close_pass(next((part.ready for part in parts if part.ready is not None), None))
+
+    def _has_foreign_hooks(self) -> bool:
+        hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self.parameters)
+        return any(len(registered) > 1 for registered in hooks if registered)
 
     def _ready_order(self) -> tuple[int, ...]:
         """As the reducer sees it: parameters that a static graph does not use come after all others."""

@@ -41,7 +41,7 @@ class TreeOrder(Bucketed):
         self._sums: list[tuple[Node, FlatBuckets]] = []
         self._merges: list[tuple[FlatBuckets, FlatBuckets]] = []
         self._use(_reversed_layout(self._parameters), totals_alone=0)
-        self._scratch = _scratch_views(self._parameters)
+        self._scratch = _scratch_views(self._like)
 
     def take(
         self,
@@ -69,7 +69,7 @@ class TreeOrder(Bucketed):
         """A new leaf. What it completes is known at once; the additions follow bucket by bucket."""
         self._release_merged()
         fresh = not self._spare
-        room = FlatBuckets(self._parameters, self._layout) if fresh else self._spare.pop()
+        room = self._new_buffers() if fresh else self._spare.pop()
         self._sums.append(((rank, rank + 1), room))
         self._find_merges()
         return room
