@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gyrostat.engine.rng import RngState
+from gyrostat.data.rng import RngState
 
 
 @dataclass

@@ -21,10 +21,10 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.data.order import Order
+from gyrostat.data.rng import RngState, seed_all
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.hook import tree_hook
-from gyrostat.engine.rng import RngState, seed_all
 from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
 from gyrostat.engine.torch_internals import file_store, hash_store
 

@@ -22,12 +22,12 @@ from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import EpochOrder
+from gyrostat.data.rng import Streams, seed_all
 from gyrostat.engine import statetree
 from gyrostat.engine.buffers import slots_of
 from gyrostat.engine.group import Group
 from gyrostat.engine.mean import Mean, Means, MeanWire
 from gyrostat.engine.reduce.buckets import DdpOptions
-from gyrostat.engine.rng import Streams, seed_all
 from gyrostat.engine.torch_internals import keeping_versions
 from gyrostat.engine.trace import now
 

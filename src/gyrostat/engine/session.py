@@ -17,13 +17,13 @@ from typing import Any
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.core.job import Assignment, CheckpointPolicy, Reduction
 from gyrostat.core.placement import Placement
+from gyrostat.data.rng import seed_all
 from gyrostat.engine import determinism
 from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Group
 from gyrostat.engine.job import Job, Stopped
 from gyrostat.engine.reduce.selftest import check_gloo_order
 from gyrostat.engine.reference import ReferenceRunner
-from gyrostat.engine.rng import seed_all
 from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.supervisor import Alone, Supervisor
 from gyrostat.engine.trace import NoTracer, Tracer

@@ -15,10 +15,10 @@ from torch import nn
 
 from gyrostat.core.errors import CheckpointError, ForeignCheckpoint
 from gyrostat.core.progress import Progress
+from gyrostat.data.rng import RngState
 from gyrostat.engine import statetree
 from gyrostat.engine.context import Context
 from gyrostat.engine.digest import digest
-from gyrostat.engine.rng import RngState
 from gyrostat.engine.virtual import VirtualRunner
 
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from gyrostat.core.job import Reduction as ReductionOrder
 from gyrostat.core.placement import Placement
+from gyrostat.data.rng import RngState, seed_all
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
 from gyrostat.engine.group import Group, Pending
@@ -27,7 +28,6 @@ from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.ddp import DdpOrder
 from gyrostat.engine.reduce.gradients import ModuleGradients, Part
 from gyrostat.engine.reduce.tree import TreeOrder
-from gyrostat.engine.rng import RngState, seed_all
 from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
 
 

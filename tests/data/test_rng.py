@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyrostat.data.rng import RngState, Streams, seed_all
 from gyrostat.engine import statetree
-from gyrostat.engine.rng import RngState, Streams, seed_all
 
 NUMPY: Any = np.random  # its stubs leave some functions out
 DRAWS: dict[str, Callable[[], float]] = {
