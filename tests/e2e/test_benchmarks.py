@@ -19,6 +19,7 @@ COMMANDS = (
     "ddp_throughput",
     "determinism_cost",
     "memory",
+    "order_1e9",
     "wire_bytes",
     "worker_start",
 )

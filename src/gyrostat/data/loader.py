@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
 from gyrostat.core.errors import Misuse, NotYet, UsageError
-from gyrostat.data.order import EpochOrder, Order, UnevenOrder
+from gyrostat.data.order import EpochOrder, Order, Shuffle, UnevenOrder
 
 # What torch's DataLoader takes besides, and the one value that means "as if not given".
 _LATER = {
@@ -39,7 +39,7 @@ class OrderedLoader:
     sizes: tuple[int, ...] | None = None
     """A size for each virtual worker, if they differ; then `batch_size` is the largest, and evaluation uses it."""
     virtual_workers: int = 1
-    shuffle: bool = False
+    shuffle: Shuffle = False
     drop_last: bool = False
     pad: bool = True
     pin_memory: bool = False
@@ -102,7 +102,7 @@ def make_loader(
     *,
     batch_size: Any,
     virtual_workers: int,
-    shuffle: bool,
+    shuffle: Shuffle,
     num_workers: int,
     drop_last: bool,
     pad: bool,
@@ -115,6 +115,10 @@ def make_loader(
         raise NotYet(
             f"{type(dataset).__name__} has no length and no index; this version needs a map-style dataset "
             "(__len__ and __getitem__)"
+        )
+    if not isinstance(shuffle, bool) and shuffle != "bijection":
+        raise UsageError(
+            f'shuffle={shuffle!r}: give True (DistributedSampler\'s order), "bijection" (one that needs no memory) or False'
         )
     sizes = tuple(batch_size) if isinstance(batch_size, (list, tuple)) else None
     if sizes is not None and len(sizes) != virtual_workers:

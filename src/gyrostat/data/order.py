@@ -1,8 +1,9 @@
 """Sample order: a pure function of (seed, epoch, virtual rank, batch number, dataset length, options).
 
 `Order` gives exactly the indices of `torch.utils.data.DistributedSampler` over N ranks, one micro-batch at a time.
-`UnevenOrder` is for virtual workers with batch sizes of their own: every sample exactly once, nothing padded. Neither
-the number of workers nor the placement appears anywhere. `loader.py` next door turns indices into micro-batches.
+`UnevenOrder` is for virtual workers with batch sizes of their own: every sample exactly once, nothing padded. Either can
+take a computed order (`bijection.py`) in place of a stored permutation. Neither the number of workers nor the placement
+appears anywhere. `loader.py` next door turns indices into micro-batches.
 """
 
 from __future__ import annotations
@@ -10,12 +11,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from typing import Literal
 
 import torch
 
 from gyrostat.core.errors import Misuse
 from gyrostat.core.placement import apportion
+from gyrostat.data.bijection import Bijection
+
+Shuffle = bool | Literal["bijection"]
+"""True: DistributedSampler's permutation, 8 bytes per sample. "bijection": computed, for datasets too large for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +31,7 @@ class EpochOrder(ABC):
     """Samples in the dataset."""
     seed: int
     epoch: int
-    shuffle: bool
+    shuffle: Shuffle
 
     @property
     @abstractmethod
@@ -49,10 +54,18 @@ class EpochOrder(ABC):
         """The dataset indices of one micro-batch of virtual worker `rank`."""
         positions = self.positions(rank, batch)
         if self.shuffle and positions.stop <= self.length:
+            if self.shuffle == "bijection":
+                return self._bijection.take(positions)
             return self._permutation[positions.start : positions.stop : positions.step].tolist()
         # Position j of the padded sequence is position j mod length of the permutation: padding repeats it.
         wrapped = [position % self.length for position in positions]
+        if self.shuffle == "bijection":
+            return [self._bijection[position] for position in wrapped]
         return self._permutation[wrapped].tolist() if self.shuffle else wrapped
+
+    @cached_property
+    def _bijection(self) -> Bijection:
+        return Bijection(self.length, self.seed, self.epoch)
 
     @cached_property
     def _permutation(self) -> torch.Tensor:
@@ -111,25 +124,42 @@ class UnevenOrder(EpochOrder):
     """Leave out a last step that is not full."""
 
     @cached_property
-    def _steps(self) -> tuple[tuple[int, int], ...]:
-        """For every step where its samples begin and end."""
-        whole, n = sum(self.sizes), len(self.sizes)
-        cuts = list(range(0, self.length + 1, whole))
-        left = self.length - cuts[-1]
-        if left and not self.drop_last:
-            if left < n and len(cuts) > 1 and (whole + left) // 2 >= n:
-                cuts[-1] = cuts[-2] + -(-(whole + left) // 2)
-            elif left < n:
-                raise Misuse(
-                    f"{self.length} samples in steps of {whole} leave {left} for {n} virtual workers; use drop_last=True, or "
-                    "other batch sizes"
-                )
-            cuts.append(self.length)
-        return tuple(pairwise(cuts))
+    def _full(self) -> int:
+        """How many steps are full, and keep all they have."""
+        return self.length // sum(self.sizes) - (self._lent > 0)
+
+    @cached_property
+    def _left(self) -> int:
+        """What full steps leave over."""
+        return 0 if self.drop_last else self.length % sum(self.sizes)
+
+    @cached_property
+    def _lent(self) -> int:
+        """How many samples the last step takes over from the one before, so that there is one for each virtual worker."""
+        whole, n, left = sum(self.sizes), len(self.sizes), self._left
+        if not 0 < left < n:
+            return 0
+        if self.length > whole and (whole + left) // 2 >= n:
+            return (whole + left) // 2 - left
+        raise Misuse(
+            f"{self.length} samples in steps of {whole} leave {left} for {n} virtual workers; use drop_last=True, or "
+            "other batch sizes"
+        )
 
     @property
     def batches(self) -> int:
-        return len(self._steps)
+        return self._full + (self._lent > 0) + (self._left > 0)
+
+    def _span(self, batch: int) -> tuple[int, int]:
+        """Where the samples of a step begin and end."""
+        whole, full = sum(self.sizes), self._full
+        if batch < full:
+            return batch * whole, (batch + 1) * whole
+        start = full * whole
+        if not self._lent:
+            return start, start + self._left
+        cut = start + whole - self._lent
+        return (start, cut) if batch == full else (cut, cut + self._left + self._lent)
 
     def _shares(self, batch: int) -> list[int]:
         """How many samples each virtual worker sees in this step."""
@@ -142,11 +172,11 @@ class UnevenOrder(EpochOrder):
 
     def positions(self, rank: int, batch: int) -> range:
         shares = self._shares(batch)
-        first = self._steps[batch][0] + sum(shares[:rank])
+        first = self._span(batch)[0] + sum(shares[:rank])
         return range(first, first + shares[rank])
 
     def samples(self, batch: int) -> int:
-        start, stop = self._steps[batch]
+        start, stop = self._span(batch)
         return stop - start
 
     def weight(self, rank: int, batch: int) -> float | None:

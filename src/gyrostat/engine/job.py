@@ -19,6 +19,7 @@ from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.core.job import Assignment
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader, make_loader
+from gyrostat.data.order import Shuffle
 from gyrostat.engine.checks import (
     check_module,
     check_no_process_group,
@@ -118,7 +119,7 @@ class Job:
         self,
         dataset: Dataset[Any],
         batch_size: int | Sequence[int] = 1,
-        shuffle: bool = False,
+        shuffle: Shuffle = False,
         *,
         num_workers: int = 0,
         drop_last: bool = False,
@@ -130,7 +131,8 @@ class Job:
         """Like `DataLoader` with a `DistributedSampler` over the N virtual workers; `batch_size` is per virtual worker.
 
         A list gives each virtual worker a size of its own. Then every sample is seen exactly once per epoch, without padding,
-        and gradients are averaged by weight.
+        and gradients are averaged by weight. `shuffle="bijection"` computes the order instead of storing it, for datasets
+        of which 8 bytes per sample are too much.
         """
         return make_loader(
             dataset,

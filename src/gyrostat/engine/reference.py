@@ -157,6 +157,9 @@ def _dataloader(plan: StepPlan, rank: int) -> DataLoader[Any]:
         raise UsageError(
             "plain DDP has no batch sizes per rank: a loader with a list of them cannot be compared with it"
         )
+    if order.shuffle == "bijection":
+        batches = (order.indices(rank, batch) for batch in range(order.batches))
+        return DataLoader(loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn)
     sampler: DistributedSampler[Any] = DistributedSampler(
         loader.dataset,
         num_replicas=order.virtual_workers,
