@@ -20,6 +20,7 @@ COMMANDS = (
     "determinism_cost",
     "memory",
     "order_1e9",
+    "planner",
     "wire_bytes",
     "worker_start",
 )

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gyrostat
-from gyrostat.cli import checkpoint, later, probe, run, scan, verify
+from gyrostat.cli import checkpoint, later, plan, probe, run, scan, verify
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -35,6 +35,7 @@ run.register(app)
 verify.register(app)
 scan.register(app)
 probe.register(app)
+plan.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
 later.register(app)
 

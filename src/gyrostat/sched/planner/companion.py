@@ -1,0 +1,138 @@
+"""What a running job knows about its own speed: EasyScale's companion module (§3.4), as a value.
+
+A companion answers for one job: the best split on devices it has (role 1), which devices would help most (role 2, the top-K
+proposals for the inter-job scheduler), and after a measurement whether what it was given last should go back (role 3).
+It estimates from a profile. A measurement that disagrees by more than `BIAS` corrects the profile of the types in use, and
+the measured value itself stands for that set of devices from then on. Nothing is changed in place: `measured` returns the
+companion that knows more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.profile import Profile
+from gyrostat.sched.planner.split import Split, best_split
+
+BIAS = 0.1
+"""Measured and estimated throughput may differ by this much before the estimate is corrected."""
+
+CountsKey = tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """So many devices of one type more, and what they would bring: throughput in micro-batches per second."""
+
+    type: str
+    devices: int
+    before: float
+    after: float
+
+    @property
+    def speedup(self) -> float:
+        return self.after / self.before if self.before else float("inf")
+
+    @property
+    def per_device(self) -> float:
+        """Additional throughput per additional device."""
+        return (self.after - self.before) / self.devices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """One job's table of plans."""
+
+    profile: Profile
+    batch: int
+    """Samples per virtual worker and step."""
+    virtual_workers: int
+    mixed: bool = True
+    """Whether the job may use several device types at once; not if its model must stay on one (see `gyrostat scan`)."""
+    facts: Mapping[CountsKey, float] = field(default_factory=dict)
+    """Measured throughput by devices."""
+    _table: dict[CountsKey, Split | None] = field(default_factory=dict, repr=False, compare=False)
+
+    def best(self, devices: Mapping[str, int]) -> Split | None:
+        """Role 1: the fastest split on at most these devices. None if there is none."""
+        key = devices_key(devices)
+        if key not in self._table:
+            self._table[key] = self._best(dict(key))
+        return self._table[key]
+
+    def _best(self, devices: Mapping[str, int]) -> Split | None:
+        known = {name: count for name, count in devices.items() if name in self.profile.speeds}
+        choices = [known] if self.mixed else [{name: count} for name, count in known.items()]
+        splits = [
+            best_split(self.profile, batch=self.batch, virtual_workers=self.virtual_workers, devices=choice)
+            for choice in choices
+        ]
+        return min(
+            (split for split in splits if split is not None), key=lambda split: split.step, default=None
+        )
+
+    def throughput(self, devices: Mapping[str, int]) -> float:
+        """Micro-batches per second on exactly these devices: measured if it was, else estimated; 0 if it cannot run."""
+        key = devices_key(devices)
+        if key in self.facts:
+            return self.facts[key]
+        split = self.best(devices)
+        return 0.0 if split is None else split.throughput
+
+    def proposals(self, held: Mapping[str, int], free: Mapping[str, int], *, top: int) -> list[Proposal]:
+        """Role 2: the `top` increments of one type that raise throughput most; of equal ones the smaller.
+
+        More devices than virtual workers, and devices that the best split would leave unused, are not asked for.
+        """
+        before = self.throughput(held)
+        room = self.virtual_workers - sum(held.values())
+        found = []
+        for name, count in free.items():
+            if name not in self.profile.speeds or (
+                not self.mixed and any(t != name for t, n in held.items() if n)
+            ):
+                continue
+            for more in range(1, min(count, room) + 1):
+                wanted = {**held, name: held.get(name, 0) + more}
+                after = self.throughput(wanted)
+                split = self.best(wanted)
+                if (
+                    after > before
+                    and split is not None
+                    and sum(split.devices.values()) == sum(wanted.values())
+                ):
+                    found.append(Proposal(name, more, before, after))
+        found.sort(key=lambda proposal: (-proposal.after, proposal.devices, proposal.type))
+        return found[:top]
+
+    def measured(self, devices: Mapping[str, int], throughput: float) -> Companion:
+        """What is known after `throughput` was measured on `devices`."""
+        if throughput <= 0:
+            raise UsageError(f"a measured throughput is positive, got {throughput}")
+        split = self.best(devices)
+        facts = {**self.facts, devices_key(devices): throughput}
+        if split is None or abs(throughput / split.throughput - 1) <= BIAS:
+            return replace(self, facts=facts)
+        # The exchange is a constant of the profile, so the computing part takes the blame; at least a hundredth is left of it.
+        computing = max(self.virtual_workers / throughput - split.exchange, split.overload / 100)
+        factor = computing / split.overload
+        speeds = {
+            name: speed.scaled(factor) if name in split.devices else speed
+            for name, speed in self.profile.speeds.items()
+        }
+        return replace(self, profile=replace(self.profile, speeds=speeds), facts=facts, _table={})
+
+    def to_give_back(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+        """Role 3: what was added since `before`, if what was measured says that it did not help. Nothing otherwise."""
+        then, since = self.facts.get(devices_key(before)), self.facts.get(devices_key(now))
+        if then is None or since is None or since > then:
+            return {}
+        added = {name: count - before.get(name, 0) for name, count in now.items()}
+        return {name: count for name, count in added.items() if count > 0}
+
+
+def devices_key(devices: Mapping[str, int]) -> CountsKey:
+    """The same for the same devices, in whatever order they are named."""
+    return tuple(sorted((name, count) for name, count in devices.items() if count))

@@ -1,0 +1,196 @@
+"""The fastest split of N virtual workers over devices of several types.
+
+Virtual workers on one device run in turn, all devices at once, and then gradients are exchanged. So a step takes as long as
+the device with the most to do (EasyScale's overload factor, Eq. 1b), and then the exchange (VirtualFlow's communication
+term):
+
+    step = max over used devices of (its virtual workers x its type's seconds per micro-batch) + exchange
+
+`best_split` is exact, whatever the size. Some device sets the pace, so the time before the exchange is k micro-batches of
+some type. Given that time, a device of type i has room for so many virtual workers; whatever covers all N does, and the
+fewest devices do it cheapest, because an exchange among more devices never takes less: those with the most room, first.
+That leaves N candidates per type and set of types, of which only those near the optimum are looked at, from the shortest on.
+Devices that do not help are left unused: the solver gives them back by itself, and falls back to one type where mixing
+does not pay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from heapq import merge
+from itertools import combinations, count
+from math import ceil, isfinite
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.placement import Placement, apportion
+from gyrostat.core.profile import Profile
+
+_ROUNDING = 1e-9  # k micro-batches fit into the time of k micro-batches, whatever floating point says
+
+
+@dataclass(frozen=True)
+class Share:
+    """What one device type has to do: `counts[d]` virtual workers on its d-th device, each taking `seconds`."""
+
+    type: str
+    counts: tuple[int, ...]
+    seconds: float
+
+    @property
+    def devices(self) -> int:
+        return len(self.counts)
+
+    @property
+    def most(self) -> int:
+        """A_i: the most virtual workers on one device of this type."""
+        return max(self.counts)
+
+    @property
+    def speed(self) -> float:
+        """C_i: micro-batches per second of one device."""
+        return 1 / self.seconds
+
+
+@dataclass(frozen=True)
+class Split:
+    """N virtual workers on devices of some types."""
+
+    shares: tuple[Share, ...]
+    exchange: float
+    """Seconds per step for exchanging gradients."""
+
+    @cached_property
+    def virtual_workers(self) -> int:
+        return sum(sum(share.counts) for share in self.shares)
+
+    @cached_property
+    def devices(self) -> dict[str, int]:
+        return {share.type: share.devices for share in self.shares}
+
+    @cached_property
+    def overload(self) -> float:
+        """Eq. 1b: seconds until the device with the most to do is done."""
+        return max(share.most * share.seconds for share in self.shares)
+
+    @property
+    def step(self) -> float:
+        """Seconds per step."""
+        return self.overload + self.exchange
+
+    @property
+    def room(self) -> int:
+        """Eq. 1a's nEST: virtual workers that would fit without a longer step."""
+        return sum(share.devices * share.most for share in self.shares)
+
+    @property
+    def waste(self) -> float:
+        """Eq. 1c, micro-batches per second: idle devices' share, and room that no virtual worker fills.
+
+        The paper's sum is over types; it balances Eq. 1d only if a type's idle speed counts once per device, as here.
+        """
+        idle = sum(share.devices * (share.speed - share.most / self.overload) for share in self.shares)
+        return idle + (self.room - self.virtual_workers) / self.overload
+
+    @property
+    def throughput(self) -> float:
+        """Micro-batches per second. Without an exchange this is Eq. 1d: the devices' speed less `waste`."""
+        return self.virtual_workers / self.step
+
+    @property
+    def mixed(self) -> bool:
+        return len(self.shares) > 1
+
+    def placement(self) -> Placement:
+        """The split as a placement: one worker per device, in the order of `shares`."""
+        return Placement.from_counts([count for share in self.shares for count in share.counts])
+
+
+def best_split(
+    profile: Profile, *, batch: int, virtual_workers: int, devices: Mapping[str, int]
+) -> Split | None:
+    """The fastest on at most these devices, among equally fast ones the one with the fewest devices. None if none fits."""
+    if virtual_workers < 1:
+        raise UsageError(f"a job has at least one virtual worker, got {virtual_workers}")
+    if any(number < 0 for number in devices.values()):
+        raise UsageError(f"numbers of devices must be 0 or more, got {dict(devices)}")
+    seconds = {name: profile.speed(name).seconds(batch) for name, number in devices.items() if number > 0}
+    usable = sorted((each, name) for name, each in seconds.items() if isfinite(each))
+    best: Split | None = None
+    for size in range(1, len(usable) + 1):
+        for chosen in combinations(usable, size):
+            kinds = [_Kind(name, each, devices[name]) for each, name in chosen]
+            best = _better(best, kinds, virtual_workers, profile)
+    return best
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Devices of one type that may be used."""
+
+    name: str
+    seconds: float
+    devices: int
+
+    def room(self, time: float) -> int:
+        """Virtual workers that one device runs within `time`."""
+        return int(time / self.seconds + _ROUNDING)
+
+
+def _better(
+    best: Split | None, kinds: Sequence[_Kind], virtual_workers: int, profile: Profile
+) -> Split | None:
+    """`best`, or a faster split over `kinds` (fastest first)."""
+    types = [kind.name for kind in kinds]
+    least = profile.exchange_seconds(types, len(kinds))  # fewer types are looked at by themselves
+    for time in _paces(kinds, virtual_workers):
+        if best is not None and time + least > best.step * (1 + _ROUNDING):
+            break
+        used = _fewest(kinds, virtual_workers, time)
+        if used is None:
+            continue
+        exchange = profile.exchange_seconds(types, sum(used))
+        faster = best is None or time + exchange < best.step * (1 - _ROUNDING)
+        as_fast = best is not None and time + exchange <= best.step * (1 + _ROUNDING)
+        if faster or (as_fast and best is not None and sum(used) < sum(best.devices.values())):
+            best = _shared_out(kinds, used, virtual_workers, time, exchange)
+        if sum(used) <= 1 or time >= virtual_workers * kinds[-1].seconds:
+            break
+    return best
+
+
+def _paces(kinds: Sequence[_Kind], virtual_workers: int) -> Iterator[float]:
+    """The times before the exchange that are worth a look, ascending: none is shorter than if all devices were always busy."""
+    shortest = virtual_workers / sum(kind.devices / kind.seconds for kind in kinds)
+    return merge(*(_multiples(kind.seconds, shortest) for kind in kinds))
+
+
+def _multiples(seconds: float, shortest: float) -> Iterator[float]:
+    return (number * seconds for number in count(max(1, ceil(shortest / seconds - _ROUNDING))))
+
+
+def _fewest(kinds: Sequence[_Kind], virtual_workers: int, time: float) -> list[int] | None:
+    """How many devices of each kind it takes at least: those with the most room come first. None: all are too few."""
+    used, left = [], virtual_workers
+    for kind in kinds:
+        room = kind.room(time)
+        number = min(kind.devices, -(-left // room)) if room and left > 0 else 0
+        used.append(number)
+        left -= number * room
+    return None if left > 0 else used
+
+
+def _shared_out(
+    kinds: Sequence[_Kind], used: Sequence[int], virtual_workers: int, time: float, exchange: float
+) -> Split:
+    """Every device gets its part of the virtual workers, in proportion to its room and never more than it has room for."""
+    rooms = [kind.room(time) for kind, number in zip(kinds, used, strict=True) for _ in range(number)]
+    spare = [room - 1 for room in rooms]
+    counts = apportion(virtual_workers, spare) if any(spare) else [1] * len(rooms)
+    shares, start = [], 0
+    for kind, number in zip(kinds, used, strict=True):
+        if number:
+            shares.append(Share(kind.name, tuple(counts[start : start + number]), kind.seconds))
+        start += number
+    return Split(tuple(shares), exchange)
