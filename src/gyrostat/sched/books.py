@@ -1,0 +1,342 @@
+"""The scheduler's books: every job and VC as policies see them, brought up to date change by change.
+
+Only `sched.tick` writes here, and it does no I/O: the same changes at the same times give the same books and the same
+plans, which is what a replay relies on. What happens costs what it touches: nothing here walks over all jobs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gyrostat.core.devices import Counts, Devices, Fleet
+from gyrostat.core.errors import UsageError
+from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.placers.base import Placed, Placer, Refused
+from gyrostat.sched.policy import Policy
+from gyrostat.sched.port import (
+    Bound,
+    Change,
+    Finished,
+    NodeBack,
+    NodeLost,
+    Progressed,
+    Stopped,
+    Submitted,
+    Withdrawn,
+)
+from gyrostat.sched.throughput import AnalyticScaling, Throughput
+from gyrostat.sched.views import JobView, VcView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vc:
+    """A virtual cluster as it is set up: its policy, and its weight when others' unused devices are lent."""
+
+    name: str
+    policy: Policy
+    weight: float = 1.0
+
+
+class VcBook:
+    """One VC: the view that its policy sees, and when that should look again."""
+
+    def __init__(self, vc: Vc, view: VcView) -> None:
+        self.policy = vc.policy
+        self.view = view
+        self.dirty = True
+        """Something that its policy may care about has changed."""
+        self.wants_to_borrow = True
+        """Its waiting jobs have changed since it last asked for devices of others."""
+        self.wake_at = math.inf
+
+    @property
+    def borrowed_share(self) -> float:
+        return sum(self.view.borrowed.values()) / self.view.weight
+
+
+class Books:
+    """All of it."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        vcs: Sequence[Vc],
+        placer: Placer,
+        throughput: Throughput | None = None,
+    ) -> None:
+        self.fleet = fleet
+        self.placer = placer
+        self.throughput = AnalyticScaling() if throughput is None else throughput
+        self.now = 0.0
+        self.jobs: dict[JobId, JobView] = {}
+        self.vcs = {
+            vc.name: VcBook(vc, VcView(vc.name, weight=vc.weight, rate=self.throughput.rate)) for vc in vcs
+        }
+        self.touched: dict[JobId, tuple[Devices, Devices]] = {}
+        """In this tick: what jobs had before it, their own devices and the borrowed ones."""
+        self.reasons: dict[JobId, str] = {}
+        """In this tick: why the devices of a job last changed."""
+        self.freed = True
+        """Devices have become free since everybody last asked for some."""
+        self._submissions = 0
+        self._expiries: list[tuple[float, int, JobView, object]] = []
+        self._wakes: list[tuple[float, str]] = []
+        self._withdrawn: dict[str, Devices] = {}
+        self._lost_nodes: set[str] = set()
+        self._learn_capacity()
+
+    # 1. What has happened.
+
+    def admit(self, now: float, changes: Sequence[Change]) -> None:
+        self.now = now
+        for change in changes:
+            match change:
+                case Submitted(request):
+                    self._submit(request)
+                case Finished(job):
+                    self._finish(self.jobs[job])
+                case Progressed(job, done, rate):
+                    if job in self.jobs:
+                        self.jobs[job].report(now, done, rate)
+                case Stopped(job, reason):
+                    self.stop(self.jobs[job], reason)
+                    self.touched[job] = ((), ())
+                    self.vcs[self.jobs[job].request.vc].dirty = True
+                case Bound(job, devices, borrowed):
+                    self._bind(self.jobs[job], devices, borrowed)
+                case NodeLost(node):
+                    self._lost_nodes.add(node)
+                    self._take_away(tuple(self._devices_of(node)), f"node {node} is lost")
+                case NodeBack(node):
+                    self._lost_nodes.discard(node)
+                    withdrawn = {device for devices in self._withdrawn.values() for device in devices}
+                    self._give_back(tuple(d for d in self._devices_of(node) if d not in withdrawn))
+                case Withdrawn(type_, number):
+                    self._withdraw(type_, number)
+        self._wake()
+
+    def _submit(self, request: JobRequest) -> None:
+        if request.vc not in self.vcs:
+            raise UsageError(
+                f"job {request.id} belongs to VC {request.vc!r}, which this cluster does not have; it has "
+                f"{', '.join(self.vcs)}"
+            )
+        if request.id in self.jobs:
+            raise UsageError(f"there already is a job {request.id}")
+        job = JobView(request, self._submissions, self.now)
+        self._submissions += 1
+        book = self.vcs[request.vc]
+        self.jobs[request.id] = job
+        book.view.jobs[request.id] = job
+        self.enqueue(book, job)
+        book.dirty = book.wants_to_borrow = True
+
+    def _finish(self, job: JobView) -> None:
+        book = self.vcs[job.request.vc]
+        assert job.queue is not None
+        job.queue.remove(job)
+        for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
+            if devices:
+                self.placer.release(job.id, borrowed)
+                self._account(book, job, (), borrowed)
+        del self.jobs[job.id], book.view.jobs[job.id]
+        book.dirty = self.freed = True
+
+    def _bind(self, job: JobView, devices: Devices, borrowed: Devices) -> None:
+        self.touch(job)
+        for part, of_borrowed in ((devices, False), (borrowed, True)):
+            if part and self.placer.restore(job.request, part, of_borrowed):
+                self._hold(job, part, of_borrowed, "it ran before")
+        self.touched.pop(job.id)
+
+    def _take_away(self, devices: Devices, reason: str) -> None:
+        """Devices are gone. An elastic job goes on with what it has left if that is enough; others wait."""
+        for part, left in self.placer.take_away(devices):
+            job = self.jobs[part.job]
+            self.touch(job)
+            self._hold(job, left, part.borrowed, reason)
+            if job.running and (job.held < job.request.smallest or not job.request.elastic):
+                self.stop(job, reason)
+        self._learn_capacity()
+
+    def _give_back(self, devices: Devices) -> None:
+        self.placer.give_back(devices)
+        self._learn_capacity()
+        self.freed = True
+
+    def _withdraw(self, type_: str, number: int) -> None:
+        has = self._withdrawn.get(type_, ())
+        if number > len(has):
+            more = self.placer.choose(type_, number - len(has))
+            self._withdrawn[type_] = (*has, *more)
+            self._take_away(more, "needed by a serving load")
+        elif number < len(has):
+            back = has[number:]
+            self._withdrawn[type_] = has[:number]
+            lost = {device for node in self._lost_nodes for device in self._devices_of(node)}
+            self._give_back(tuple(device for device in back if device not in lost))
+
+    def _devices_of(self, node: str) -> range:
+        if node not in self.fleet.position:
+            raise UsageError(f"there is no node {node!r} in this cluster")
+        return self.fleet.nodes[self.fleet.position[node]].devices
+
+    def _learn_capacity(self) -> None:
+        for name, book in self.vcs.items():
+            book.view.capacity = self.placer.capacity(name)
+            book.view.lendable = self.placer.lendable()
+            book.dirty = True
+
+    # 2. What is decided.
+
+    def place(self, job: JobView, counts: Counts, borrowed: bool, reason: str) -> Placed | Refused:
+        """Let a part of the job have so many devices."""
+        outcome = self.placer.place(job.request, counts, borrowed)
+        if type(outcome) is Refused:
+            return outcome
+        assert type(outcome) is Placed
+        self.touch(job)
+        self._hold(job, outcome.devices, borrowed, reason)
+        for victim in outcome.victims:
+            self._lose_borrowed(self.jobs[victim], f"its borrowed devices are needed by {job.id}")
+        return outcome
+
+    def pack(self, job: JobView, reason: str) -> bool:
+        """Move a part of the job to where it leaves the larger holes."""
+        borrowed = not job.devices
+        outcome = self.placer.pack(job.request, job.borrowed if borrowed else job.devices, borrowed)
+        if isinstance(outcome, Refused):
+            return False
+        self.touch(job)
+        self._hold(job, outcome.devices, borrowed, reason)
+        self.freed = True
+        return True
+
+    def stop(self, job: JobView, reason: str) -> None:
+        """Take all devices from the job."""
+        self.touch(job)
+        for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
+            if devices:
+                self.placer.release(job.id, borrowed)
+                self._hold(job, (), borrowed, reason)
+
+    def exchange(
+        self, job: JobView, counts: Counts, borrowed: bool, reason: str, instead_of: Sequence[JobView]
+    ) -> bool:
+        """Place the job on what others of its VC then give up, or leave all as it was."""
+        given_up = [(other, other.devices) for other in instead_of]
+        for other, _ in given_up:
+            self.placer.release(other.id, False)
+        if isinstance(self.place(job, counts, borrowed, reason), Refused):
+            for other, devices in given_up:
+                restored = self.placer.restore(other.request, devices, False)
+                assert restored, f"{other.id} does not get back what it just had"
+            return False
+        for other, _ in given_up:
+            self.touch(other)
+            self._hold(other, (), False, f"gives way to {job.id}")
+        return True
+
+    def promote(self, job: JobView, reason: str) -> bool:
+        """Turn what the job borrows into its share of the guarantee."""
+        outcome = self.placer.promote(job.request)
+        if isinstance(outcome, Refused):
+            return False
+        self.touch(job)
+        self._hold(job, outcome.devices, False, reason)
+        self._hold(job, (), True, reason)
+        for victim in outcome.victims:
+            self._lose_borrowed(self.jobs[victim], f"its borrowed devices are needed by {job.id}")
+        return True
+
+    def _lose_borrowed(self, job: JobView, reason: str) -> None:
+        """The placer has taken its borrowed part. The rest goes on if it is enough."""
+        self.touch(job)
+        self._hold(job, (), True, reason)
+        if job.running and job.held < job.request.smallest:
+            self.stop(job, reason)
+        book = self.vcs[job.request.vc]
+        book.dirty = book.wants_to_borrow = True
+
+    def touch(self, job: JobView) -> None:
+        """Remember what it had when the tick began."""
+        if job.id not in self.touched:
+            self.touched[job.id] = (job.devices, job.borrowed)
+
+    def _hold(self, job: JobView, devices: Devices, borrowed: bool, reason: str) -> None:
+        """From now on the part consists of these devices."""
+        if devices == (job.borrowed if borrowed else job.devices):
+            return
+        book = self.vcs[job.request.vc]
+        self.reasons[job.id] = reason
+        ran = job.running
+        if len(devices) < len(job.borrowed if borrowed else job.devices):
+            self.freed = True
+        job.settle(self.now)
+        self._account(book, job, devices, borrowed)
+        if not job.running:
+            job.waiting_since = self.now
+            book.wants_to_borrow = True
+        elif not ran:
+            job.starts += 1
+            if job.started is None:
+                job.started = self.now
+        if job.queue is not None:
+            job.queue.remove(job)
+        self.enqueue(book, job)
+
+    def _account(self, book: VcBook, job: JobView, devices: Devices, borrowed: bool) -> None:
+        table = book.view.borrowed if borrowed else book.view.used
+        for type_, number in (job.borrowed_counts if borrowed else job.counts).items():
+            table[type_] -= number
+        counts = self.fleet.count(devices)
+        for type_, number in counts.items():
+            table[type_] = table.get(type_, 0) + number
+        if borrowed:
+            job.borrowed, job.borrowed_counts = devices, counts
+        else:
+            job.devices, job.counts = devices, counts
+
+    # 3. In which order, and when to look again.
+
+    def enqueue(self, book: VcBook, job: JobView) -> None:
+        """Into the queue that it belongs to, at its rank."""
+        key, until = book.policy.rank(job, self.now)
+        view = book.view
+        queue = view.holding if job.devices else view.borrowing if job.borrowed else view.waiting
+        queue.add(job, key)
+        if until != math.inf:
+            heapq.heappush(self._expiries, (until, job.number, job, job.entry))
+
+    def wake(self, book: VcBook, at: float) -> None:
+        """Ask this VC's policy again at that time."""
+        if at < book.wake_at:
+            book.wake_at = at
+            heapq.heappush(self._wakes, (at, book.view.name))
+
+    def next_wake(self) -> float | None:
+        """When a rank expires or a policy wants to be asked."""
+        while self._expiries and self._expiries[0][3] is not self._expiries[0][2].entry:
+            heapq.heappop(self._expiries)
+        times = [heap[0][0] for heap in (self._expiries, self._wakes) if heap]
+        return min(times, default=None)
+
+    def _wake(self) -> None:
+        """Rank again those whose rank has expired, and mark VCs that wanted to be asked."""
+        while self._expiries and self._expiries[0][0] <= self.now:
+            _, _, job, entry = heapq.heappop(self._expiries)
+            if job.entry is not entry or job.queue is None:
+                continue
+            book = self.vcs[job.request.vc]
+            job.queue.remove(job)
+            self.enqueue(book, job)
+            book.dirty = True
+        while self._wakes and self._wakes[0][0] <= self.now:
+            at, name = heapq.heappop(self._wakes)
+            book = self.vcs[name]
+            if at >= book.wake_at:
+                book.wake_at = math.inf
+                book.dirty = True

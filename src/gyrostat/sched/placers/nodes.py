@@ -1,0 +1,366 @@
+"""A pool of nodes: every VC may use any device. With quotas it is how most clusters are shared; without, one big
+cluster.
+
+A quota is a number of devices per VC and nothing else. It says nothing about where they are, which is why a VC with
+quota left may still wait for eight devices of one node (HiveD's sharing anomaly, §2).
+
+Packing is best fit: a job that fits into one node goes to the fullest one that has room, a larger one takes whole
+nodes and packs its rest. A job with soft affinity takes the emptiest nodes if no good place is free. A guaranteed job
+that finds no place drives out borrowers where the fewest devices of theirs are in its way.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping
+
+from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
+from gyrostat.core.request import Affinity, JobId, JobRequest
+from gyrostat.sched.placers.base import Part, Placed, Refused
+
+
+class NodePlacer:
+    """All nodes of `fleet` in one pool; `quotas` by VC and type, or None: no limits and only one guarantee, the whole."""
+
+    def __init__(
+        self, fleet: Fleet, *, quotas: Mapping[str, Counts] | None = None, lends: bool = False
+    ) -> None:
+        self.fleet = fleet
+        self.lends = lends
+        self._quotas = quotas
+        self._used: dict[tuple[str, str], int] = {}
+        self._free: list[list[DeviceId]] = [list(node.devices) for node in fleet.nodes]
+        self._borrowers: list[dict[JobId, int]] = [{} for _ in fleet.nodes]
+        """By node: how many of its devices which borrower has, in the order in which they came."""
+        self._owner: dict[DeviceId, Part] = {}
+        self._held: dict[Part, Devices] = {}
+        self._vc: dict[JobId, str] = {}
+        self._gone: set[DeviceId] = set()
+        self._totals = dict(fleet.totals)
+        self._free_totals = dict(fleet.totals)
+        self._lent_totals = dict.fromkeys(fleet.totals, 0)
+        self._largest = {
+            type_: max(node.count for node in fleet.nodes if node.type == type_) for type_ in fleet.totals
+        }
+        self._by_free: dict[str, list[list[int]]] = {
+            type_: [[] for _ in range(size + 1)] for type_, size in self._largest.items()
+        }
+        for position, node in enumerate(fleet.nodes):
+            self._by_free[node.type][node.count].append(position)
+
+    # What the scheduler asks.
+
+    def capacity(self, vc: str) -> Counts:
+        if self._quotas is None:
+            return self._totals
+        return {
+            type_: min(number, self._totals.get(type_, 0))
+            for type_, number in self._quotas.get(vc, {}).items()
+        }
+
+    def lendable(self) -> Counts:
+        return self._free_totals if self.lends else {}
+
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
+        part = Part(request.id, borrowed)
+        has = self._held.get(part, ())
+        now = self.fleet.count(has) if has else {}
+        more = {t: n - now.get(t, 0) for t, n in counts.items() if n > now.get(t, 0)}
+        fewer = {t: n - counts.get(t, 0) for t, n in now.items() if n > counts.get(t, 0)}
+        if (refusal := self._over_limit(request, more, borrowed)) is not None:
+            return refusal
+        if fewer:
+            self._shrink(part, fewer)
+        victims: list[JobId] = []
+        for type_, number in more.items():
+            if not self._grow(part, request, type_, number, victims):
+                assert not victims
+                self._become(part, request, has)
+                return Refused(f"no {number} {type_} close enough together")
+        return Placed(self._held.get(part, ()), tuple(victims))
+
+    def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
+        part = Part(request.id, borrowed)
+        if any(device in self._gone or self._owner.get(device, part) != part for device in devices):
+            return False
+        self._become(part, request, devices)
+        return True
+
+    def release(self, job: JobId, borrowed: bool) -> None:
+        part = Part(job, borrowed)
+        self._give(part, self._held.get(part, ()))
+
+    def promote(self, request: JobRequest) -> Placed | Refused:
+        borrowed = Part(request.id, True)
+        devices = self._held[borrowed]
+        if (refusal := self._over_quota(request, self.fleet.count(devices))) is not None:
+            return refusal
+        self._give(borrowed, devices)
+        self._take(Part(request.id, False), request, list(devices))
+        return Placed(devices)
+
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
+        part = Part(request.id, borrowed)
+        if self.fleet.spread(devices) != 1 or request.devices != len(devices):
+            return Refused("only a job within one node is moved to pack nodes")
+        here = self.fleet.node_of[devices[0]]
+        type_ = self.fleet.nodes[here].type
+        room = len(self._free[here])
+        for free in range(len(devices), room + 1):
+            for position in self._by_free[type_][free]:
+                if position != here and free < room + len(devices):
+                    self._give(part, devices)
+                    self._take(part, request, self._free[position][: len(devices)])
+                    return Placed(self._held[part])
+        return Refused("it is best where it is")
+
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
+        lost: dict[Part, list[DeviceId]] = {}
+        for device in devices:
+            if device in self._gone:
+                continue
+            if (part := self._owner.get(device)) is not None:
+                lost.setdefault(part, []).append(device)
+                self._give(part, (device,))
+            self._set_free(device, False)
+            self._gone.add(device)
+            self._totals[self.fleet.type_of(device)] -= 1
+        return [(part, self._held.get(part, ())) for part in lost]
+
+    def give_back(self, devices: Iterable[DeviceId]) -> None:
+        for device in devices:
+            if device in self._gone:
+                self._gone.remove(device)
+                self._set_free(device, True)
+                self._totals[self.fleet.type_of(device)] += 1
+
+    def choose(self, type_: str, number: int) -> Devices:
+        def cost(position: int) -> tuple[int, int, int]:
+            node = self.fleet.nodes[position]
+            lent = sum(self._borrowers[position].values())
+            return (node.count - len(self._free[position]) - lent, lent, -position)
+
+        chosen: list[DeviceId] = []
+        for want_free, want_lent in ((True, False), (False, True), (False, False)):
+            for position in sorted(range(len(self.fleet.nodes)), key=cost):
+                node = self.fleet.nodes[position]
+                if node.type != type_:
+                    continue
+                for device in node.devices:
+                    if len(chosen) == number:
+                        return tuple(sorted(chosen))
+                    part = self._owner.get(device)
+                    kind = (part is None, part is not None and part.borrowed)
+                    if device not in self._gone and kind == (want_free, want_lent):
+                        chosen.append(device)
+        return tuple(sorted(chosen))
+
+    # How it finds a place.
+
+    def _over_limit(self, request: JobRequest, more: Counts, borrowed: bool) -> Refused | None:
+        for type_, number in more.items():
+            room = self._free_totals.get(type_, 0) + (0 if borrowed else self._lent_totals.get(type_, 0))
+            if number > room:
+                return Refused(f"{number} {type_} wanted, {room} free")
+        if borrowed:
+            return None if self.lends else Refused("nothing is lent here")
+        return self._over_quota(request, more)
+
+    def _over_quota(self, request: JobRequest, more: Counts) -> Refused | None:
+        if self._quotas is None:
+            return None
+        for type_, number in more.items():
+            quota = self._quotas.get(request.vc, {}).get(type_, 0)
+            left = quota - self._used.get((request.vc, type_), 0)
+            if number > left:
+                return Refused(f"{number} {type_} wanted, {left} left of the VC's {quota}")
+        return None
+
+    def _grow(self, part: Part, request: JobRequest, type_: str, number: int, victims: list[JobId]) -> bool:
+        """Take so many more devices, if they are close enough together."""
+        has = self._held.get(part, ())
+        beside = self._beside(has, type_, number)
+        if beside is not None:
+            self._take(part, request, beside)
+            return True
+        same_type = [device for device in has if self.fleet.type_of(device) == type_]
+        whole = number + len(same_type)
+        if same_type and request.affinity is Affinity.HARD and whole <= self._largest[type_]:
+            return self._move(part, request, type_, same_type, whole)
+        found = self._find(type_, number, request.affinity)
+        if found is None and not part.borrowed:
+            found = self._drive_out(type_, number, request.affinity, victims)
+        if found is None:
+            return False
+        self._take(part, request, found)
+        return True
+
+    def _beside(self, has: Devices, type_: str, number: int) -> list[DeviceId] | None:
+        """Free devices of a node where the part already is."""
+        for position in sorted({self.fleet.node_of[device] for device in has}):
+            if self.fleet.nodes[position].type == type_ and len(self._free[position]) >= number:
+                return self._free[position][:number]
+        return None
+
+    def _move(self, part: Part, request: JobRequest, type_: str, old: list[DeviceId], whole: int) -> bool:
+        """Leave a node that is too small for another that holds the whole."""
+        found = self._find(type_, whole, Affinity.HARD)
+        if found is None:
+            return False
+        self._give(part, tuple(old))
+        self._take(part, request, found)
+        return True
+
+    def _find(self, type_: str, number: int, affinity: Affinity) -> list[DeviceId] | None:
+        by_free, largest = self._by_free[type_], self._largest[type_]
+        whole, rest = divmod(number, largest)
+        found: list[DeviceId] = []
+        if len(by_free[largest]) >= whole:
+            for position in by_free[largest][:whole]:
+                found += self._free[position]
+            if not rest:
+                return found
+            for free in range(rest, largest + 1):
+                for position in by_free[free][whole if free == largest else 0 :][:1]:
+                    return found + self._free[position][:rest]
+        if affinity is Affinity.HARD:
+            return None
+        found = []
+        for free in range(largest, 0, -1):
+            for position in by_free[free]:
+                found += self._free[position][: number - len(found)]
+                if len(found) == number:
+                    return found
+        return None
+
+    def _drive_out(
+        self, type_: str, number: int, affinity: Affinity, victims: list[JobId]
+    ) -> list[DeviceId] | None:
+        """Make room where the fewest borrowed devices are in the way."""
+        if not self._lent_totals.get(type_):
+            return None
+        largest = self._largest[type_]
+        needs = [largest] * (number // largest) + ([number % largest] if number % largest else [])
+        if affinity is Affinity.SOFT:
+            needs = [1] * number
+        lent = {
+            position: sum(self._borrowers[position].values())
+            for position, node in enumerate(self.fleet.nodes)
+            if node.type == type_
+        }
+        left = {position: len(self._free[position]) + lent[position] for position in lent}
+        chosen: dict[int, int] = {}
+        for need in needs:
+            position = min(
+                (p for p in left if left[p] >= need),
+                key=lambda p: (max(0, chosen.get(p, 0) + need - len(self._free[p])), left[p], p),
+                default=None,
+            )
+            if position is None:
+                return None
+            left[position] -= need
+            chosen[position] = chosen.get(position, 0) + need
+        found: list[DeviceId] = []
+        for position, need in chosen.items():
+            while len(self._free[position]) < need:
+                borrower = next(reversed(self._borrowers[position]))
+                victims.append(borrower)
+                self.release(borrower, True)
+            found += self._free[position][:need]
+        return found
+
+    def _shrink(self, part: Part, fewer: Counts) -> None:
+        """Give up devices where the part has the fewest on a node."""
+        for type_, number in fewer.items():
+            per_node: dict[int, list[DeviceId]] = {}
+            for device in self._held[part]:
+                if self.fleet.type_of(device) == type_:
+                    per_node.setdefault(self.fleet.node_of[device], []).append(device)
+            order = [
+                d
+                for p in sorted(per_node, key=lambda p: (len(per_node[p]), -p))
+                for d in reversed(per_node[p])
+            ]
+            self._give(part, tuple(order[:number]))
+
+    # The books.
+
+    def _become(self, part: Part, request: JobRequest, devices: Devices) -> None:
+        has = self._held.get(part, ())
+        self._give(part, tuple(device for device in has if device not in devices))
+        self._take(part, request, [device for device in devices if device not in has])
+
+    def _take(self, part: Part, request: JobRequest, devices: list[DeviceId]) -> None:
+        if not devices:
+            return
+        self._vc[part.job] = request.vc
+        self._held[part] = tuple(sorted((*self._held.get(part, ()), *devices)))
+        owner = self._owner
+        for position, of_node in self._per_node(devices).items():
+            node = self.fleet.nodes[position]
+            free = self._free[position]
+            self._reindex(position, len(free), len(free) - len(of_node))
+            for device in of_node:
+                owner[device] = part
+                free.remove(device)
+            number = len(of_node)
+            self._free_totals[node.type] -= number
+            if part.borrowed:
+                self._lent_totals[node.type] += number
+                at = self._borrowers[position]
+                at[part.job] = at.get(part.job, 0) + number
+            else:
+                key = (request.vc, node.type)
+                self._used[key] = self._used.get(key, 0) + number
+
+    def _give(self, part: Part, devices: Devices) -> None:
+        if not devices:
+            return
+        gone = set(devices)
+        left = tuple(device for device in self._held[part] if device not in gone)
+        if left:
+            self._held[part] = left
+        else:
+            del self._held[part]
+        for position, of_node in self._per_node(devices).items():
+            node = self.fleet.nodes[position]
+            free = self._free[position]
+            self._reindex(position, len(free), len(free) + len(of_node))
+            for device in of_node:
+                del self._owner[device]
+                insort(free, device)
+            number = len(of_node)
+            self._free_totals[node.type] += number
+            if part.borrowed:
+                self._lent_totals[node.type] -= number
+                at = self._borrowers[position]
+                at[part.job] -= number
+                if not at[part.job]:
+                    del at[part.job]
+            else:
+                self._used[self._vc[part.job], node.type] -= number
+        if not left and Part(part.job, not part.borrowed) not in self._held:
+            del self._vc[part.job]
+
+    def _set_free(self, device: DeviceId, free: bool) -> None:
+        position = self.fleet.node_of[device]
+        devices = self._free[position]
+        before = len(devices)
+        if free:
+            insort(devices, device)
+        else:
+            devices.remove(device)
+        self._free_totals[self.fleet.nodes[position].type] += len(devices) - before
+        self._reindex(position, before, len(devices))
+
+    def _reindex(self, position: int, before: int, after: int) -> None:
+        by_free = self._by_free[self.fleet.nodes[position].type]
+        del by_free[before][bisect_left(by_free[before], position)]
+        insort(by_free[after], position)
+
+    def _per_node(self, devices: Iterable[DeviceId]) -> dict[int, list[DeviceId]]:
+        per_node: dict[int, list[DeviceId]] = {}
+        node_of = self.fleet.node_of
+        for device in devices:
+            per_node.setdefault(node_of[device], []).append(device)
+        return per_node

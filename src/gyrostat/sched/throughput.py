@@ -1,0 +1,53 @@
+"""How fast a job runs on so many devices: what policies expect, and what the simulator lets happen.
+
+Speeds are relative: 1.0 is the job on the devices that its owner asked for, of the reference type, well placed. A
+trace knows how long that took, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from gyrostat.core.devices import Counts
+from gyrostat.core.request import JobRequest
+
+
+class Throughput(Protocol):
+    def rate(self, request: JobRequest, counts: Counts) -> float:
+        """Units of work per second on these devices, well placed; 0 if the job cannot run on them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnalyticScaling:
+    """p devices are as fast as p / (1 + overhead · (p - 1)) of them would be without exchange."""
+
+    overhead: float = 0.0
+    """What each further device costs all of them. 0: a job on twice the devices takes half the time."""
+    speeds: Mapping[str, float] = field(default_factory=dict)
+    """Of device types, relative to the reference type; those not named have 1."""
+
+    def rate(self, request: JobRequest, counts: Counts) -> float:
+        if len(counts) == 1:
+            ((type_, devices),) = counts.items()
+            if devices == request.devices:
+                return self.speeds.get(type_, 1.0)
+        return self._speed(request, counts) / self._speedup(request, request.devices)
+
+    def _speed(self, request: JobRequest, counts: Counts) -> float:
+        devices = sum(counts.values())
+        if not devices:
+            return 0.0
+        mean = sum(self.speeds.get(type_, 1.0) * number for type_, number in counts.items()) / devices
+        return mean * self._speedup(request, devices)
+
+    def _speedup(self, request: JobRequest, devices: int) -> float:
+        if request.virtual_workers is not None:
+            used = min(devices, request.virtual_workers)
+            return (
+                request.virtual_workers
+                / -(-request.virtual_workers // used)
+                / (1 + self.overhead * (used - 1))
+            )
+        return devices / (1 + self.overhead * (devices - 1))

@@ -1,0 +1,247 @@
+"""What policies see: jobs, and the virtual cluster (VC) that they share. Read-only for them; `sched.books` keeps it
+current.
+
+A job of a VC is in exactly one of three queues, each in the order of the policy's `rank`: `waiting` (it holds
+nothing), `borrowing` (it runs, but only on devices that belong to others) and `holding` (it holds devices of the VC's
+guarantee, and perhaps borrowed ones besides).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+from gyrostat.core.devices import Counts, Devices
+from gyrostat.core.request import JobId, JobRequest
+
+Key = tuple[float, ...]
+"""The order of jobs in a queue: the smallest is first."""
+
+
+class JobView:
+    """One job that has been submitted and has not finished."""
+
+    __slots__ = (
+        "_done",
+        "_done_at",
+        "_executed",
+        "_rate",
+        "_service",
+        "borrowed",
+        "borrowed_counts",
+        "counts",
+        "devices",
+        "entry",
+        "id",
+        "number",
+        "queue",
+        "request",
+        "since",
+        "started",
+        "starts",
+        "waiting_since",
+    )  # fmt: skip
+
+    def __init__(self, request: JobRequest, number: int, now: float) -> None:
+        self.request = request
+        self.id: JobId = request.id
+        self.number = number
+        """Of its submission: breaks ties."""
+        self.devices: Devices = ()
+        """Those it holds of its VC's guarantee."""
+        self.borrowed: Devices = ()
+        """Those it holds besides, which may be taken back."""
+        self.counts: Counts = {}
+        """`devices` by type."""
+        self.borrowed_counts: Counts = {}
+        self.queue: Queue | None = None
+        self.entry: tuple[Key, int, JobView] | None = None
+        self.started: float | None = None
+        """When it first got devices."""
+        self.since = now
+        """When it last got other devices, or lost them."""
+        self.waiting_since = now
+        """When it last began to wait."""
+        self.starts = 0
+        self._service = 0.0
+        self._executed = 0.0
+        self._done = 0.0
+        self._rate = 0.0
+        self._done_at = now
+
+    @property
+    def held(self) -> int:
+        """How many devices it has now."""
+        return len(self.devices) + len(self.borrowed)
+
+    @property
+    def running(self) -> bool:
+        return bool(self.devices or self.borrowed)
+
+    def all_counts(self) -> dict[str, int]:
+        """All that it has now, by type."""
+        counts = dict(self.counts)
+        for type_, number in self.borrowed_counts.items():
+            counts[type_] = counts.get(type_, 0) + number
+        return counts
+
+    def service(self, now: float) -> float:
+        """Device-seconds that it has had so far."""
+        return self._service + self.held * (now - self.since)
+
+    def executed(self, now: float) -> float:
+        """Seconds for which it has had devices so far."""
+        return self._executed + (now - self.since if self.running else 0.0)
+
+    def done(self, now: float) -> float:
+        """Units of work, as last reported and carried on at the last reported rate."""
+        return self._done + self._rate * (now - self._done_at)
+
+    def remaining(self, now: float) -> float | None:
+        """Units of work, if its owner said how much there is."""
+        return None if self.request.work is None else max(0.0, self.request.work - self.done(now))
+
+    def settle(self, now: float) -> None:
+        """(For the books) account for the time since its devices last changed; they are about to."""
+        self._service = self.service(now)
+        self._executed = self.executed(now)
+        self.since = now
+
+    def report(self, now: float, done: float, rate: float) -> None:
+        """(For the books) what its cluster says about its progress."""
+        self._done, self._rate, self._done_at = done, rate, now
+
+    def __repr__(self) -> str:
+        return f"JobView({self.id}, {self.request.devices} wanted, {len(self.devices)}+{len(self.borrowed)} held)"
+
+
+class Queue:
+    """Jobs by rank, and by shape: of jobs that are alike only the first needs to be looked at."""
+
+    def __init__(self, *, by_shape: bool = True) -> None:
+        self._by_shape = by_shape
+        self._buckets: dict[Any, list[tuple[Key, int, JobView]]] = {}
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __iter__(self) -> Iterator[JobView]:
+        """All of them, by rank; a copy, so that they may change meanwhile."""
+        if len(self._buckets) == 1:
+            entries = next(iter(self._buckets.values()))
+        else:
+            entries = sorted(entry for bucket in self._buckets.values() for entry in bucket)
+        return iter([job for _, _, job in entries])
+
+    def best(self, without: Collection[object] = ()) -> JobView | None:
+        """The first, not looking at jobs of these shapes."""
+        found: tuple[Key, int, JobView] | None = None
+        for shape, bucket in self._buckets.items():
+            if shape not in without and (found is None or bucket[0] < found):
+                found = bucket[0]
+        return None if found is None else found[2]
+
+    def worst(self) -> JobView | None:
+        """The last."""
+        found = max((bucket[-1] for bucket in self._buckets.values()), default=None)
+        return None if found is None else found[2]
+
+    def behind(self, job: JobView) -> list[JobView]:
+        """Those that come after `job` (which may be in another queue), by rank."""
+        assert job.entry is not None
+        behind: list[tuple[Key, int, JobView]] = []
+        for bucket in self._buckets.values():
+            behind += bucket[bisect_left(bucket, job.entry) :]
+        if len(self._buckets) > 1:
+            behind.sort()
+        return [other for _, _, other in behind if other is not job]
+
+    def add(self, job: JobView, key: Key) -> None:
+        """(For the books.)"""
+        entry = (key, job.number, job)
+        job.queue, job.entry = self, entry
+        shape = job.request.shape if self._by_shape else None
+        bucket = self._buckets.get(shape)
+        if bucket is None:
+            self._buckets[shape] = [entry]
+        elif entry > bucket[-1]:
+            bucket.append(entry)
+        else:
+            insort(bucket, entry)
+        self._length += 1
+
+    def remove(self, job: JobView) -> None:
+        """(For the books.)"""
+        assert job.entry is not None
+        assert job.queue is self
+        shape = job.request.shape if self._by_shape else None
+        bucket = self._buckets[shape]
+        if len(bucket) == 1:
+            del self._buckets[shape]
+        else:
+            del bucket[bisect_left(bucket, job.entry)]
+        job.queue = None
+        self._length -= 1
+
+
+def first(*queues: Queue, without: Collection[object] = ()) -> JobView | None:
+    """The best of several queues."""
+    found: JobView | None = None
+    for queue in queues:
+        job = queue.best(without)
+        if job is not None and (found is None or _entry(job) < _entry(found)):
+            found = job
+    return found
+
+
+def _entry(job: JobView) -> tuple[Key, int, JobView]:
+    assert job.entry is not None
+    return job.entry
+
+
+class VcView:
+    """One virtual cluster: what it is guaranteed, what it uses, and its jobs."""
+
+    def __init__(self, name: str, *, weight: float, rate: Callable[[JobRequest, Counts], float]) -> None:
+        self.name = name
+        self.weight = weight
+        self.now = 0.0
+        self.capacity: Counts = {}
+        """The devices that it is guaranteed and that are there, by type."""
+        self.used: dict[str, int] = {}
+        """Of these: how many its jobs hold."""
+        self.borrowed: dict[str, int] = {}
+        """How many its jobs hold besides."""
+        self.lendable: Counts = {}
+        """Devices of the whole cluster that nobody uses now, by type; empty where nothing is lent."""
+        self.jobs: dict[JobId, JobView] = {}
+        """All of them, in the order in which they were submitted."""
+        self.waiting = Queue()
+        self.borrowing = Queue()
+        self.holding = Queue(by_shape=False)
+        self._rate = rate
+
+    def free(self, type_: str) -> int:
+        """Devices of its guarantee that its jobs do not hold."""
+        return self.capacity.get(type_, 0) - self.used.get(type_, 0)
+
+    def frees(self) -> dict[str, int]:
+        """All that is free, by type."""
+        return {type_: self.free(type_) for type_ in self.capacity}
+
+    def next(self, without: Collection[object] = ()) -> JobView | None:
+        """The first job that holds none of the guarantee, waiting or borrowing, not looking at these shapes."""
+        return first(self.waiting, self.borrowing, without=without)
+
+    def types_for(self, request: JobRequest) -> tuple[str, ...]:
+        """Device types that the job may use here, best first."""
+        return request.types or tuple(self.capacity)
+
+    def rate(self, job: JobView, counts: Counts) -> float:
+        """Expected units of work per second on so many devices."""
+        return self._rate(job.request, counts)
+
+
+Jobs = Mapping[JobId, JobView]

@@ -1,0 +1,290 @@
+"""A cluster that exists in numbers: a heap of what will happen, and a clock that jumps from one to the next.
+
+It knows what a scheduler does not: how long jobs take, when nodes fail, how serving load will change. Jobs arrive
+from an iterator, finished ones are handed to a recorder and forgotten, so memory follows what is active, not the
+length of the trace. Ties are broken by a counter: the same input gives the same run, to the bit.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import count
+from typing import Protocol
+
+from gyrostat.core.clock import VirtualClock
+from gyrostat.core.devices import Devices, Fleet
+from gyrostat.core.errors import UsageError
+from gyrostat.core.plan import Plan, Preempt, Resize, Start
+from gyrostat.core.request import JobId
+from gyrostat.sched.port import Change, Finished, NodeLost, Progressed, Snapshot, Submitted
+from gyrostat.sched.throughput import AnalyticScaling, Throughput
+from gyrostat.sim.job import TraceJob
+
+
+@dataclass(frozen=True, kw_only=True)
+class Costs:
+    """What happens besides training. All in seconds; nothing by default."""
+
+    start: float = 0.0
+    """From getting devices to the first step: images, imports, loading the last checkpoint."""
+    rescale: float = 0.0
+    """For which a job stands still when its devices change."""
+    checkpoint_every: float = 0.0
+    """A job whose node fails falls back to its last checkpoint, at most so long ago. 0: it loses nothing."""
+    spread: float = 0.0
+    """Affinity: a job on more nodes than it needs runs slower by this share per such node (0.1: a tenth), to a quarter
+    at most.
+    """
+    sharing: float = 0.5
+    """Of its speed that a job keeps on a device that it shares with another one."""
+
+
+class Recorder(Protocol):
+    """Told what became of jobs; `sim.records` writes it down."""
+
+    def changed(self, now: float, job: ActiveJob, before: Devices, after: Devices, kind: str) -> None: ...
+
+    def finished_job(self, now: float, job: ActiveJob) -> None: ...
+
+
+class ActiveJob:
+    """A job that has arrived and not finished."""
+
+    __slots__ = (
+        "borrowed",
+        "devices",
+        "first_start",
+        "held_since",
+        "job",
+        "left",
+        "migrations",
+        "preemptions",
+        "ran",
+        "rate",
+        "service",
+        "since",
+        "starts",
+        "version",
+    )  # fmt: skip
+
+    def __init__(self, job: TraceJob, work: float) -> None:
+        self.job = job
+        self.devices: Devices = ()
+        self.borrowed = False
+        self.left = work
+        """Units of work."""
+        self.rate = 0.0
+        self.since = job.request.submitted
+        """When it last began to make progress at this rate; later than now while it starts."""
+        self.held_since = self.since
+        """When its devices last changed."""
+        self.version = 0
+        """Of its finishing event: an outdated one is ignored."""
+        self.first_start: float | None = None
+        self.ran = 0.0
+        """Seconds with devices; the rest of its life it waited."""
+        self.service = 0.0
+        self.starts = 0
+        self.preemptions = 0
+        self.migrations = 0
+
+
+class SimCluster:
+    """The simulator's `Cluster`."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        jobs: Iterable[TraceJob],
+        *,
+        recorder: Recorder,
+        throughput: Throughput | None = None,
+        costs: Costs | None = None,
+        happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+        horizon: float | None = None,
+    ) -> None:
+        """`happenings`: streams of what else changes (nodes, serving load), each in order of time; they may be endless."""
+        self.fleet = fleet
+        self.clock = VirtualClock()
+        self.active: dict[JobId, ActiveJob] = {}
+        self.events = 0
+        """How many things have happened."""
+        self._throughput = AnalyticScaling() if throughput is None else throughput
+        self._costs = Costs() if costs is None else costs
+        self._recorder = recorder
+        self._horizon = horizon
+        self._counter = count()
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._finishing: list[tuple[float, int, ActiveJob, int]] = []
+        self._changes: list[Change] = []
+        self._jobs = iter(jobs)
+        self._next_job = next(self._jobs, None)
+        self._streams = [iter(stream) for stream in happenings]
+        for stream in self._streams:
+            self._schedule(stream)
+        if self._next_job is not None:
+            self.clock.advance(self._next_job.request.submitted)
+        self._happen()
+
+    # The port.
+
+    def observe(self) -> Snapshot:
+        changes = tuple(self._changes)
+        self._changes.clear()
+        return Snapshot(self.clock.now(), changes, closed=self._next_time() is None)
+
+    def apply(self, plan: Plan) -> None:
+        now = self.clock.now()
+        for action in plan.actions:
+            job = self.active[action.job]
+            before = job.devices
+            match action:
+                case Start(_, devices, _, borrowed):
+                    job.starts += 1
+                    if job.first_start is None:
+                        job.first_start = now
+                    self._run(job, devices, pause=self._costs.start)
+                    kind = "start"
+                case Resize(_, _, devices, _, borrowed):
+                    same = devices == before
+                    job.migrations += action.migrates
+                    if not same:
+                        self._run(job, devices, pause=self._costs.rescale)
+                    kind = "resize"
+                case Preempt():
+                    borrowed = ()
+                    job.preemptions += 1
+                    self._run(job, (), pause=0.0)
+                    kind = "preempt"
+            job.borrowed = bool(borrowed)
+            self._recorder.changed(now, job, before, job.devices, kind)
+
+    def wait(self, until: float | None) -> None:
+        upcoming = self._next_time()
+        if until is not None and (upcoming is None or until < upcoming):
+            self.clock.advance(until)
+            return
+        if upcoming is not None:
+            self.clock.advance(upcoming)
+            self._happen()
+
+    # What happens by itself.
+
+    def _next_time(self) -> float | None:
+        """When the next thing happens; None if nothing will that matters to a job."""
+        self._forget_outdated()
+        times = [heap[0][0] for heap in (self._finishing, self._heap) if heap]
+        if self._next_job is not None:
+            times.append(self._next_job.request.submitted)
+        elif not self.active:
+            return None
+        upcoming = min(times, default=None)
+        return (
+            None if upcoming is None or (self._horizon is not None and upcoming > self._horizon) else upcoming
+        )
+
+    def _forget_outdated(self) -> None:
+        finishing = self._finishing
+        while finishing and finishing[0][3] != finishing[0][2].version:
+            heapq.heappop(finishing)
+
+    def _happen(self) -> None:
+        """All that is due by now; what happens at one instant shares a tick."""
+        now = self.clock.now()
+        while self._finishing and self._finishing[0][0] <= now:
+            _, _, job, version = heapq.heappop(self._finishing)
+            if version == job.version:
+                self._finish(job)
+        while self._heap and self._heap[0][0] <= now:
+            self.events += 1
+            heapq.heappop(self._heap)[2]()
+        while self._next_job is not None and self._next_job.request.submitted <= now:
+            self._arrive(self._next_job)
+            following = next(self._jobs, None)
+            if following is not None and following.request.submitted < self._next_job.request.submitted:
+                raise UsageError(
+                    f"jobs must come in order of submission; {following.request.id} comes after "
+                    f"{self._next_job.request.id}"
+                )
+            self._next_job = following
+
+    def _schedule(self, stream: Iterator[tuple[float, Change]]) -> None:
+        following = next(stream, None)
+        if following is None:
+            return
+        at, change = following
+
+        def happen() -> None:
+            self._changes.append(change)
+            if isinstance(change, NodeLost):
+                self._lose(change.node)
+            self._schedule(stream)
+
+        heapq.heappush(self._heap, (at, next(self._counter), happen))
+
+    def _arrive(self, job: TraceJob) -> None:
+        self.events += 1
+        reference = {self._reference(job): job.request.devices}
+        work = job.duration * self._throughput.rate(job.request, reference)
+        self.active[job.request.id] = ActiveJob(job, work)
+        self._changes.append(Submitted(job.request))
+
+    def _reference(self, job: TraceJob) -> str:
+        return job.request.types[0] if job.request.types else self.fleet.nodes[0].type
+
+    def _finish(self, job: ActiveJob) -> None:
+        self.events += 1
+        before = job.devices
+        self._run(job, (), pause=0.0)
+        now = self.clock.now()
+        self._recorder.changed(now, job, before, (), "finish")
+        self._recorder.finished_job(now, job)
+        del self.active[job.job.request.id]
+        self._changes.append(Finished(job.job.request.id))
+
+    def _lose(self, node: str) -> None:
+        """Jobs on it fall back to their last checkpoint; the scheduler takes their devices."""
+        devices = set(self.fleet.nodes[self.fleet.position[node]].devices)
+        every = self._costs.checkpoint_every
+        if not every:
+            return
+        for job in self.active.values():
+            if devices.intersection(job.devices):
+                ran = max(0.0, self.clock.now() - job.since)
+                job.left += job.rate * min(ran, every)
+
+    # What a job does with its devices.
+
+    def _run(self, job: ActiveJob, devices: Devices, *, pause: float) -> None:
+        """From now on with these, after a pause."""
+        now = self.clock.now()
+        if job.devices:
+            job.left = max(0.0, job.left - job.rate * max(0.0, now - job.since))
+            job.ran += now - job.held_since
+            job.service += (now - job.held_since) * len(job.devices)
+        job.held_since = now
+        job.devices = devices
+        job.version += 1
+        if not devices:
+            job.rate = 0.0
+            job.since = now
+            return
+        job.rate = self._rate(job)
+        job.since = now + pause
+        if job.rate > 0:
+            finish = job.since + job.left / job.rate
+            heapq.heappush(self._finishing, (finish, next(self._counter), job, job.version))
+        if job.job.request.work is not None:
+            done = job.job.request.work - job.left
+            self._changes.append(Progressed(job.job.request.id, done, job.rate))
+
+    def _rate(self, job: ActiveJob) -> float:
+        request = job.job.request
+        rate = self._throughput.rate(request, self.fleet.count(job.devices))
+        if self._costs.spread:
+            size = max(node.count for node in self.fleet.nodes)
+            extra = self.fleet.spread(job.devices) - -(-len(job.devices) // size)
+            rate *= max(0.25, 1.0 - self._costs.spread * extra)
+        return rate

@@ -1,0 +1,152 @@
+"""What a simulation leaves behind: one row per finished job in compact columns, and curves over time.
+
+Curves are averages over equal stretches of time, at most `POINTS` of them: when they run out, neighbours are merged.
+So a curve of minutes and one of months take the same memory.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from gyrostat.core.devices import Devices, Fleet
+from gyrostat.sim.cluster import ActiveJob
+
+POINTS = 1024
+
+
+class Curve:
+    """The average of a step function over time."""
+
+    def __init__(self, began: float, value: float = 0.0) -> None:
+        self._began = began
+        self._width = 60.0
+        self._sums = [0.0]
+        self._at = began
+        self._value = value
+        self.integral = 0.0
+
+    def set(self, now: float, value: float) -> None:
+        self.advance(now)
+        self._value = value
+
+    def add(self, now: float, difference: float) -> None:
+        self.advance(now)
+        self._value += difference
+
+    @property
+    def value(self) -> float:
+        return self._value
+
+    def advance(self, now: float) -> None:
+        """The value has held until now."""
+        if now <= self._at:
+            return
+        value = self._value
+        self.integral += value * (now - self._at)
+        while True:
+            index = len(self._sums) - 1
+            end = self._began + self._width * (index + 1)
+            if now < end:
+                self._sums[index] += value * (now - self._at)
+                self._at = now
+                return
+            self._sums[index] += value * (end - self._at)
+            self._at = end
+            self._sums.append(0.0)
+            if len(self._sums) > POINTS:
+                self._sums = [sum(self._sums[i : i + 2]) for i in range(0, len(self._sums), 2)]
+                self._width *= 2
+
+    def points(self) -> list[tuple[float, float]]:
+        """Time at the middle of each stretch, and the average over it."""
+        points = []
+        for index, total in enumerate(self._sums):
+            start = self._began + index * self._width
+            length = min(self._width, self._at - start)
+            if length > 0:
+                points.append((start + length / 2, total / length))
+        return points
+
+
+class Records:
+    """The recorder of a simulation."""
+
+    def __init__(self, fleet: Fleet, began: float) -> None:
+        self.fleet = fleet
+        self.began = began
+        self.ended = began
+        self.ids: list[str] = []
+        self.vcs: list[str] = []
+        self._vc_numbers: dict[str, int] = {}
+        self.vc = array("H")
+        """By job, in the order in which they finished; so are the other columns."""
+        self.submitted, self.started, self.finished = array("d"), array("d"), array("d")
+        self.waited, self.service = array("d"), array("d")
+        self.devices, self.preemptions, self.migrations = array("L"), array("L"), array("L")
+        self.busy = Curve(began)
+        """Devices in use."""
+        self.lent = Curve(began)
+        """Of these: borrowed."""
+        self.broken = Curve(began)
+        """Nodes that cannot give all their devices to one guaranteed job, since another has some of them."""
+        self.preempted_devices = 0
+        self._guaranteed = [0] * len(fleet.nodes)
+        self._was_borrowed: dict[str, bool] = {}
+
+    def changed(self, now: float, job: ActiveJob, before: Devices, after: Devices, kind: str) -> None:
+        id_ = job.job.request.id
+        was = self._was_borrowed.get(id_, False)
+        self.busy.add(now, len(after) - len(before))
+        if was or job.borrowed:
+            self.lent.add(now, len(after) * job.borrowed - len(before) * was)
+        if after and job.borrowed:
+            self._was_borrowed[id_] = True
+        else:
+            self._was_borrowed.pop(id_, None)
+        if kind == "preempt":
+            self.preempted_devices += len(before)
+        broken = 0
+        node_of, guaranteed = self.fleet.node_of, self._guaranteed
+        if before and not was:
+            for device in before:
+                node = node_of[device]
+                guaranteed[node] -= 1
+                broken -= not guaranteed[node]
+        if after and not job.borrowed:
+            for device in after:
+                node = node_of[device]
+                broken += not guaranteed[node]
+                guaranteed[node] += 1
+        if broken:
+            self.broken.add(now, broken)
+
+    def finished_job(self, now: float, job: ActiveJob) -> None:
+        request = job.job.request
+        self.ids.append(request.id)
+        number = self._vc_numbers.get(request.vc)
+        if number is None:
+            number = self._vc_numbers[request.vc] = len(self.vcs)
+            self.vcs.append(request.vc)
+        self.vc.append(number)
+        self.submitted.append(request.submitted)
+        self.started.append(now if job.first_start is None else job.first_start)
+        self.finished.append(now)
+        self.waited.append(now - request.submitted - job.ran)
+        self.service.append(job.service)
+        self.devices.append(request.devices)
+        self.preemptions.append(job.preemptions)
+        self.migrations.append(job.migrations)
+        self.ended = now
+
+    def close(self, now: float) -> None:
+        for curve in (self.busy, self.lent, self.broken):
+            curve.advance(now)
+
+    def of_vc(self, name: str) -> Sequence[int]:
+        """Rows of one VC's jobs."""
+        number = self._vc_numbers.get(name)
+        return [row for row, vc in enumerate(self.vc) if vc == number]
+
+    def __len__(self) -> int:
+        return len(self.vc)

@@ -1,0 +1,73 @@
+"""One simulation: a fleet, VCs with their policies, a placer and jobs in; records out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from gyrostat.core.devices import Fleet
+from gyrostat.core.plan import Plan
+from gyrostat.sched import loop
+from gyrostat.sched.books import Books, Vc
+from gyrostat.sched.placers.base import Placer
+from gyrostat.sched.port import Change, Snapshot
+from gyrostat.sched.throughput import Throughput
+from gyrostat.sim.cluster import Costs, SimCluster
+from gyrostat.sim.job import TraceJob
+from gyrostat.sim.records import Records
+
+
+@dataclass(frozen=True)
+class Result:
+    """What happened."""
+
+    records: Records
+    events: int
+    """Arrivals, completions and other happenings."""
+    ticks: int
+    unfinished: tuple[str, ...]
+    """Jobs that were left waiting or running: too large for what they may use, or cut off by the horizon."""
+
+
+def simulate(
+    fleet: Fleet,
+    vcs: Sequence[Vc],
+    placer: Placer,
+    jobs: Iterable[TraceJob],
+    *,
+    throughput: Throughput | None = None,
+    costs: Costs | None = None,
+    happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+    horizon: float | None = None,
+    watchers: tuple[loop.Watcher, ...] = (),
+    progress: Callable[[int], None] | None = None,
+) -> Result:
+    """`progress` is told how many jobs have finished, now and then."""
+    arriving = iter(jobs)
+    first = next(arriving, None)
+    began = 0.0 if first is None else first.request.submitted
+    records = Records(fleet, began)
+    cluster = SimCluster(
+        fleet,
+        arriving if first is None else chain([first], arriving),
+        recorder=records,
+        throughput=throughput,
+        costs=costs,
+        happenings=happenings,
+        horizon=horizon,
+    )
+    ticks = 0
+
+    def watch(snapshot: Snapshot, plan: Plan) -> None:
+        nonlocal ticks
+        ticks += 1
+        if progress is not None and ticks % 4096 == 0:
+            progress(len(records))
+
+    books = Books(fleet, vcs, placer, throughput)
+    loop.run(cluster, books, watchers=(watch, *watchers))
+    records.close(cluster.clock.now())
+    if progress is not None:
+        progress(len(records))
+    return Result(records, cluster.events, ticks, tuple(cluster.active))

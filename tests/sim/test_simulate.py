@@ -1,0 +1,40 @@
+"""Whole simulations, small enough to be worked out by hand."""
+
+from __future__ import annotations
+
+from gyrostat.core.devices import Fleet
+from gyrostat.sched.books import Vc
+from gyrostat.sched.placers.nodes import NodePlacer
+from gyrostat.sched.policies import find_policy
+from gyrostat.sim.job import TraceJob
+from gyrostat.sim.simulate import Result, simulate
+from tests.sched.little_cluster import request
+
+
+def run(fleet: str, policy: str, *jobs: TraceJob) -> Result:
+    nodes = Fleet.parse(fleet)
+    return simulate(nodes, [Vc(name="all", policy=find_policy(policy))], NodePlacer(nodes), jobs)
+
+
+def test_fifo_by_hand() -> None:
+    """Four devices: a and b share them, c waits for both, d waits behind c."""
+    result = run(
+        "gpu:1x4",
+        "fifo",
+        TraceJob(request("a", 2, at=0.0), 10.0),
+        TraceJob(request("b", 2, at=1.0), 20.0),
+        TraceJob(request("c", 4, at=2.0), 5.0),
+        TraceJob(request("d", 1, at=3.0), 1.0),
+    )
+    records = result.records
+    assert records.ids == ["a", "b", "c", "d"]
+    assert list(records.started) == [0.0, 1.0, 21.0, 26.0]
+    assert list(records.finished) == [10.0, 21.0, 26.0, 27.0]
+    assert list(records.waited) == [0.0, 0.0, 19.0, 23.0]
+    assert records.busy.integral == 2 * 10 + 2 * 20 + 4 * 5 + 1
+    assert (result.events, result.unfinished) == (8, ())
+
+
+def test_a_job_that_is_too_large_is_left_over() -> None:
+    result = run("gpu:1x4", "fifo", TraceJob(request("a", 5), 10.0))
+    assert (len(result.records), result.unfinished) == (0, ("a",))
