@@ -1,0 +1,591 @@
+"""The cluster's state, and every change to it: deterministic, in memory, without I/O.
+
+A guaranteed request is served in three steps:
+
+1. Plan: find room in the tenant's own cells. Only the tenant's own jobs matter, so the answer is that of a private cluster.
+2. Bind: those of its cells that have no physical cell yet get one by buddy allocation, which never fails (HiveD, Theorem 1).
+   If only bad hardware is left the tenant is shown it: its cells then have fewer devices, and the plan is made anew.
+3. Commit: jobs that are in the way go, opportunistic ones wherever they are, lower priorities of the same tenant.
+
+Opportunistic requests look at physical cells only, and at those first that are farthest from bound ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from gyrostat.core.errors import UsageError
+from gyrostat.sched.cells.fairness import fair_shares
+from gyrostat.sched.cells.forest import Cell, Forest, Room
+from gyrostat.sched.cells.physical import Pool
+from gyrostat.sched.cells.request import (
+    OPPORTUNISTIC,
+    Affinity,
+    CellRequest,
+    Grant,
+    Piece,
+    PodGrant,
+    Refusal,
+)
+from gyrostat.sched.cells.shortfall import Shortfall, divide, gaps
+from gyrostat.sched.cells.spec import CellSpec
+from gyrostat.sched.cells.virtual import Group
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A virtual cluster: its cells by hierarchy, smallest first, and its pinned ones by name."""
+
+    name: str
+    weight: float
+    groups: dict[str, list[Group]] = field(default_factory=dict)
+    pinned: dict[str, Group] = field(default_factory=dict)
+
+    def group(self, pool: Pool, root: int, pinned: str | None) -> Group | None:
+        if pinned is not None:
+            return self.pinned.get(pinned)
+        return next((g for g in self.groups.get(pool.hierarchy.name, ()) if g.root == root), None)
+
+    def all_groups(self) -> Iterable[Group]:
+        for groups in self.groups.values():
+            yield from groups
+        yield from self.pinned.values()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a virtual cluster has of one cell type, and how much of it is in use."""
+
+    vc: str
+    cell_type: str
+    level: int
+    pinned: str | None
+    cells: int
+    bound: int
+    devices: int
+    free_devices: int
+    bad_devices: int
+    """Bad devices in its bound cells that it has been shown."""
+
+
+@dataclass(frozen=True)
+class HealthChange:
+    """What a change of health means to others."""
+
+    devices: tuple[str, ...]
+    """Those that changed."""
+    jobs: tuple[str, ...]
+    """Jobs that run on them."""
+    virtual_clusters: tuple[str, ...]
+    """Tenants in whose bound cells they are."""
+
+
+class _Placed(NamedTuple):
+    """A piece of a plan: whose cells, and which virtual cell."""
+
+    group: Group
+    level: int
+    at: int
+
+
+class _Pod(NamedTuple):
+    number: int
+    devices: int
+    level: int
+
+
+class _TooLittle(NamedTuple):
+    """Why there is no plan: the first pod that had no room, and how many like it."""
+
+    pod: _Pod
+    short: int
+
+
+class CellCluster:
+    """All cells of a cluster, and who has them."""
+
+    def __init__(self, spec: CellSpec) -> None:
+        """`spec` must be sound, as those of `spec.load` are."""
+        self.spec = spec
+        self.pools = {h.name: Pool(h, spec.layouts[h.name]) for h in spec.hierarchies}
+        self.tenants: dict[str, Tenant] = {}
+        self.jobs: dict[str, Grant] = {}
+        self.outside: set[str] = set()
+        """Jobs on devices that a reconfiguration has taken out of the cluster."""
+        for vc in spec.virtual_clusters:
+            tenant = self.tenants[vc.name] = Tenant(vc.name, vc.weight)
+            for pin in vc.pinned:
+                pool = self.pools[pin.hierarchy]
+                index = pool.layout.locate(pool.hierarchy, pin.level, pin.at)
+                assert index is not None
+                group = Group(vc.name, pool, pin.level, 1, pin.name)
+                group.bind_root(0, index)
+                tenant.pinned[pin.name] = group
+            for cells in sorted(vc.cells, key=lambda cells: cells.level):
+                pool = self.pools[cells.hierarchy]
+                pool.needed[cells.level] += cells.count
+                group = Group(vc.name, pool, cells.level, cells.count)
+                tenant.groups.setdefault(cells.hierarchy, []).append(group)
+
+    # Requests -----------------------------------------------------------------------------------------------------
+
+    def allocate(self, request: CellRequest) -> Grant | Refusal:
+        """Devices for all pods, or a reason why not. Those it preempts have lost theirs when this returns."""
+        if request.job in self.jobs:
+            raise UsageError(f"job {request.job} has devices already; release them first")
+        tenant = self.tenants.get(request.vc)
+        if tenant is None:
+            raise UsageError(
+                f"there is no virtual cluster {request.vc!r}; there are {', '.join(self.tenants)}"
+            )
+        pools = self._pools(request, tenant)
+        refusal: Refusal | None = None
+        for pool in pools:
+            pods = self._pods(request, pool)
+            if isinstance(pods, Refusal):
+                refusal = refusal or pods
+                continue
+            if request.priority == OPPORTUNISTIC:
+                result = self._lend(request, pool, pods)
+            else:
+                result = self._guarantee(request, tenant, pool, pods)
+            if isinstance(result, Grant):
+                self.jobs[request.job] = result
+                return result
+            refusal = refusal or result
+        return refusal or Refusal(request.job, f"{request.vc} has no {request.device_type or ''} cells")
+
+    def release(self, job: str) -> None:
+        """The job's devices are free again."""
+        if job in self.outside:
+            self.outside.discard(job)
+            return
+        if job not in self.jobs:
+            raise UsageError(f"job {job} has no devices; known are {len(self.jobs)} jobs")
+        self._remove(job)
+
+    def _pools(self, request: CellRequest, tenant: Tenant) -> Sequence[Pool]:
+        if request.pinned is not None:
+            group = tenant.pinned.get(request.pinned)
+            if group is None:
+                known = ", ".join(tenant.pinned) or "none"
+                raise UsageError(f"{tenant.name} has no pinned cell {request.pinned!r}; it has {known}")
+            return [group.pool]
+        names = self.pools if request.priority == OPPORTUNISTIC else tenant.groups
+        pools = [self.pools[name] for name in names]
+        if request.device_type is None:
+            return pools
+        if all(pool.hierarchy.device_type != request.device_type for pool in self.pools.values()):
+            known = ", ".join(dict.fromkeys(pool.hierarchy.device_type for pool in self.pools.values()))
+            raise UsageError(f"there is no device type {request.device_type!r}; there are {known}")
+        return [pool for pool in pools if pool.hierarchy.device_type == request.device_type]
+
+    def _pods(self, request: CellRequest, pool: Pool) -> list[_Pod] | Refusal:
+        """Single pods, largest first, with the level that each is to lie in."""
+        hierarchy = pool.hierarchy
+        pods: list[_Pod] = []
+        for group in request.pods:
+            if request.level is not None:
+                if request.level not in hierarchy.types:
+                    known = ", ".join(hierarchy.types)
+                    return Refusal(
+                        request.job, f"{hierarchy.name} has no cells {request.level!r}; it has {known}"
+                    )
+                level = hierarchy.types.index(request.level)
+            else:
+                level = 0
+            while level < pool.top and pool.sizes[level] < group.devices and request.level is None:
+                level += 1
+            if pool.sizes[level] < group.devices and request.affinity is Affinity.HARD:
+                kind = hierarchy.types[level]
+                return Refusal(
+                    request.job,
+                    f"a pod of {group.devices} devices does not fit into a {kind} of {pool.sizes[level]}",
+                    kind,
+                    group.count,
+                )
+            pods += [_Pod(0, group.devices, level)] * group.count
+        if len(pods) == 1:
+            return pods
+        pods = [pod._replace(number=number) for number, pod in enumerate(pods)]
+        pods.sort(key=lambda pod: (-pod.level, -pod.devices, pod.number))
+        return pods
+
+    # Guaranteed jobs ----------------------------------------------------------------------------------------------
+
+    def _guarantee(
+        self, request: CellRequest, tenant: Tenant, pool: Pool, pods: list[_Pod]
+    ) -> Grant | Refusal:
+        pinned = request.pinned
+        groups = tenant.groups[pool.hierarchy.name] if pinned is None else [tenant.pinned[pinned]]
+        bound: list[tuple[Group, int]] = []
+        while True:
+            plan = self._plan(request, groups, pods)
+            if isinstance(plan, _TooLittle):
+                _unbind_unused(bound)
+                return self._too_little(request, pool, groups, plan)
+            if not _bind_roots(plan, bound):
+                break
+        preempted = self._commit(request, plan)
+        _unbind_unused(bound)
+        return self._grant(request, pool, pods, plan, preempted)
+
+    def _plan(
+        self, request: CellRequest, groups: list[Group], pods: list[_Pod]
+    ) -> list[list[_Placed]] | _TooLittle:
+        """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
+        seen: set[int] = {0, request.priority}
+        for group in groups:
+            seen.update(priority for priority in group.views if priority < request.priority)
+        failed: _TooLittle | None = None
+        for priority in sorted(seen):
+            plan = _plan_seen_by(priority, request, groups, pods)
+            if not isinstance(plan, _TooLittle):
+                return plan
+            failed = plan
+        assert failed is not None
+        return failed
+
+    def _commit(self, request: CellRequest, plan: list[list[_Placed]]) -> tuple[str, ...]:
+        pieces = [piece for pod in plan for piece in pod]
+        lower: dict[str, None] = {}
+        for group, level, index in pieces:
+            # Counted before anyone goes, so that no cell of the plan is unbound in between.
+            group.users[index // (group.sizes[-1] // group.sizes[level])] += 1
+            if len(group.views) > 1 and not group.views[0].is_free(level, index):
+                lower.update(dict.fromkeys(group.holders_in(level, index)))
+        for job in lower:
+            self._remove(job)
+        borrowers: dict[str, None] = {}
+        for group, level, index in pieces:
+            group.hold(level, index, request.job, request.priority)
+            physical = group.bind(level, index)
+            if group.pool.low[level][physical]:
+                for job in group.pool.borrowers(level, physical):
+                    borrowers[job] = None
+                    self._remove(job)
+            group.pool.use(level, physical, request.job)
+        return (*borrowers, *lower)
+
+    def _grant(
+        self,
+        request: CellRequest,
+        pool: Pool,
+        pods: list[_Pod],
+        plan: list[list[_Placed]],
+        preempted: tuple[str, ...],
+    ) -> Grant:
+        grants: list[tuple[int, PodGrant]] = []
+        for pod, placed in zip(pods, plan, strict=True):
+            pieces = tuple(
+                Piece(level, group.physical[level][index], group.root, index)
+                for group, level, index in placed
+            )
+            grants.append((pod.number, PodGrant(pool, request.vc, request.pinned, pieces, pod.level + 1)))
+        return _granted(request, pool, grants, preempted)
+
+    def _too_little(
+        self, request: CellRequest, pool: Pool, groups: list[Group], failed: _TooLittle
+    ) -> Refusal:
+        kind = pool.hierarchy.types[failed.pod.level]
+        whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
+        bad = sum(
+            group.pool.bad[group.root][index]
+            for group in groups
+            for index in group.physical[-1]
+            if index >= 0
+        )
+        devices = f"{failed.pod.devices} free device{'s' * (failed.pod.devices > 1)}"
+        where = f"a {kind} with {devices}" if request.affinity is Affinity.HARD else devices
+        return Refusal(
+            request.job,
+            f"{whose} is {failed.short} short of {where}"
+            + (f"; {bad} of its devices are bad" if bad else ""),
+            kind,
+            failed.short,
+        )
+
+    # Opportunistic jobs -------------------------------------------------------------------------------------------
+
+    def _lend(self, request: CellRequest, pool: Pool, pods: list[_Pod]) -> Grant | Refusal:
+        if request.pinned is not None:
+            raise UsageError(f"job {request.job}: opportunistic jobs cannot ask for a pinned cell")
+        grants: list[tuple[int, PodGrant]] = []
+        lent: list[Cell] = []
+        for place, pod in enumerate(pods):
+            pieces = self._idle_pieces(request, pool, pod)
+            if pieces is None:
+                for cell in reversed(lent):
+                    pool.take_back(*cell)
+                kind = pool.hierarchy.types[pod.level]
+                short = sum(1 for other in pods[place:] if other.devices == pod.devices)
+                reason = f"the cluster is {short} short of an idle {kind} with {pod.devices} devices"
+                return Refusal(request.job, reason, kind, short)
+            for cell in pieces:
+                pool.lend(*cell, request.job)
+                lent.append(cell)
+            taken = tuple(Piece(level, index, None, -1) for level, index in pieces)
+            grants.append((pod.number, PodGrant(pool, request.vc, None, taken, pod.level + 1)))
+        return _granted(request, pool, grants, ())
+
+    def _idle_pieces(self, request: CellRequest, pool: Pool, pod: _Pod) -> list[Cell] | None:
+        if pod.devices > pool.idle.left:
+            return None
+        soft = request.affinity is Affinity.SOFT
+        for level in range(pod.level, pool.top + 1 if soft else pod.level + 1):
+            if pod.devices <= pool.sizes[level]:
+                pieces = pool.far_away(level, pod.devices)
+                if pieces is not None:
+                    return pieces
+        return pool.anywhere(pod.devices) if soft else None
+
+    # Going --------------------------------------------------------------------------------------------------------
+
+    def _remove(self, job: str) -> None:
+        grant = self.jobs.pop(job)
+        tenant = self.tenants.get(grant.vc)
+        for pod in grant.pods:
+            pool = pod.pool
+            for level, physical, root, index in pod.pieces:
+                if root is None:
+                    pool.take_back(level, physical)
+                    continue
+                group = tenant.group(pool, root, pod.pinned) if tenant else None
+                assert group is not None
+                drop_piece(group, level, index, physical)
+
+    # Health -------------------------------------------------------------------------------------------------------
+
+    def set_health(self, name: str, healthy: bool) -> HealthChange:
+        """A machine, or a device (`node/0`), has broken or is well again. Jobs on it are told about, not ended."""
+        pool, devices = self._devices_named(name)
+        changed = [device for device in devices if (device in pool.bad_devices) == healthy]
+        jobs: dict[str, None] = {}
+        owners: dict[str, None] = {}
+        for device in changed:
+            user = pool.user_of(device)
+            if user is not None:
+                jobs[user] = None
+            owner = _owner(pool, device)
+            if owner is not None:
+                owners[owner[0].vc] = None
+            if healthy:
+                if owner is not None:
+                    owner[0].show_mended(device)
+                pool.mend_device(device)
+            else:
+                pool.break_device(device)
+                if owner is not None:
+                    self._show_broken(pool, device, user, *owner)
+        return HealthChange(tuple(map(pool.device_name, changed)), tuple(jobs), tuple(owners))
+
+    def _show_broken(self, pool: Pool, device: int, user: str | None, group: Group, root: int) -> None:
+        grant = None if user is None else self.jobs[user]
+        if grant is None or grant.priority == OPPORTUNISTIC:
+            group.carve(device, root)
+            return
+        level, physical, _, index = next(
+            piece
+            for pod in grant.pods
+            for piece in pod.pieces
+            if pod.pool is pool and device // pool.sizes[piece.level] == piece.at
+        )
+        size = pool.sizes[level]
+        group.spoil(device, index * size + device - physical * size, grant.priority)
+
+    def _devices_named(self, name: str) -> tuple[Pool, Sequence[int]]:
+        for pool in self.pools.values():
+            level = 0 if "/" in name else pool.hierarchy.node_level
+            index = pool.layout.locate(pool.hierarchy, level, name)
+            if index is not None:
+                size = pool.sizes[level]
+                return pool, range(index * size, (index + 1) * size)
+        raise UsageError(
+            f"there is no machine or device {name!r} in the cluster; devices are named NODE/NUMBER"
+        )
+
+    # Questions ----------------------------------------------------------------------------------------------------
+
+    def usage(self) -> list[Usage]:
+        """What every virtual cluster has, and how much of it is in use."""
+        return [
+            Usage(
+                vc=tenant.name,
+                cell_type=group.pool.hierarchy.types[group.root],
+                level=group.root + 1,
+                pinned=group.pinned,
+                cells=group.count,
+                bound=group.bound,
+                devices=group.count * group.sizes[-1],
+                free_devices=group.views[0].left,
+                bad_devices=sum(
+                    group.pool.bad[group.root][index] for index in group.physical[-1] if index >= 0
+                ),
+            )
+            for tenant in self.tenants.values()
+            for group in tenant.all_groups()
+        ]
+
+    def shortfall(self) -> list[Shortfall]:
+        """Which tenants could not have all of their cells now on healthy devices. Empty while every legal request succeeds."""
+        found = []
+        for pool in self.pools.values():
+            for level, gap in enumerate(gaps(pool.free, pool.needed, pool.splits)):
+                if gap >= 0:
+                    continue
+                needs = {
+                    tenant.name: group.count - group.bound
+                    for tenant in self.tenants.values()
+                    for group in tenant.groups.get(pool.hierarchy.name, ())
+                    if group.root == level
+                }
+                for vc, short in divide(-gap, needs).items():
+                    found.append(Shortfall(vc, pool.hierarchy.types[level], level + 1, short))
+        return found
+
+    def opportunistic_use(self, device_type: str) -> dict[str, int]:
+        """Devices of a type that each tenant's opportunistic jobs have."""
+        use = dict.fromkeys(self.tenants, 0)
+        for grant in self.jobs.values():
+            if grant.priority == OPPORTUNISTIC and grant.device_type == device_type:
+                use[grant.vc] = use.get(grant.vc, 0) + len(grant.devices)
+        return use
+
+    def opportunistic_shares(self, device_type: str, demands: Mapping[str, int]) -> dict[str, int]:
+        """How many opportunistic devices each tenant may have, were all of them divided anew among the `demands`."""
+        pools = [pool for pool in self.pools.values() if pool.hierarchy.device_type == device_type]
+        capacity = sum(pool.idle.left + pool.low_devices for pool in pools)
+        return fair_shares(capacity, demands, {name: tenant.weight for name, tenant in self.tenants.items()})
+
+
+def _plan_seen_by(
+    priority: int, request: CellRequest, groups: list[Group], pods: list[_Pod]
+) -> list[list[_Placed]] | _TooLittle:
+    """The plan of one who sees only jobs of this priority and above."""
+    plan: list[list[_Placed]] = []
+    alone = len(pods) == 1
+    try:
+        for place, pod in enumerate(pods):
+            placed = _place(priority, request.affinity, groups, pod, alone)
+            if placed is None:
+                short = sum(1 for other in pods[place:] if other.devices == pod.devices)
+                return _TooLittle(pod, short)
+            plan.append(placed)
+        return plan
+    finally:
+        if not alone:
+            for group, level, index in (piece for pod in reversed(plan) for piece in reversed(pod)):
+                group.views[priority].give(level, index)
+
+
+def _place(
+    priority: int, affinity: Affinity, groups: list[Group], pod: _Pod, alone: bool
+) -> list[_Placed] | None:
+    """Where one pod goes. Unless it is alone its cells are taken, for the next to see."""
+    best: tuple[Room, Group] | None = None
+    for level in range(pod.level, groups[-1].root + 1 if affinity is Affinity.SOFT else pod.level + 1):
+        for group in groups:
+            if group.root >= level and pod.devices <= group.sizes[level]:
+                room = group.view(priority).find(level, pod.devices)
+                if room is not None and (best is None or room[:2] < best[0][:2]):
+                    best = (room, group)
+        if best is not None:
+            room, group = best
+            forest = group.views[priority]
+            pieces = forest.carve(level, room.at, pod.devices)
+            if not alone:
+                _take_all(forest, pieces)
+            return [_Placed(group, *piece) for piece in pieces]
+    return _scatter(priority, groups, pod.devices, alone) if affinity is Affinity.SOFT else None
+
+
+def _scatter(priority: int, groups: list[Group], devices: int, alone: bool) -> list[_Placed] | None:
+    """Any free devices of the tenant, from its emptiest cells."""
+    if sum(group.view(priority).left for group in groups) < devices:
+        return None
+    placed: list[_Placed] = []
+    while devices:
+        rooms = [
+            (room.free, -at, room, group)
+            for at, group in enumerate(groups)
+            if (room := group.views[priority].fullest())
+        ]
+        _, _, room, group = max(rooms, key=lambda found: found[:2])
+        share = min(devices, room.free)
+        pieces = group.views[priority].carve(group.root, room.at, share)
+        _take_all(group.views[priority], pieces)
+        placed += [_Placed(group, *piece) for piece in pieces]
+        devices -= share
+    if alone:
+        for group, level, index in reversed(placed):
+            group.views[priority].give(level, index)
+    return placed
+
+
+def _take_all(forest: Forest, pieces: list[Cell]) -> None:
+    for level, index in pieces:
+        forest.take(level, index)
+
+
+def _bind_roots(plan: list[list[_Placed]], bound: list[tuple[Group, int]]) -> bool:
+    """Give physical cells to those of the tenant's cells that the plan needs. True if some of them came with bad devices."""
+    bad = False
+    for pod in plan:
+        for group, level, index in pod:
+            root = index // (group.sizes[-1] // group.sizes[level])
+            if group.physical[group.root][root] < 0:
+                physical = group.pool.choose(group.root)
+                if physical is None:
+                    physical = group.pool.choose_any(group.root)
+                bad |= group.bind_root(root, physical)
+                bound.append((group, root))
+    return bad
+
+
+def _unbind_unused(bound: list[tuple[Group, int]]) -> None:
+    for group, root in reversed(bound):
+        if not group.users[root]:
+            group.unbind_root(root)
+
+
+def drop_piece(group: Group, level: int, index: int, physical: int) -> None:
+    """A job leaves a cell; what is then without jobs loses its physical cell."""
+    pool = group.pool
+    pool.leave(level, physical)
+    group.drop(level, index)
+    root = index // (group.sizes[-1] // group.sizes[level])
+    group.users[root] -= 1
+    spoiled = {device: group.unspoil(device) for device in pool.bad_within(level, physical)}
+    if group.users[root] or group.pinned is not None:
+        for device, virtual in spoiled.items():
+            group.carve(device, root, virtual)
+        group.loosen(level, index)
+    else:
+        group.loosen(level, index)
+        group.unbind_root(root)
+
+
+def _owner(pool: Pool, device: int) -> tuple[Group, int] | None:
+    if pool.bound[0][device]:
+        for level, size in enumerate(pool.sizes):
+            owner = pool.owners[level].get(device // size)
+            if owner is not None:
+                return owner
+    return None
+
+
+def _granted(
+    request: CellRequest, pool: Pool, grants: list[tuple[int, PodGrant]], preempted: tuple[str, ...]
+) -> Grant:
+    if len(grants) > 1:
+        grants.sort(key=lambda grant: grant[0])
+    return Grant(
+        request.job,
+        request.vc,
+        request.priority,
+        pool.hierarchy.device_type,
+        tuple(grant for _, grant in grants),
+        preempted,
+    )

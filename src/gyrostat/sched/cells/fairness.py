@@ -1,0 +1,44 @@
+"""How many opportunistic devices each tenant may have: weighted max-min fairness in whole devices. Pure.
+
+Nobody gets more than it asks for; what one leaves goes to the others by weight; and nobody could get more without taking from
+someone who has less for its weight (HiveD §3.3).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from fractions import Fraction
+
+
+def fair_shares(
+    capacity: int, demands: Mapping[str, int], weights: Mapping[str, int | float]
+) -> dict[str, int]:
+    """Devices for each tenant that demands some, out of `capacity`. Ties go to the first in order of name."""
+    shares = dict.fromkeys(demands, 0)
+    hungry = sorted(name for name, demand in demands.items() if demand > 0)
+    exact = {name: Fraction(weights.get(name, 1)) for name in hungry}
+    # Whole rounds at once, while that leaves something over, then device by device.
+    while hungry:
+        level = Fraction(capacity, 1) / sum(exact[name] for name in hungry)
+        content = [name for name in hungry if demands[name] <= level * exact[name]]
+        if not content:
+            break
+        for name in content:
+            shares[name] = demands[name]
+            capacity -= demands[name]
+        hungry = [name for name in hungry if name not in content]
+    if hungry:
+        level = Fraction(capacity, 1) / sum(exact[name] for name in hungry)
+        for name in hungry:
+            shares[name] = int(level * exact[name])
+            capacity -= shares[name]
+    queue = [(Fraction(shares[name] + 1) / exact[name], name) for name in hungry]
+    heapq.heapify(queue)
+    while capacity > 0 and queue:
+        _, name = heapq.heappop(queue)
+        shares[name] += 1
+        capacity -= 1
+        if shares[name] < demands[name]:
+            heapq.heappush(queue, (Fraction(shares[name] + 1) / exact[name], name))
+    return shares

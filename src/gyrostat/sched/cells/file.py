@@ -1,0 +1,189 @@
+"""The cell file: its format as types, which are also its JSON schema, and a reader that knows the line of everything.
+
+The reader goes on after an error, so that all of them are told at once. What the contents mean is for `spec`.
+"""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import msgspec
+import yaml
+
+Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="a name")]
+Positive = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class CellTypeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """One level of a hierarchy: so many cells, or devices, of another kind."""
+
+    of: Name
+    """What it consists of: another cell type, or a device type, which needs no entry of its own."""
+    count: Positive
+    """How many of them."""
+    node: bool = False
+    """Whether this is a machine. Exactly one type of each hierarchy is."""
+
+
+class TopCellEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """Cells of the physical cluster that are not part of larger ones."""
+
+    cell: Name
+    """Their type."""
+    nodes: list[str]
+    """The machines they consist of, in order; `node[0-7]` and `10.0.1.0~7` stand for eight each."""
+
+
+class PinnedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A virtual cell that is always the same physical one."""
+
+    cell: str
+    """Its type."""
+    at: str
+    """A machine in it or, for cells smaller than a machine, a device: `node3/4`."""
+
+
+class VirtualClusterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What one tenant has."""
+
+    cells: dict[str, Positive] = {}
+    """How many cells of which type; `HIERARCHY/TYPE` where the type alone is not clear."""
+    pinned: dict[Name, PinnedEntry] = {}
+    """Cells that are always the same physical ones, by the name that jobs ask for them with."""
+    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    """Its share of opportunistic devices, relative to others'."""
+
+
+class CellFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A cluster of cells and its tenants."""
+
+    cell_types: dict[Name, CellTypeEntry]
+    """The hierarchies, type by type."""
+    physical_cluster: list[TopCellEntry]
+    """The machines there are."""
+    virtual_clusters: dict[Name, VirtualClusterEntry]
+    """The tenants."""
+    priorities: dict[Name, Annotated[int, msgspec.Meta(ge=0, le=1000)]] = {}
+    """Names for priorities of guaranteed jobs within a virtual cluster; a higher number may preempt a lower one."""
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **msgspec.json.schema(CellFile)}
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """What is wrong in a line of a file."""
+
+    line: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.line}: {self.reason}"
+
+
+Path = tuple[str | int, ...]
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Where everything stands: the line of a path of keys and positions, or of the nearest thing around it."""
+
+    of: dict[Path, int]
+
+    def __call__(self, *path: str | int) -> int:
+        while path and path not in self.of:
+            path = path[:-1]
+        return self.of.get(path, 1)
+
+
+def read(text: str) -> tuple[CellFile | None, Lines, list[Problem]]:
+    """The file, unless it has problems, and the lines of what it says."""
+    lines: dict[Path, int] = {(): 1}
+    problems: list[Problem] = []
+    try:
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        return None, Lines(lines), [Problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")]
+    except yaml.YAMLError as error:
+        return None, Lines(lines), [Problem(1, f"not YAML: {error}")]
+    if root is None:
+        return None, Lines(lines), [Problem(1, "the file is empty")]
+    plain = _plain(root, (), lines, problems)
+    where = Lines(lines)
+    problems += _misshapen(plain, CellFile, (), where)
+    return (None if problems else msgspec.convert(plain, CellFile)), where, sorted(problems)
+
+
+def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[Problem]) -> Any:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        result: dict[Any, Any] = {}
+        for key_node, value in node.value:
+            key = _plain(key_node, (*path, "?"), {}, problems)
+            line = key_node.start_mark.line + 1
+            if not isinstance(key, str | int | float | bool):
+                problems.append(Problem(line, "a key must be a word"))
+                continue
+            key = key if isinstance(key, str) else str(key_node.value)
+            if key in result:
+                problems.append(
+                    Problem(line, f"{key!r} is here twice; the first is in line {lines[*path, key]}")
+                )
+            lines[*path, key] = line
+            result[key] = _plain(value, (*path, key), lines, problems)
+        return result
+    if isinstance(node, yaml.SequenceNode):
+        return [_plain(item, (*path, place), lines, problems) for place, item in enumerate(node.value)]
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_object(node, deep=True)
+    except (yaml.YAMLError, ValueError) as error:
+        problems.append(Problem(node.start_mark.line + 1, f"{node.value!r} cannot be read: {error}"))
+        return None
+
+
+def _misshapen(value: Any, wanted: Any, path: Path, lines: Lines) -> Iterator[Problem]:
+    """Every place where `value` does not have the shape of `wanted`."""
+    origin, args = typing.get_origin(wanted), typing.get_args(wanted)
+    if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct) and isinstance(value, dict):
+        yield from _misshapen_struct(value, wanted, path, lines)
+    elif origin is dict and isinstance(value, dict):
+        for key, item in value.items():
+            yield from _misshapen(key, args[0], (*path, key), lines)
+            yield from _misshapen(item, args[1], (*path, key), lines)
+    elif origin is list and isinstance(value, list):
+        for place, item in enumerate(value):
+            yield from _misshapen(item, args[0], (*path, place), lines)
+    else:
+        try:
+            msgspec.convert(value, wanted)
+        except msgspec.ValidationError as error:
+            yield Problem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
+
+
+def _misshapen_struct(
+    value: dict[str, Any], wanted: type[msgspec.Struct], path: Path, lines: Lines
+) -> Iterator[Problem]:
+    fields = {field.name: field for field in msgspec.structs.fields(wanted)}
+    for key in value.keys() - fields.keys():
+        yield Problem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}")
+    for name, field in fields.items():
+        if name in value:
+            yield from _misshapen(value[name], field.type, (*path, name), lines)
+        elif field.required:
+            yield Problem(lines(*path), f"{_told(path)} needs {name!r}")
+
+
+def _told(path: Path) -> str:
+    return ".".join(map(str, path)) or "the file"
+
+
+def _short(value: Any) -> str:
+    told = repr(value)
+    return told if len(told) <= 40 else told[:37] + "..."

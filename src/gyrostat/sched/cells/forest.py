@@ -1,0 +1,178 @@
+"""Equal trees of cells, and which of their devices are free: the counting behind every view of a cluster.
+
+A forest has `roots` equal trees. A cell is a level and an index: level 0 is a device, and the cell `index` at `level` has the
+cells `index * split … ` one level below. Indices are all there is, so nothing is searched and no objects are made.
+
+Two ordered listings answer "which cell has room for d devices" without looking at cells one by one:
+
+- `whole`, per level: cells that are free altogether and whose parent is not. These are the free lists of buddy allocation.
+- `partial`, per level and number of free devices: cells of which a part is taken.
+
+Cells are taken and given back as a whole; below a taken cell nothing is recorded. Listings are sorted, so what is chosen
+depends on what is taken and never on the order in which it was.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """A cell of a forest: level 0 is a device."""
+
+    level: int
+    at: int
+
+
+class Room(NamedTuple):
+    """A cell with enough room. Smaller is the better fit: the block it would be cut from, then what is free in it."""
+
+    block: int
+    free: int
+    at: int
+
+
+class Forest:
+    __slots__ = ("_masks", "free", "left", "partial", "sizes", "splits", "top", "whole")
+
+    def __init__(self, sizes: Sequence[int], roots: int) -> None:
+        """`sizes` are the devices of a cell at each level, beginning with 1."""
+        self.sizes = tuple(sizes)
+        self.top = len(sizes) - 1
+        self.splits = (1, *(upper // lower for lower, upper in pairwise(sizes)))
+        self.left = devices = roots * sizes[-1]
+        self.free = [[size] * (devices // size) for size in sizes]
+        self.whole: list[list[int]] = [[] for _ in sizes]
+        self.whole[-1].extend(range(roots))
+        self.partial: list[dict[int, list[int]]] = [{} for _ in sizes]
+        self._masks = [0] * len(sizes)
+        """Bit f is set while some cell of the level has f devices free, but not all."""
+
+    def find(self, level: int, devices: int) -> Room | None:
+        """The best cell at `level` with so many `devices` free."""
+        mask = self._masks[level] >> devices
+        if mask:
+            free = devices + (mask & -mask).bit_length() - 1
+            return Room(level, free, self.partial[level][free][0])
+        size = self.sizes[level]
+        for block in range(level, self.top + 1):
+            if self.whole[block]:
+                return Room(block, self.sizes[block], self.whole[block][0] * (self.sizes[block] // size))
+        return None
+
+    def is_free(self, level: int, index: int) -> bool:
+        """Whether a cell is wholly free."""
+        size = self.sizes[level]
+        if self.free[level][index] != size:
+            return False
+        while level < self.top:
+            level += 1
+            index //= self.splits[level]
+            if self.free[level][index] < size:
+                return False
+        return True
+
+    def fullest(self) -> Room | None:
+        """The tree with the most free devices."""
+        if self.whole[self.top]:
+            return Room(self.top, self.sizes[self.top], self.whole[self.top][0])
+        if not self._masks[self.top]:
+            return None
+        free = self._masks[self.top].bit_length() - 1
+        return Room(self.top, free, self.partial[self.top][free][0])
+
+    def carve(self, level: int, index: int, devices: int) -> list[Cell]:
+        """The cells that so many of a cell's free devices are best taken as: few, and from its fullest corners."""
+        if devices == self.sizes[level]:
+            return [Cell(level, index)]
+        split, row = self.splits[level], self.free[level - 1]
+        children = range(index * split, (index + 1) * split)
+        fitting = [child for child in children if row[child] >= devices]
+        if fitting:
+            return self.carve(level - 1, min(fitting, key=row.__getitem__), devices)
+        pieces: list[Cell] = []
+        for child in sorted(children, key=row.__getitem__, reverse=True):
+            share = min(row[child], devices)
+            pieces += self.carve(level - 1, child, share)
+            devices -= share
+            if not devices:
+                break
+        return pieces
+
+    def take(self, level: int, index: int) -> None:
+        """Take a cell that is wholly free."""
+        free, sizes, splits, top = self.free, self.sizes, self.splits, self.top
+        size = sizes[level]
+        self.left -= size
+        block, at = level, index
+        while block < top and free[block + 1][at // splits[block + 1]] == sizes[block + 1]:
+            block += 1
+            at //= splits[block]
+        listed = self.whole[block]
+        del listed[bisect_left(listed, at)]
+        self._change_above(block, at, -size)
+        while block > level:
+            rest = sizes[block] - size
+            free[block][at] = rest
+            self._list(block, at, rest)
+            split = splits[block]
+            first = at * split
+            block -= 1
+            at = index // (sizes[block] // size)
+            listed = self.whole[block]
+            place = bisect_left(listed, first)
+            listed[place:place] = [*range(first, at), *range(at + 1, first + split)]
+        free[level][index] = 0
+
+    def give(self, level: int, index: int) -> None:
+        """Give back a cell that was taken as such."""
+        free, sizes, splits, top = self.free, self.sizes, self.splits, self.top
+        size = sizes[level]
+        self.left += size
+        free[level][index] = size
+        while level < top:
+            split = splits[level + 1]
+            parent = index // split
+            rest = free[level + 1][parent]
+            if rest + size != sizes[level + 1]:
+                break
+            if rest:
+                self._unlist(level + 1, parent, rest)
+                listed = self.whole[level]
+                place = bisect_left(listed, parent * split)
+                del listed[place : place + split - 1]
+            level, index = level + 1, parent
+            free[level][index] = sizes[level]
+        insort(self.whole[level], index)
+        self._change_above(level, index, size)
+
+    def _change_above(self, level: int, index: int, change: int) -> None:
+        free, splits = self.free, self.splits
+        while level < self.top:
+            level += 1
+            index //= splits[level]
+            before = free[level][index]
+            free[level][index] = before + change
+            self._unlist(level, index, before)
+            self._list(level, index, before + change)
+
+    def _list(self, level: int, index: int, rest: int) -> None:
+        if rest:
+            listed = self.partial[level].get(rest)
+            if listed:
+                insort(listed, index)
+            else:
+                self.partial[level][rest] = [index]
+                self._masks[level] |= 1 << rest
+
+    def _unlist(self, level: int, index: int, rest: int) -> None:
+        if rest:
+            listed = self.partial[level][rest]
+            if len(listed) == 1:
+                del self.partial[level][rest]
+                self._masks[level] &= ~(1 << rest)
+            else:
+                del listed[bisect_left(listed, index)]

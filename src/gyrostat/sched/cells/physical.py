@@ -1,0 +1,512 @@
+"""The physical cluster of one hierarchy: which cells are bound, healthy, idle or lent to opportunistic jobs.
+
+Everything is counted up the tree, per level and index, as cells come and go:
+
+- `bound`: devices that belong to bound virtual cells (or to machines that are not there).
+- `bad`: devices that do not work.
+- `blocked`: either of the two. The free lists of buddy allocation hold the cells with none blocked and a parent with some.
+- `low`: devices of opportunistic jobs, and `clear`, the level of the largest cell within that has none of them.
+- `idle`: a forest of devices that nobody uses and that work, wherever they are.
+
+Free lists are kept by `clear` and ordered by `low`, so that neither a cell without opportunistic jobs nor one with few of
+them is ever searched for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from gyrostat.sched.cells.forest import Cell, Forest
+from gyrostat.sched.cells.request import Piece
+from gyrostat.sched.cells.shortfall import gaps
+from gyrostat.sched.cells.spec import Hierarchy, Layout
+
+if TYPE_CHECKING:
+    from gyrostat.sched.cells.virtual import Group
+
+TAKEN = 1 << 40
+"""More opportunistic devices than any cell has: the cost of a cell that a virtual cell has already."""
+
+
+class Pool:
+    def __init__(self, hierarchy: Hierarchy, layout: Layout) -> None:
+        self.hierarchy = hierarchy
+        self.layout = layout
+        self.sizes = sizes = hierarchy.sizes
+        self.splits = hierarchy.splits
+        self.top = len(sizes) - 1
+        self.roots = layout.roots
+        self.width = max(1, layout.roots * sizes[-1])
+        rows = [self.width // size if layout.roots else 0 for size in sizes]
+        self.bound = [[0] * row for row in rows]
+        self.bad = [[0] * row for row in rows]
+        self.blocked = [[0] * row for row in rows]
+        self.low = [[0] * row for row in rows]
+        self.clear = [[level] * row for level, row in enumerate(rows)]
+        self.within = [[0] * row for row in rows]
+        """For cells within bound ones: `low`, or out of reach because a virtual cell has it already."""
+        self.idle = Forest(sizes, layout.roots)
+        self.lists: list[list[list[int]]] = [[[] for _ in range(level + 2)] for level in range(len(sizes))]
+        """Free cells by level and `clear` + 1, as `low` * width + index, sorted."""
+        self.free = [0] * len(sizes)
+        """How many cells the lists of each level hold: f_k of healthy cells."""
+        self.total = [0] * len(sizes)
+        """The same, were all devices healthy."""
+        self.needed = [0] * len(sizes)
+        """r_k - a_k: cells that tenants have, and have not bound."""
+        self.bad_devices: set[int] = set()
+        self.used: list[dict[int, str]] = [{} for _ in sizes]
+        """Which guaranteed job has a cell."""
+        self.lent: list[dict[int, str]] = [{} for _ in sizes]
+        """Which opportunistic job has a cell."""
+        self.low_devices = 0
+        self.owners: list[dict[int, tuple[Group, int]]] = [{} for _ in sizes]
+        """Whose cell, and which of them, a bound one is."""
+        for root in range(layout.roots):
+            self._list(self.top, root)
+            self.total[self.top] += 1
+        for place, node in enumerate(layout.nodes):
+            if node is None:
+                self.bind(hierarchy.node_level, place)
+                self.idle.take(hierarchy.node_level, place)
+
+    # Binding ------------------------------------------------------------------------------------------------------
+
+    def choose(self, level: int) -> int | None:
+        """The cell to bind: healthy, with the fewest opportunistic devices, from the smallest free block.
+
+        None if that would take what other tenants may still ask for. Larger blocks than necessary are split only where
+        cells are over.
+        """
+        over = total_over = None
+        best: tuple[int, int, int] | None = None
+        for block in range(level, self.top + 1):
+            if block > level:
+                if over is None:
+                    over = gaps(self.free, self.needed, self.splits)
+                if over[block] < 1:
+                    break
+            if not self.free[block]:
+                continue
+            if self.bad_devices and total_over is None:
+                total_over = gaps(self.total, self.needed, self.splits)
+            found = self._best_in(block, level, total_over)
+            if found is not None:
+                if not found[0]:
+                    return found[1]
+                if best is None or found[0] < best[0]:
+                    best = (*found, block)
+        return None if best is None else best[1]
+
+    def _best_in(self, block: int, level: int, total_over: list[int] | None) -> tuple[int, int] | None:
+        """Opportunistic devices in, and index of, the best cell of `level` in a free block of the level `block`."""
+        lists = self.lists[block]
+        for clear in range(level, block + 1):
+            for key in lists[clear + 1]:
+                index = key % self.width
+                if total_over is None or self._leaves_enough(block, index, level, total_over):
+                    return 0, self._clear_within(block, index, level, last=False)
+        best: tuple[int, int] | None = None
+        for clear in range(-1, level):
+            for key in lists[clear + 1]:
+                index = key % self.width
+                if total_over is None or self._leaves_enough(block, index, level, total_over):
+                    found = self._quietest_within(block, index, level)
+                    if best is None or found < best:
+                        best = found
+                    break
+        return best
+
+    def _leaves_enough(self, block: int, index: int, level: int, total_over: list[int]) -> bool:
+        """Whether splitting the block around a cell leaves enough cells for all, counting bad ones too."""
+        while block < self.top and not self.bound[block + 1][index // self.splits[block + 1]]:
+            block += 1
+            index //= self.splits[block]
+        return all(total_over[between] >= 1 for between in range(level + 1, block + 1))
+
+    def _clear_within(self, block: int, index: int, level: int, *, last: bool) -> int:
+        """A cell of `level` without opportunistic devices, in one that has such cells: the closest fit on the way down."""
+        while block > level:
+            if self.clear[block][index] == block:
+                ratio = self.sizes[block] // self.sizes[level]
+                return index * ratio + (ratio - 1 if last else 0)
+            split = self.splits[block]
+            block -= 1
+            row = self.clear[block][index * split : (index + 1) * split]
+            wanted = min(clear for clear in row if clear >= level)
+            place = split - 1 - row[::-1].index(wanted) if last else row.index(wanted)
+            index = index * split + place
+        return index
+
+    def _quietest_within(self, block: int, index: int, level: int) -> tuple[int, int]:
+        while block > level:
+            split = self.splits[block]
+            block -= 1
+            row = self.low[block][index * split : (index + 1) * split]
+            index = index * split + row.index(min(row))
+        return self.low[level][index], index
+
+    def choose_any(self, level: int) -> int:
+        """When no healthy cell is to be had: the free cell with the fewest bad, then opportunistic, devices.
+
+        There always is one: with all devices counted as healthy every legal request is served.
+        """
+        over = gaps(self.total, self.needed, self.splits)
+        size = self.sizes[level]
+        candidates = [
+            (self.bad[level][index], self.low[level][index], index)
+            for index in {device // size for device in self.bad_devices}
+            if not self.bound[level][index] and self._leaves_enough(level, index, level, over)
+        ]
+        if candidates:
+            return min(candidates)[2]
+        found = [
+            best
+            for block in range(level, self.top + 1)
+            if (best := self._best_in(block, level, over)) is not None
+        ]
+        return min(found)[1]
+
+    def may_bind(self, level: int, index: int) -> bool:
+        """Whether this very cell could be bound without taking what tenants may still ask for."""
+        if self.bound[level][index]:
+            return False
+        return self._leaves_enough(level, index, level, gaps(self.total, self.needed, self.splits))
+
+    def bind(self, level: int, index: int) -> None:
+        for device in self.bad_within(level, index):
+            self._unblock(0, device)
+        self._block(level, index)
+        size = self.sizes[level]
+        block, at, bound = level, index, self.bound
+        while block < self.top and not bound[block + 1][at // self.splits[block + 1]]:
+            self.total[block] += self.splits[block + 1] - 1
+            block += 1
+            at //= self.splits[block]
+        self.total[block] -= 1
+        self._fill(bound, level, index, full=True)
+        self._raise(bound, level, index, size)
+
+    def unbind(self, level: int, index: int) -> None:
+        self._unblock(level, index)
+        bad = self.bad_within(level, index)
+        for device in bad:
+            self._block(0, device)
+        self._fill(self.bound, level, index, full=False)
+        self._raise(self.bound, level, index, -self.sizes[level])
+        block, at, bound = level, index, self.bound
+        while block < self.top and not bound[block + 1][at // self.splits[block + 1]]:
+            self.total[block] -= self.splits[block + 1] - 1
+            block += 1
+            at //= self.splits[block]
+        self.total[block] += 1
+
+    def _block(self, level: int, index: int) -> None:
+        """Take a cell out of the free lists, splitting the block that it is part of."""
+        blocked, splits, sizes = self.blocked, self.splits, self.sizes
+        block, at = level, index
+        while block < self.top and not blocked[block + 1][at // splits[block + 1]]:
+            block += 1
+            at //= splits[block]
+        self._unlist(block, at)
+        size = sizes[level]
+        while block > level:
+            split = splits[block]
+            first = at * split
+            clear = self.clear[block][at] == block
+            block -= 1
+            at = index // (sizes[block] // size)
+            if clear:
+                listed = self.lists[block][block + 1]
+                place = bisect_left(listed, first)
+                listed[place:place] = [*range(first, at), *range(at + 1, first + split)]
+                self.free[block] += split - 1
+            else:
+                for sibling in range(first, first + split):
+                    if sibling != at:
+                        self._list(block, sibling)
+        self._fill(blocked, level, index, full=True)
+        self._raise(blocked, level, index, size)
+
+    def _unblock(self, level: int, index: int) -> None:
+        """Put a cell back into the free lists, merged with its buddies."""
+        blocked, splits = self.blocked, self.splits
+        self._fill(blocked, level, index, full=False)
+        self._raise(blocked, level, index, -self.sizes[level])
+        while level < self.top:
+            split = splits[level + 1]
+            parent = index // split
+            if blocked[level + 1][parent]:
+                break
+            first = parent * split
+            if not self.low[level + 1][parent]:
+                listed = self.lists[level][level + 1]
+                place = bisect_left(listed, first)
+                del listed[place : place + split - 1]
+                self.free[level] -= split - 1
+            else:
+                for sibling in range(first, first + split):
+                    if sibling != index:
+                        self._unlist(level, sibling)
+            level, index = level + 1, parent
+        self._list(level, index)
+
+    def _list(self, level: int, index: int) -> None:
+        insort(self.lists[level][self.clear[level][index] + 1], self.low[level][index] * self.width + index)
+        self.free[level] += 1
+
+    def _unlist(self, level: int, index: int) -> None:
+        listed = self.lists[level][self.clear[level][index] + 1]
+        del listed[bisect_left(listed, self.low[level][index] * self.width + index)]
+        self.free[level] -= 1
+
+    # Counting -----------------------------------------------------------------------------------------------------
+
+    def _raise(self, rows: list[list[int]], level: int, index: int, change: int) -> None:
+        """Count `change` devices more in all cells around a cell."""
+        splits = self.splits
+        while level < self.top:
+            level += 1
+            index //= splits[level]
+            rows[level][index] += change
+
+    def _fill(self, rows: list[list[int]], level: int, index: int, *, full: bool) -> None:
+        """Count all devices, or none, of a cell and the cells within."""
+        size = self.sizes[level]
+        rows[level][index] = size if full else 0
+        for below in range(level - 1, -1, -1):
+            each = self.sizes[below]
+            ratio = size // each
+            rows[below][index * ratio : (index + 1) * ratio] = [each if full else 0] * ratio
+
+    # Devices in use -----------------------------------------------------------------------------------------------
+
+    def use(self, level: int, index: int, job: str) -> None:
+        """A guaranteed job runs in a cell that nobody else uses any more."""
+        self.idle.take(level, index)
+        self.used[level][index] = job
+
+    def leave(self, level: int, index: int) -> None:
+        del self.used[level][index]
+        self._idle_again(level, index)
+
+    def lend(self, level: int, index: int, job: str) -> None:
+        """An opportunistic job runs in an idle cell."""
+        self.idle.take(level, index)
+        self.lent[level][index] = job
+        self._mark(level, index, lent=True)
+
+    def take_back(self, level: int, index: int) -> None:
+        del self.lent[level][index]
+        self._mark(level, index, lent=False)
+        self._idle_again(level, index)
+
+    def _idle_again(self, level: int, index: int) -> None:
+        self.idle.give(level, index)
+        if self.bad[level][index]:
+            for device in self.bad_within(level, index):
+                self.idle.take(0, device)
+
+    def _mark(self, level: int, index: int, *, lent: bool) -> None:
+        """Count opportunistic devices, and keep the free lists in the order of these counts."""
+        listed = self._listed_about(level, index)
+        for cell in listed:
+            self._unlist(*cell)
+        size = self.sizes[level]
+        change = size if lent else -size
+        self.low_devices += change
+        self._fill(self.low, level, index, full=lent)
+        for below in range(level, -1, -1):
+            each = self.sizes[below] if lent else -self.sizes[below]
+            ratio = size // self.sizes[below]
+            row = self.within[below]
+            row[index * ratio : (index + 1) * ratio] = [
+                cost + each for cost in row[index * ratio : (index + 1) * ratio]
+            ]
+            self.clear[below][index * ratio : (index + 1) * ratio] = [-1 if lent else below] * ratio
+        clear_now = self.clear[level][index]
+        while level < self.top:
+            split = self.splits[level + 1]
+            first = index // split * split
+            row = self.clear[level]
+            level += 1
+            index //= split
+            self.within[level][index] += change
+            left = self.low[level][index] + change
+            self.low[level][index] = left
+            before = self.clear[level][index]
+            if not left:
+                clear_now = level
+            elif clear_now < before or before == level:
+                # Most often another child is as clear as this cell was.
+                for wanted in range(min(before, level - 1), clear_now, -1):
+                    if wanted in row[first : first + split]:
+                        clear_now = wanted
+                        break
+            self.clear[level][index] = clear_now
+        for cell in listed:
+            self._list(*cell)
+
+    def _listed_about(self, level: int, index: int) -> list[Cell]:
+        """The cells of the free lists that a cell is part of, or that are part of it."""
+        blocked = self.blocked[level][index]
+        if not blocked:
+            while level < self.top and not self.blocked[level + 1][index // self.splits[level + 1]]:
+                level += 1
+                index //= self.splits[level]
+            return [Cell(level, index)]
+        if blocked == self.sizes[level]:
+            return []
+        split = self.splits[level]
+        children = range(index * split, (index + 1) * split)
+        return [cell for child in children for cell in self._listed_about(level - 1, child)]
+
+    def borrowers(self, level: int, index: int) -> list[str]:
+        """Opportunistic jobs with a device in a cell."""
+        if not self.low[level][index]:
+            return []
+        for above in range(level, self.top + 1):
+            job = self.lent[above].get(index // (self.sizes[above] // self.sizes[level]))
+            if job is not None:
+                return [job]
+        return list(dict.fromkeys(self._borrowers_below(level, index)))
+
+    def _borrowers_below(self, level: int, index: int) -> Iterator[str]:
+        split = self.splits[level]
+        for child in range(index * split, (index + 1) * split):
+            if self.low[level - 1][child]:
+                job = self.lent[level - 1].get(child)
+                if job is not None:
+                    yield job
+                else:
+                    yield from self._borrowers_below(level - 1, child)
+
+    # Opportunistic jobs -------------------------------------------------------------------------------------------
+
+    def far_away(self, level: int, devices: int) -> list[Cell] | None:
+        """Idle devices within one cell of `level`, farthest from cells that are bound."""
+        for block in range(self.top, level - 1, -1):
+            for clear in range(level, block + 1):
+                listed = self.lists[block][clear + 1]
+                if listed:
+                    cell = self._clear_within(block, listed[-1] % self.width, level, last=True)
+                    return self._apart(self.idle.carve(level, cell, devices))
+        room = self.idle.find(level, devices)
+        if room is None:
+            return None
+        return self._apart(self.idle.carve(level, room.at, devices))
+
+    def anywhere(self, devices: int) -> list[Cell] | None:
+        """Idle devices with no regard to where they are."""
+        if devices > self.idle.left:
+            return None
+        pieces: list[Cell] = []
+        taken: list[Cell] = []
+        while devices:
+            room = self.idle.fullest()
+            assert room is not None
+            share = min(devices, room.free)
+            for piece in self._apart(self.idle.carve(self.top, room.at, share)):
+                self.idle.take(*piece)
+                taken.append(piece)
+            devices -= share
+        for piece in reversed(taken):
+            self.idle.give(*piece)
+            pieces.append(piece)
+        return pieces[::-1]
+
+    def _apart(self, pieces: Sequence[Cell]) -> list[Cell]:
+        """Pieces that lie wholly in or wholly outside bound cells (pinned cells are bound without being used)."""
+        result: list[Cell] = []
+        for level, index in pieces:
+            bound = self.bound[level][index]
+            if bound and bound != self.sizes[level]:
+                split = self.splits[level]
+                children = [Cell(level - 1, child) for child in range(index * split, (index + 1) * split)]
+                result += self._apart(children)
+            else:
+                result.append(Cell(level, index))
+        return result
+
+    # Cells within bound ones --------------------------------------------------------------------------------------
+
+    def child_to_bind(self, level: int, parent: int) -> int:
+        """The cell of `level` in a bound `parent` that no virtual cell has yet, with the fewest opportunistic devices."""
+        split = self.splits[level + 1]
+        first = parent * split
+        row = self.within[level]
+        if not self.low[level + 1][parent]:
+            return row.index(0, first, first + split)
+        children = row[first : first + split]
+        return first + children.index(min(children))
+
+    # Health -------------------------------------------------------------------------------------------------------
+
+    def bad_within(self, level: int, index: int) -> list[int]:
+        """The bad devices of a cell, in order."""
+        if not self.bad[level][index]:
+            return []
+        size = self.sizes[level]
+        row = self.bad[0]
+        return [device for device in range(index * size, (index + 1) * size) if row[device]]
+
+    def break_device(self, device: int) -> None:
+        self.bad_devices.add(device)
+        self.bad[0][device] = 1
+        self._raise(self.bad, 0, device, 1)
+        if not self.blocked[0][device]:
+            self._block(0, device)
+        if self.user_of(device) is None:
+            self.idle.take(0, device)
+
+    def mend_device(self, device: int) -> None:
+        self.bad_devices.discard(device)
+        self.bad[0][device] = 0
+        self._raise(self.bad, 0, device, -1)
+        if not self.bound[0][device]:
+            self._unblock(0, device)
+        if self.user_of(device) is None:
+            self.idle.give(0, device)
+
+    def user_of(self, device: int) -> str | None:
+        """The job that has a device."""
+        for level, size in enumerate(self.sizes):
+            job = self.used[level].get(device // size) or self.lent[level].get(device // size)
+            if job is not None:
+                return job
+        return None
+
+    # Names --------------------------------------------------------------------------------------------------------
+
+    def device_name(self, device: int) -> str:
+        node, number = divmod(device, self.sizes[self.hierarchy.node_level])
+        return f"{self.layout.nodes[node]}/{number}"
+
+    def devices_of(self, level: int, index: int) -> list[str]:
+        size = self.sizes[level]
+        return [self.device_name(device) for device in range(index * size, (index + 1) * size)]
+
+    def name_of(self, level: int, index: int) -> str:
+        """`TYPE@NODE`, or `TYPE@NODE/NUMBER` for cells within a machine: its first machine or device."""
+        at = self.device_name(index * self.sizes[level])
+        if level >= self.hierarchy.node_level:
+            at = at.partition("/")[0]
+        return f"{self.hierarchy.types[level]}@{at}"
+
+    def virtual_name(self, vc: str, pinned: str | None, piece: Piece) -> str:
+        """`VC/TYPE[i]`, or `VC/PINNED`, and where in it the piece is, if it is not all of it."""
+        assert piece.root is not None
+        ratio = self.sizes[piece.root] // self.sizes[piece.level]
+        number, place = divmod(piece.virtual, ratio)
+        name = f"{vc}/{pinned}" if pinned else f"{vc}/{self.hierarchy.types[piece.root]}[{number}]"
+        return name if ratio == 1 else f"{name}/{self.hierarchy.types[piece.level]}[{place}]"
+
+    def common_level(self, pieces: Sequence[Piece]) -> int:
+        """The level, as the paper counts, of the smallest cell around all pieces; 0 if there is none."""
+        for level in range(max(piece.level for piece in pieces), self.top + 1):
+            around = {piece.at // (self.sizes[level] // self.sizes[piece.level]) for piece in pieces}
+            if len(around) == 1:
+                return level + 1
+        return 0

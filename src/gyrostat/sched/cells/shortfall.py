@@ -1,0 +1,47 @@
+"""Whether free cells suffice for what tenants may still ask for, level by level: the arithmetic of HiveD's Theorem 1. Pure.
+
+With f_k free cells at level k and n_k = r_k - a_k that tenants may still ask for, F_k = max(0, gap_{k+1}) * h_{k+1} are to
+be had by splitting larger ones that nobody needs, and gap_k = f_k + F_k - n_k. While no gap is negative every legal request
+is served. A negative gap is a shortfall; it does not weigh on the levels below, since fragments would not help there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, order=True)
+class Shortfall:
+    """A virtual cluster could not have so many of its cells now."""
+
+    vc: str
+    cell_type: str
+    level: int
+    """As in the paper: 1 is a device."""
+    short: int
+
+    def __str__(self) -> str:
+        return f"{self.vc} is {self.short} short of its {self.cell_type} cells (level {self.level})"
+
+
+def gaps(free: Sequence[int], needed: Sequence[int], splits: Sequence[int]) -> list[int]:
+    """For each level, how many cells are over, or if negative missing, after larger needs are met."""
+    result = [0] * len(free)
+    spare = 0
+    for level in range(len(free) - 1, -1, -1):
+        gap = free[level] + spare - needed[level]
+        result[level] = gap
+        spare = gap * splits[level] if gap > 0 else 0
+    return result
+
+
+def divide(missing: int, needs: Mapping[str, int]) -> dict[str, int]:
+    """Who lacks the `missing` cells: whoever needs most, one by one; ties go to the first name."""
+    left = dict(needs)
+    lacking: dict[str, int] = {}
+    for _ in range(missing):
+        name = min(left, key=lambda name: (-left[name], name))
+        left[name] -= 1
+        lacking[name] = lacking.get(name, 0) + 1
+    return lacking

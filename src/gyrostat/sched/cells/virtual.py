@@ -1,0 +1,224 @@
+"""A tenant's cells of one level, and what its jobs have of them. Nothing here depends on other tenants.
+
+The cells are a forest for each priority that the tenant has used: as that priority sees it, so without jobs that it may
+preempt. The forest of priority 0 counts everybody. Virtual cells get physical ones only when something runs in them: first the
+tenant's cell as a whole, then, on the way down, those within that are needed. They lose them when nothing runs there any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from gyrostat.sched.cells.forest import Forest
+from gyrostat.sched.cells.physical import TAKEN, Pool
+
+_NOBODY = ""
+"""Whose the bad devices within a tenant's bound cells are."""
+_ALWAYS = 1 << 30
+"""The priority that nothing preempts."""
+
+
+class Group:
+    """The tenant's cells of level `root` in one pool; or one pinned cell, which is bound for good."""
+
+    def __init__(self, vc: str, pool: Pool, root: int, count: int, pinned: str | None = None) -> None:
+        self.vc = vc
+        self.pool = pool
+        self.root = root
+        self.count = count
+        self.pinned = pinned
+        self.sizes = pool.sizes[: root + 1]
+        self.views: dict[int, Forest] = {0: Forest(self.sizes, count)}
+        """By priority, ascending."""
+        devices = count * self.sizes[-1]
+        self.physical = [[-1] * (devices // size) for size in self.sizes]
+        """Which physical cell a virtual one is bound to."""
+        self.bound = 0
+        """How many of the tenant's cells are bound."""
+        self.users = [0] * count
+        """How many pieces jobs have of each of the tenant's cells."""
+        self.holders: list[dict[int, tuple[str, int]]] = [{} for _ in self.sizes]
+        """Which job has a virtual cell, and its priority."""
+        self.carved: dict[int, int] = {}
+        """Bad devices in bound cells that no guaranteed job has, and the virtual devices that stand for them."""
+        self.spoiled: dict[int, tuple[int, int]] = {}
+        """Bad devices that a job still has: virtual device and the job's priority. Higher ones must not take them over."""
+
+    def view(self, priority: int) -> Forest:
+        forest = self.views.get(priority)
+        if forest is None:
+            forest = Forest(self.sizes, self.count)
+            for level, held in enumerate(self.holders):
+                for index, (_, held_by) in held.items():
+                    if held_by >= priority:
+                        forest.take(level, index)
+            for virtual, held_by in self.spoiled.values():
+                if held_by < priority:
+                    forest.take(0, virtual)
+            self.views[priority] = forest
+            self.views = dict(sorted(self.views.items()))
+        return forest
+
+    # Jobs ---------------------------------------------------------------------------------------------------------
+
+    def hold(self, level: int, index: int, job: str, priority: int) -> None:
+        self.holders[level][index] = (job, priority)
+        for seen_by, forest in self.views.items():
+            if seen_by <= priority:
+                forest.take(level, index)
+
+    def drop(self, level: int, index: int) -> None:
+        _, priority = self.holders[level].pop(index)
+        for seen_by, forest in self.views.items():
+            if seen_by <= priority:
+                forest.give(level, index)
+
+    def holders_in(self, level: int, index: int) -> Iterator[str]:
+        """Jobs with a device in a virtual cell."""
+        for above in range(level, self.root + 1):
+            held = self.holders[above].get(index // (self.sizes[above] // self.sizes[level]))
+            if held is not None:
+                yield held[0]
+                return
+        yield from self._holders_below(level, index)
+
+    def _holders_below(self, level: int, index: int) -> Iterator[str]:
+        free = self.views[0].free[level - 1] if level else []
+        split = self.pool.splits[level]
+        for child in range(index * split, (index + 1) * split) if level else ():
+            if free[child] == self.sizes[level - 1]:
+                continue
+            held = self.holders[level - 1].get(child)
+            if held is None:
+                yield from self._holders_below(level - 1, child)
+            elif held[0] != _NOBODY:
+                yield held[0]
+
+    # Binding ------------------------------------------------------------------------------------------------------
+
+    def bind_root(self, root: int, physical: int) -> bool:
+        """Bind one of the tenant's cells as a whole. True if bad devices came with it, which its forests now show."""
+        self.pool.bind(self.root, physical)
+        self.pool.owners[self.root][physical] = (self, root)
+        self.physical[self.root][root] = physical
+        self.bound += 1
+        if self.pinned is None:
+            self.pool.needed[self.root] -= 1
+        bad = self.pool.bad_within(self.root, physical)
+        for device in bad:
+            self.carve(device, root)
+        return bool(bad)
+
+    def unbind_root(self, root: int) -> None:
+        """Nothing runs in the cell any more."""
+        physical = self.physical[self.root][root]
+        for device in self.pool.bad_within(self.root, physical):
+            if device in self.carved:
+                self.uncarve(device)
+        self.physical[self.root][root] = -1
+        del self.pool.owners[self.root][physical]
+        self.bound -= 1
+        if self.pinned is None:
+            self.pool.needed[self.root] += 1
+        self.pool.unbind(self.root, physical)
+
+    def bind(self, level: int, index: int) -> int:
+        """The physical cell for a virtual one, in a tenant's cell that is bound."""
+        row = self.physical[level]
+        if row[index] >= 0:
+            return row[index]
+        parent = self.bind(level + 1, index // self.pool.splits[level + 1])
+        child = self.pool.child_to_bind(level, parent)
+        self.pin(level, index, child)
+        return child
+
+    def pin(self, level: int, index: int, physical: int) -> None:
+        self.physical[level][index] = physical
+        self.pool.within[level][physical] += TAKEN
+
+    def loosen(self, level: int, index: int) -> None:
+        """Take physical cells from virtual ones, from this one upwards, in which nothing is any more."""
+        free, pool = self.views[0].free, self.pool
+        while level < self.root and free[level][index] == self.sizes[level]:
+            physical = self.physical[level][index]
+            if physical >= 0:
+                pool.within[level][physical] -= TAKEN
+                self.physical[level][index] = -1
+            level += 1
+            index //= pool.splits[level]
+
+    # Bad devices --------------------------------------------------------------------------------------------------
+
+    def carve(self, device: int, root: int, virtual: int | None = None) -> None:
+        """Let a virtual device stand for a bad one that no job has, so that nothing is placed there."""
+        if virtual is None:
+            virtual = self.partner(0, device, root)
+            assert virtual is not None, "a bad device in a bound cell has a partner, bound or to be bound"
+        else:
+            self.pin_path(0, virtual, device)
+        self.carved[device] = virtual
+        self.hold(0, virtual, _NOBODY, _ALWAYS)
+
+    def uncarve(self, device: int) -> None:
+        virtual = self.carved.pop(device)
+        self.drop(0, virtual)
+        self.loosen(0, virtual)
+
+    def show_mended(self, device: int) -> None:
+        if device in self.carved:
+            self.uncarve(device)
+        else:
+            self.unspoil(device)
+
+    def spoil(self, device: int, virtual: int, priority: int) -> None:
+        """A device broke under a job of this priority."""
+        self.spoiled[device] = (virtual, priority)
+        for seen_by, forest in self.views.items():
+            if seen_by > priority:
+                forest.take(0, virtual)
+
+    def unspoil(self, device: int) -> int:
+        """The virtual device that stood for it."""
+        virtual, priority = self.spoiled.pop(device)
+        for seen_by, forest in self.views.items():
+            if seen_by > priority:
+                forest.give(0, virtual)
+        return virtual
+
+    def partner(self, level: int, physical: int, root: int) -> int | None:
+        """The virtual cell for a physical one: cells on the way that are not bound yet get the first free partners.
+
+        None if the physical cell, or one around it, cannot be one of this tenant's cell `root`.
+        """
+        pool, index = self.pool, root
+        for below in range(self.root - 1, level - 1, -1):
+            wanted = physical // (pool.sizes[below] // pool.sizes[level])
+            split = pool.splits[below + 1]
+            children = range(index * split, (index + 1) * split)
+            row = self.physical[below]
+            found = next((child for child in children if row[child] == wanted), None)
+            if found is None:
+                found = next((child for child in children if row[child] < 0), None)
+                if found is None:
+                    return None
+                self.pin(below, found, wanted)
+            index = found
+        return index
+
+    def pin_path(self, level: int, virtual: int, physical: int) -> bool:
+        """Bind a virtual cell, and those around it, to a certain physical one, in a tenant's cell that is bound.
+
+        False, and nothing has changed, if they are bound to others.
+        """
+        missing = []
+        for above in range(level, self.root + 1):
+            ratio = self.sizes[above] // self.sizes[level]
+            at, wanted = virtual // ratio, physical // ratio
+            now = self.physical[above][at]
+            if now < 0 and above < self.root and self.pool.within[above][wanted] < TAKEN:
+                missing.append((above, at, wanted))
+            elif now != wanted:
+                return False
+        for above, at, wanted in missing:
+            self.pin(above, at, wanted)
+        return True
