@@ -1,6 +1,7 @@
 """gyrostat: elastic PyTorch training with the bits of plain DDP on N fixed workers.
 
-`init` joins this process's job; `digest` fingerprints any training state. Importing this module does not import torch.
+`init` joins this process's job; `digest` fingerprints any training state; `shards` and `batch_end` feed the loop of any other
+framework. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -10,19 +11,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gyrostat.core.errors import GyrostatError
+    from gyrostat.data.shards.feed import batch_end, shards
     from gyrostat.engine.digest import digest
     from gyrostat.engine.job import Job
     from gyrostat.engine.reduce.hook import tree_hook
     from gyrostat.engine.session import init
 
 __version__ = "0.1.0"
-__all__ = ["GyrostatError", "Job", "__version__", "digest", "init", "tree_hook"]
+__all__ = ["GyrostatError", "Job", "__version__", "batch_end", "digest", "init", "shards", "tree_hook"]
 
 _HOMES = {
     "GyrostatError": "gyrostat.core.errors",
     "Job": "gyrostat.engine.job",
+    "batch_end": "gyrostat.data.shards.feed",
     "digest": "gyrostat.engine.digest",
     "init": "gyrostat.engine.session",
+    "shards": "gyrostat.data.shards.feed",
     "tree_hook": "gyrostat.engine.reduce.hook",
 }
 

@@ -161,7 +161,7 @@ class UnevenOrder(EpochOrder):
         cut = start + whole - self._lent
         return (start, cut) if batch == full else (cut, cut + self._left + self._lent)
 
-    def _shares(self, batch: int) -> list[int]:
+    def shares(self, batch: int) -> list[int]:
         """How many samples each virtual worker sees in this step."""
         samples = self.samples(batch)
         if samples == sum(self.sizes):
@@ -171,7 +171,7 @@ class UnevenOrder(EpochOrder):
         )  # one each, and nobody more than its size
 
     def positions(self, rank: int, batch: int) -> range:
-        shares = self._shares(batch)
+        shares = self.shares(batch)
         first = self._span(batch)[0] + sum(shares[:rank])
         return range(first, first + shares[rank])
 
@@ -180,5 +180,5 @@ class UnevenOrder(EpochOrder):
         return stop - start
 
     def weight(self, rank: int, batch: int) -> float | None:
-        shares = self._shares(batch)
+        shares = self.shares(batch)
         return None if len(set(shares)) == 1 else shares[rank] / sum(shares)

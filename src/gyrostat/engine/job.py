@@ -20,6 +20,7 @@ from gyrostat.core.job import Assignment
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader, make_loader
 from gyrostat.data.order import Shuffle
+from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
 from gyrostat.engine.checks import (
     check_module,
     check_no_process_group,
@@ -70,6 +71,9 @@ class Job:
         self._assignment, self._runner, self._supervisor = assignment, runner, supervisor
         self._loops = Loops()
         self._open: Any = None
+        self._pulled: ShardLoader | None = (
+            None  # what the running loop takes its samples from, if from shards
+        )
         self._samples = 0
         self._loss: float | None = None
         self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
@@ -147,6 +151,37 @@ class Job:
             others=others,
         )
 
+    def shards(
+        self,
+        dataset: Dataset[Any],
+        batch_size: int | Sequence[int] = 1,
+        *,
+        shard_size: int,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        pin_memory: bool = False,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+        name: str = "shards",
+    ) -> ShardLoader:
+        """A loader whose virtual workers pull shards of `shard_size` samples when they need one; every sample exactly once.
+
+        Its queues are tracked under `name`, and saved and restored with everything else that is tracked.
+        """
+        loader = make_shard_loader(
+            dataset,
+            batch_size=batch_size,
+            shard_size=shard_size,
+            virtual_workers=self.virtual_workers,
+            seed=self.seed,
+            shuffle=shuffle,
+            drop_last=drop_last,
+            pin_memory=pin_memory,
+            collate_fn=collate_fn,
+        )
+        tracked: dict[str, Any] = {name: loader.queues}
+        self.track(**tracked)
+        return loader
+
     def track(self, *, ddp: dict[str, Any] | None = None, **things: Any) -> None:
         """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP."""
         if self._started:
@@ -206,7 +241,7 @@ class Job:
         if limit is not None and (not isinstance(limit, int) or limit < 0):
             raise UsageError(f"limit must be a whole number of at least 0, or None, got {limit!r}")
         if accumulate > 1 and loader.sizes is not None:
-            raise UsageError("accumulate needs equal batch sizes; this loader has a list of them")
+            raise UsageError("accumulate needs equal batch sizes; this loader has shards, or a list of them")
         return self._steps(loader, accumulate, limit)
 
     def _steps(self, loader: OrderedLoader, accumulate: int, limit: int | None) -> Iterator[Step]:
@@ -224,6 +259,7 @@ class Job:
             self._resume()
         steps = Steps(self, self._runner, loader, order, accumulate, limit).run(done)
         self._open = steps
+        self._pulled = loader if isinstance(loader, ShardLoader) else None
         try:
             for step in steps:
                 yield step
@@ -256,6 +292,8 @@ class Job:
             self._broken = step  # an exception cannot be raised while a loop is torn down: the next call does
         if step.passes and not step.broken_off:
             self._loops.step_done()
+            if self._pulled is not None:
+                self._pulled.queues.done(self.progress.done)
             self._unreported_epoch = self.epoch
 
     def pass_done(self) -> None:

@@ -155,7 +155,7 @@ def _dataloader(plan: StepPlan, rank: int) -> DataLoader[Any]:
     order, loader = plan.order, plan.loader
     if not isinstance(order, Order):
         raise UsageError(
-            "plain DDP has no batch sizes per rank: a loader with a list of them cannot be compared with it"
+            "plain DDP has neither shards nor batch sizes per rank: a loader with them cannot be compared with it"
         )
     if order.shuffle == "bijection":
         batches = (order.indices(rank, batch) for batch in range(order.batches))

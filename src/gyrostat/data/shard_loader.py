@@ -1,0 +1,201 @@
+"""Shards for a job of virtual workers: `job.shards(…)` makes a loader that `job.steps` takes.
+
+Every virtual worker pulls shards of its own when it needs one. Steps are synchronous: each consumes a micro-batch per step. So
+all workers keep equal queues, and each of them works out what all virtual workers pull, in the order of their ranks: nothing
+is sent, and which samples a step has depends on neither placement nor time. The queues are tracked by the job: a
+checkpoint holds them as they were at its boundary.
+
+How many samples each virtual worker sees in a step is `UnevenOrder`'s rule; which ones, that of `shards/queues.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from typing import Any
+
+from torch.utils.data import Dataset
+
+from gyrostat.core.errors import Misuse, UsageError
+from gyrostat.data.bijection import Bijection
+from gyrostat.data.loader import OrderedLoader, make_loader
+from gyrostat.data.order import UnevenOrder
+from gyrostat.data.shards.layout import Layout
+from gyrostat.data.shards.messages import Ask, EpochOver, Report, Wait
+from gyrostat.data.shards.queues import Queues
+
+_NOW = 0.0  # virtual workers are neither slow nor silent: time has no part in this
+
+
+class StepShards:
+    """The queues of a job, planned as far ahead as somebody asks, and committed step by step."""
+
+    def __init__(self, queues: Queues) -> None:
+        self._queues = queues
+        self._in_hand: dict[
+            str, list[int]
+        ] = {}  # virtual worker → lease, start, stop and offset of its shard
+        self._plans: dict[int, list[list[range]]] = {}  # of steps not done: what each virtual worker sees
+        self._states: dict[int, dict[str, Any]] = {}  # of the same steps: the state after them
+        self._planned = 0
+        self._order: ShardOrder | None = None
+        self._committed = self._state()
+
+    def ranges(self, order: ShardOrder, rank: int, batch: int) -> list[range]:
+        """The samples of one micro-batch."""
+        if order is not self._order:
+            self._begin(order, batch)
+        while self._planned <= batch:
+            shares = order.shares(self._planned)
+            self._plans[self._planned] = [
+                self._pull(str(r), shares[r], order.epoch) for r in range(len(shares))
+            ]
+            self._planned += 1
+            self._states[self._planned] = self._state()
+        return self._plans[batch][rank]
+
+    def done(self, batches: int) -> None:
+        """So many steps of the epoch are trained: this is the state to save."""
+        self._committed = self._states[batches]
+        for batch in [batch for batch in self._plans if batch < batches]:
+            del self._plans[batch], self._states[batch + 1]
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._committed
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._queues.restore(state["queues"], now=_NOW)
+        self._in_hand = {
+            worker: [lease, start, stop, offset]
+            for lease, worker, start, stop, offset in state["queues"]["doing"]
+        }
+        self._plans, self._states, self._planned = {}, {}, state["batches"]
+        self._order = None
+        self._committed = dict(state)
+
+    def _begin(self, order: ShardOrder, batch: int) -> None:
+        """A `job.steps` loop begins, or goes on where its checkpoint was taken."""
+        self.load_state_dict(self._committed)  # what was planned beyond the end of a loop has not happened
+        if batch == 0:
+            self._queues.begin_epoch(order.epoch)
+            self._in_hand, self._planned = {}, 0
+        elif (self._queues.epoch, self._planned) != (order.epoch, batch):
+            raise Misuse(
+                f"step {batch} of epoch {order.epoch} is to be trained, but its shards are at step {self._planned} of "
+                f"epoch {self._queues.epoch}: the checkpoint is of another script"
+            )
+        self._order = order
+
+    def _pull(self, worker: str, samples: int, epoch: int) -> list[range]:
+        """So many samples off the shard in hand, and off the next ones if it does not have them."""
+        pulled = []
+        while samples:
+            if worker not in self._in_hand:
+                self._in_hand[worker] = self._ask(worker, epoch)
+            lease, start, stop, offset = hand = self._in_hand[worker]
+            taken = min(samples, stop - start - offset)
+            pulled.append(range(start + offset, start + offset + taken))
+            samples -= taken
+            hand[3] += taken
+            self._queues.report(Report(worker, self._queues.term, ((lease, hand[3]),)), _NOW)
+            if start + hand[3] == stop:
+                del self._in_hand[worker]
+        return pulled
+
+    def _ask(self, worker: str, epoch: int) -> list[int]:
+        """The next shard. Where all are in others' hands, whoever has the most left gives it back, to be dealt anew."""
+        answer = self._queues.ask(Ask(worker, epoch), _NOW)
+        while isinstance(answer, Wait):
+            fullest = max(self._in_hand, key=lambda other: self._left(other))
+            del self._in_hand[fullest]
+            self._queues.release(fullest, f"needed by virtual worker {worker}")
+            answer = self._queues.ask(Ask(worker, epoch), _NOW)
+        assert not isinstance(answer, EpochOver)  # steps have as many samples as there are
+        return [answer.lease, answer.start, answer.stop, 0]
+
+    def _left(self, worker: str) -> int:
+        _, start, stop, offset = self._in_hand[worker]
+        return stop - start - offset
+
+    def _state(self) -> dict[str, Any]:
+        return {"batches": self._planned, "queues": self._queues.to_state()}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ShardOrder(UnevenOrder):
+    """Which samples of the shards in hand a micro-batch has. Within a shard they are shuffled, too."""
+
+    queues: StepShards
+    layout: Layout
+
+    def indices(self, rank: int, batch: int) -> list[int]:
+        ranges = self.queues.ranges(self, rank, batch)
+        if not self.shuffle:
+            return [index for samples in ranges for index in samples]
+        return [index for samples in ranges for index in self._shuffled(samples)]
+
+    def _shuffled(self, samples: range) -> list[int]:
+        shard = self.layout.shard_of(samples.start)
+        first, last = self.layout.bounds(shard)
+        order = _within_shard(last - first, self.seed, self.epoch, shard)
+        return [first + place for place in order.take(range(samples.start - first, samples.stop - first))]
+
+
+@lru_cache(maxsize=64)
+def _within_shard(length: int, seed: int, epoch: int, shard: int) -> Bijection:
+    return Bijection(length, seed, epoch, shard)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardLoader(OrderedLoader):
+    """A dataset whose virtual workers pull shards."""
+
+    layout: Layout
+    queues: StepShards = field(compare=False)
+
+    def _order(self, *, seed: int, epoch: int) -> ShardOrder:
+        assert self.sizes is not None
+        return ShardOrder(
+            length=self.length,
+            sizes=self.sizes,
+            seed=seed,
+            epoch=epoch,
+            shuffle=self.shuffle,
+            drop_last=self.drop_last,
+            queues=self.queues,
+            layout=self.layout,
+        )
+
+
+def make_shard_loader(
+    dataset: Dataset[Any],
+    *,
+    batch_size: Any,
+    shard_size: int,
+    virtual_workers: int,
+    seed: int,
+    shuffle: bool,
+    drop_last: bool,
+    pin_memory: bool,
+    collate_fn: Callable[[list[Any]], Any] | None,
+) -> ShardLoader:
+    """Check what the user gave and make the loader."""
+    if not isinstance(shuffle, bool):
+        raise UsageError(f"shuffle={shuffle!r}: shards are shuffled (True) or taken as they lie (False)")
+    ordered = make_loader(
+        dataset,
+        batch_size=batch_size if isinstance(batch_size, (list, tuple)) else [batch_size] * virtual_workers,
+        virtual_workers=virtual_workers,
+        shuffle=shuffle,
+        num_workers=0,
+        drop_last=drop_last,
+        pad=False,
+        pin_memory=pin_memory,
+        collate_fn=collate_fn,
+        others={},
+    )
+    layout = Layout.of_indices(ordered.length, shard_size)
+    queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)
+    same = {part.name: getattr(ordered, part.name) for part in fields(ordered)}
+    return ShardLoader(**same, layout=layout, queues=StepShards(queues))

@@ -1,0 +1,147 @@
+"""A directory that keeps shard queues and somebody's parameters together: both of one step, or neither.
+
+    DIRECTORY/step-00000120/    what the program wrote, in whatever format it likes
+                 shards.json    the queues at that step; size and SHA-256 of every other file
+
+A save is written under another name, synced, and renamed into place: a crash at any instant leaves the ones before it. A lock
+that dies with its process keeps a second process from driving the same directory.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import file_digest
+from itertools import chain, count
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from gyrostat.core.errors import DamagedCheckpoint, UsageError
+
+INDEX = "shards.json"
+_WRITING = ".writing"
+
+
+class _File(msgspec.Struct, frozen=True):
+    size: int
+    sha256: str
+
+
+class _Index(msgspec.Struct, frozen=True):
+    step: int
+    queues: dict[str, Any]
+    files: dict[str, _File]
+
+
+@dataclass(frozen=True)
+class Save:
+    """One that is whole."""
+
+    path: Path
+    step: int
+    queues: dict[str, Any]
+
+
+class Saves:
+    """The saves in one directory, and the right to write there until `close` or the process's end."""
+
+    def __init__(self, directory: Path, *, keep: int) -> None:
+        if keep < 1:
+            raise UsageError(f"keep must be at least 1, got {keep}")
+        self.directory, self._keep = directory, keep
+        directory.mkdir(parents=True, exist_ok=True)
+        self._lock: int | None = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._lock)
+            raise UsageError(
+                f"another process takes its shards from {directory} right now; wait for its end, or use another directory"
+            ) from None
+
+    def newest(self) -> tuple[Save | None, list[str]]:
+        """The newest whole save, and why newer ones could not be used. If there are some but none is whole: an error."""
+        refused: list[str] = []
+        for path in sorted(self.directory.glob("step-*"), reverse=True):
+            try:
+                return _read(path), refused
+            except DamagedCheckpoint as error:
+                refused.append(str(error))
+        if refused:
+            raise DamagedCheckpoint(
+                "no save can be used: " + "; ".join(refused) + f". Remove {self.directory} to start anew"
+            )
+        return None, []
+
+    def write(self, step: int, queues: dict[str, Any], program: Callable[[Path], object]) -> Path:
+        """`program` writes its own state into the directory it is given; the queues go beside it."""
+        writing = self.directory / _WRITING
+        shutil.rmtree(writing, ignore_errors=True)
+        writing.mkdir()
+        program(writing)
+        if (writing / INDEX).exists():
+            raise UsageError(
+                f"the program wrote a file {INDEX}, which is the name of the shard queues; use another"
+            )
+        files = {
+            str(path.relative_to(writing)): path for path in sorted(writing.rglob("*")) if path.is_file()
+        }
+        index = _Index(step, queues, {name: _described(path) for name, path in files.items()})
+        (writing / INDEX).write_bytes(msgspec.json.encode(index))
+        for path in [*writing.rglob("*"), writing]:
+            _sync(path)
+        path = self.directory / f"step-{step:08d}"
+        shutil.rmtree(
+            path, ignore_errors=True
+        )  # of a step that is trained again, after a newer save was lost
+        writing.rename(path)
+        _sync(self.directory)
+        for old in sorted(self.directory.glob("step-*"))[: -self._keep]:
+            shutil.rmtree(old)
+        return path
+
+    def _free_name(self, step: int) -> Path:
+        """A step may be saved twice: where a newer save was damaged, or nothing was trained since. Neither is overwritten."""
+        first = self.directory / f"step-{step:08d}"
+        names = chain([first], (first.with_suffix(f".{number}") for number in count(1)))
+        return next(path for path in names if not path.exists())
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def _read(path: Path) -> Save:
+    try:
+        index = msgspec.json.decode((path / INDEX).read_bytes(), type=_Index)
+    except (OSError, msgspec.DecodeError) as error:
+        raise DamagedCheckpoint(f"{path / INDEX} cannot be read: {error}") from error
+    for name, wanted in index.files.items():
+        try:
+            found = _described(path / name)
+        except OSError as error:
+            raise DamagedCheckpoint(f"{path / name} cannot be read: {error}") from error
+        if found != wanted:
+            raise DamagedCheckpoint(
+                f"{path / name} is not what was written: {found.size} bytes, {wanted.size} then"
+            )
+    return Save(path, index.step, index.queues)
+
+
+def _described(path: Path) -> _File:
+    with path.open("rb") as file:
+        return _File(os.fstat(file.fileno()).st_size, file_digest(file, "sha256").hexdigest())
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
