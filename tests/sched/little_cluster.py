@@ -10,6 +10,7 @@ from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, Finished, Snapshot, Submitted
+from gyrostat.sched.throughput import Throughput
 from gyrostat.sched.tick import tick
 
 
@@ -53,6 +54,7 @@ class LittleCluster:
         quotas: dict[str, int] | None = None,
         lends: bool = False,
         placer: Placer | None = None,
+        throughput: Throughput | None = None,
     ) -> None:
         self.fleet = Fleet.parse(fleet)
         by_type = None
@@ -62,7 +64,10 @@ class LittleCluster:
         self.placer = NodePlacer(self.fleet, quotas=by_type, lends=lends) if placer is None else placer
         names = list(quotas or {"all": 0})
         self.books = Books(
-            self.fleet, [Vc(name=name, policy=find_policy(policy)) for name in names], self.placer
+            self.fleet,
+            [Vc(name=name, policy=find_policy(policy)) for name in names],
+            self.placer,
+            throughput,
         )
 
     def tick(self, now: float, *changes: Change) -> Plan:
@@ -73,6 +78,10 @@ class LittleCluster:
 
     def finish(self, now: float, *jobs: str) -> tuple[Action, ...]:
         return self.tick(now, *(Finished(JobId(job)) for job in jobs)).actions
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """How many devices of which type every running job has."""
+        return {str(job.id): job.all_counts() for job in self.books.jobs.values() if job.running}
 
     def held(self) -> dict[str, tuple[int, ...]]:
         """Devices by running job, own and borrowed ones."""

@@ -27,6 +27,7 @@ class JobView:
         "_done_at",
         "_executed",
         "_rate",
+        "_seconds_on",
         "_service",
         "borrowed",
         "borrowed_counts",
@@ -66,6 +67,7 @@ class JobView:
         self.starts = 0
         self._service = 0.0
         self._executed = 0.0
+        self._seconds_on: dict[str, float] = {}
         self._done = 0.0
         self._rate = 0.0
         self._done_at = now
@@ -94,6 +96,11 @@ class JobView:
         """Seconds for which it has had devices so far."""
         return self._executed + (now - self.since if self.running else 0.0)
 
+    def seconds_on(self, type_: str, now: float) -> float:
+        """Seconds for which it has had devices of this type so far."""
+        has = type_ in self.counts or type_ in self.borrowed_counts
+        return self._seconds_on.get(type_, 0.0) + (now - self.since if has else 0.0)
+
     def done(self, now: float) -> float:
         """Units of work, as last reported and carried on at the last reported rate."""
         return self._done + self._rate * (now - self._done_at)
@@ -106,6 +113,8 @@ class JobView:
         """(For the books) account for the time since its devices last changed; they are about to."""
         self._service = self.service(now)
         self._executed = self.executed(now)
+        for type_ in {*self.counts, *self.borrowed_counts} if self.borrowed else self.counts:
+            self._seconds_on[type_] = self._seconds_on.get(type_, 0.0) + now - self.since
         self.since = now
 
     def report(self, now: float, done: float, rate: float) -> None:

@@ -22,7 +22,11 @@ from gyrostat.sched.policy import Policy
 
 GROUP = "gyrostat.policies"
 OURS: Mapping[str, str] = {
+    "easyscale": "gyrostat.sched.policies.easyscale:EasyScale",
     "fifo": "gyrostat.sched.policies.fifo:Fifo",
+    "gavel": "gyrostat.sched.policies.gavel:Gavel",
+    "optimus": "gyrostat.sched.policies.optimus:Optimus",
+    "wfs": "gyrostat.sched.policies.fairshare:FairShare",
 }
 
 

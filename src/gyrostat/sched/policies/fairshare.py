@@ -1,0 +1,130 @@
+"""Elastic weighted fair sharing: VirtualFlow's Algorithm 1 (§4.2).
+
+Running jobs share all devices in proportion to their weights, none getting more than it can use nor less than its minimum.
+Waiting jobs are admitted one by one, the highest priority first, as long as sharing with the newcomer takes nothing from a job
+of higher priority. Weights, which are priorities too, come from `by`: `priority` (the job's own), `sjf` (one over its whole
+work) or `srtf` (one over what remains). Inelastic jobs take part with exactly what they asked for, and keep it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.request import JobId
+from gyrostat.sched.policies.proposals import grow_borrowed
+from gyrostat.sched.policies.steady import Assignment, SteadyPolicy, limit
+from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.views import JobView, Key, VcView
+
+ORDERS = ("priority", "sjf", "srtf")
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What one job brings to the division: it gets nothing, or from `least` to `most`."""
+
+    weight: float
+    least: int
+    most: int
+
+
+class FairShare(SteadyPolicy):
+    def __init__(self, *, by: str = "priority", price: float = 0.0, hold: float = 0.0) -> None:
+        super().__init__(price=price, hold=hold)
+        if by not in ORDERS:
+            raise UsageError(f"fair shares are weighed by {', '.join(ORDERS)}; not by {by!r}")
+        self.by = by
+
+    def rank(self, job: JobView, now: float) -> tuple[Key, float]:
+        return (-self.weight(job, now), job.request.submitted), math.inf
+
+    def weight(self, job: JobView, now: float) -> float:
+        if self.by == "priority":
+            return max(job.request.priority, 1) * job.request.weight
+        work = job.request.work if self.by == "sjf" else job.remaining(now)
+        return 1.0 if work is None else 1 / max(work, 1e-9)
+
+    def assign(self, view: VcView, now: float) -> Assignment:
+        total = sum(view.capacity.values())
+        running = list(view.holding)
+        claims = {job.id: self._claim(job, now) for job in running}
+        shares = fair_shares(claims, total)
+        admitted = list(running)
+        for job in sorted((*view.waiting, *view.borrowing), key=lambda each: self.rank(each, now)[0]):
+            with_it = {**claims, job.id: self._claim(job, now)}
+            tried = fair_shares(with_it, total)
+            mine = with_it[job.id].weight
+            if tried[job.id] < 1 or any(
+                tried[other] < shares[other] and claims[other].weight > mine for other in claims
+            ):
+                break
+            claims, shares = with_it, tried
+            admitted.append(job)
+        reasons = {id_: f"fair share {share} of {total}" for id_, share in shares.items()}
+        return Assignment(hand_out(view, admitted, shares), reasons)
+
+    def borrow(self, view: VcView, now: float) -> Wishes:
+        yield from Policy.borrow(self, view, now)
+        yield from grow_borrowed(view)
+
+    def _claim(self, job: JobView, now: float) -> Claim:
+        request = job.request
+        if not request.elastic:
+            return Claim(self.weight(job, now), request.devices, request.devices)
+        return Claim(self.weight(job, now), max(request.smallest, 1), limit(job))
+
+
+def fair_shares(claims: Mapping[JobId, Claim], total: int) -> dict[JobId, int]:
+    """Whole devices in proportion to weights, within every claim's limits; heavier claims first where not all fit."""
+    order = sorted(claims, key=lambda id_: -claims[id_].weight)
+    shares = dict.fromkeys(claims, 0)
+    left = total
+    for id_ in order:
+        if claims[id_].least <= left:
+            shares[id_] = claims[id_].least
+            left -= claims[id_].least
+    while left > 0:
+        open_ = [id_ for id_ in order if 0 < shares[id_] < claims[id_].most]
+        if not open_:
+            break
+        # One device at a time goes to whoever has the least for its weight: water filling in whole devices.
+        poorest = min(open_, key=lambda id_: (shares[id_] + 1) / claims[id_].weight)
+        shares[poorest] += 1
+        left -= 1
+    return shares
+
+
+def hand_out(
+    view: VcView, jobs: Sequence[JobView], shares: Mapping[JobId, int]
+) -> dict[JobId, dict[str, int]]:
+    """Shares as devices by type: of what a job has it keeps as much as it may, the rest it gets of its best type with room."""
+    free = dict(view.capacity)
+    wanted: dict[JobId, dict[str, int]] = {}
+    for job in jobs:
+        kept: dict[str, int] = {}
+        for type_, number in sorted(job.counts.items(), key=lambda item: -item[1]):
+            keep = min(number, shares[job.id] - sum(kept.values()), free.get(type_, 0))
+            if keep > 0:
+                kept[type_] = keep
+                free[type_] -= keep
+        wanted[job.id] = kept
+    for job in jobs:
+        has = wanted[job.id]
+        for type_ in _types(view, job, has):
+            more = min(shares[job.id] - sum(has.values()), free.get(type_, 0))
+            if more > 0:
+                has[type_] = has.get(type_, 0) + more
+                free[type_] -= more
+                if not job.request.mixes_types:
+                    break
+    return {id_: counts for id_, counts in wanted.items() if counts}
+
+
+def _types(view: VcView, job: JobView, has: Mapping[str, int]) -> Sequence[str]:
+    allowed = view.types_for(job.request)
+    if has and not job.request.mixes_types:
+        return tuple(has)
+    return sorted(allowed, key=lambda type_: -view.rate(job, {type_: 1}))

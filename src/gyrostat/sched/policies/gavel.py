@@ -1,0 +1,170 @@
+"""Gavel's least-attained-service policy (Narayanan et al., OSDI 2020, §4.1): fairness that knows how fast each job is where.
+
+A linear program says which share of its time each job should spend on each device type, so that the job which is worst off,
+compared with an equal share of the cluster, is as well off as possible:
+
+    maximise  t + a little of all throughput
+    t  <=  s_m / w_m  sum_j T_mj X_mj / (what an equal share would give m)      for each job m with s_m devices and weight w_m
+    sum_j X_mj <= 1,      sum_m s_m X_mj <= devices of type j
+
+Jobs that are alike have the same solution, so the program has one row per kind of job, not per job. Devices are then dealt
+in rounds of `round` seconds: in each the jobs that are furthest behind their shares X come first. A job runs on exactly what it
+asked for, of one type.
+
+With `mixed` (VirtualFlow §6.5.2) devices that a round leaves idle join jobs that may use several types, wherever they speed
+up most; in the next round they are free again for jobs that wait.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_matrix
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.request import JobId
+from gyrostat.sched.policies.proposals import Table, grow
+from gyrostat.sched.policies.steady import Assignment
+from gyrostat.sched.policy import Policy, Run, Wake, Wishes
+from gyrostat.sched.views import JobView, Key, VcView
+
+_ROUNDING = 1e-6
+_A_LITTLE = 1e-3  # of all throughput, so that what fairness leaves over is used well
+
+
+@dataclass(frozen=True)
+class Kind:
+    """Jobs that are alike: how many, devices each, weight, and speed by type."""
+
+    jobs: int
+    devices: int
+    weight: float
+    speeds: tuple[float, ...]
+
+
+class Gavel(Policy):
+    def __init__(self, *, mixed: bool = False, round: float = 360.0) -> None:
+        if round <= 0:
+            raise UsageError(f"a round takes some seconds, got {round}")
+        self.mixed = mixed
+        self.round = round
+
+    def rank(self, job: JobView, now: float) -> tuple[Key, float]:
+        return (job.request.submitted,), math.inf
+
+    def decide(self, view: VcView, now: float) -> Wishes:
+        if not view.jobs:
+            return
+        late = now % self.round
+        yield Wake(now - late + self.round)
+        if late > _ROUNDING * self.round:
+            return
+        wanted = self.assign(view, now)
+        for job in list(view.holding):
+            counts = wanted.devices.get(job.id, {})
+            if any(number > counts.get(type_, 0) for type_, number in job.counts.items()):
+                kept = {
+                    type_: min(n, job.counts[type_]) for type_, n in counts.items() if type_ in job.counts
+                }
+                yield Run(job, kept, wanted.reasons.get(job.id, "its share of this round is over"))
+        for id_, counts in wanted.devices.items():
+            yield Run(view.jobs[id_], counts, wanted.reasons[id_])
+
+    def assign(self, view: VcView, now: float) -> Assignment:
+        """One round."""
+        types = tuple(view.capacity)
+        shares = self._shares(view, types)
+        wanted = Assignment()
+        free = dict(view.capacity)
+        behind = []
+        for job in view.jobs.values():
+            alive = max(now - job.request.submitted, self.round)
+            for type_, share in zip(types, shares[job.id], strict=True):
+                if view.rate(job, {type_: job.request.devices}) > 0:
+                    attained = max(job.seconds_on(type_, now), 1e-3 * self.round) / alive
+                    stays = set(job.counts) == {type_}
+                    behind.append((-share / attained, not stays, job.number, type_, job, share))
+        for *_, type_, job, share in sorted(behind, key=lambda each: each[:3]):
+            if job.id not in wanted.devices and free[type_] >= job.request.devices:
+                wanted.devices[job.id] = {type_: job.request.devices}
+                wanted.reasons[job.id] = f"furthest behind its share of {share:.0%} on {type_}"
+                free[type_] -= job.request.devices
+        if self.mixed and any(free.values()):
+            self._mix(view, wanted, free)
+        return wanted
+
+    def _mix(self, view: VcView, wanted: Assignment, free: dict[str, int]) -> None:
+        table = Table(view, mixed=True)
+        table.free, table.assignment = free, wanted
+        grow(table, [view.jobs[id_] for id_ in wanted.devices if view.jobs[id_].request.elastic])
+
+    def _shares(self, view: VcView, types: Sequence[str]) -> Mapping[JobId, Sequence[float]]:
+        kinds: dict[tuple[object, ...], list[JobView]] = defaultdict(list)
+        for job in view.jobs.values():
+            speeds = tuple(view.rate(job, {type_: job.request.devices}) for type_ in types)
+            fits = tuple(
+                speed if job.request.devices <= view.capacity[type_] else 0.0
+                for speed, type_ in zip(speeds, types, strict=True)
+            )
+            kinds[job.request.devices, job.request.weight, fits].append(job)
+        rows = [Kind(len(jobs), *key) for key, jobs in kinds.items()]  # type: ignore[arg-type]
+        solved = max_min_shares(rows, [view.capacity[type_] for type_ in types])
+        return {job.id: solved[row] for row, jobs in enumerate(kinds.values()) for job in jobs}
+
+
+def max_min_shares(kinds: Sequence[Kind], devices: Sequence[int]) -> list[list[float]]:
+    """X: by kind, the share of time that each of its jobs spends on each type."""
+    types, total = len(devices), sum(devices)
+    usable = [any(kind.speeds) for kind in kinds]
+    if not any(usable):
+        return [[0.0] * types for _ in kinds]
+    columns = len(kinds) * types + 1  # X row by row, then t
+    rows: list[int] = []
+    cols: list[int] = []
+    values: list[float] = []
+    limits: list[float] = []
+    objective = np.zeros(columns)
+    objective[-1] = -1.0
+
+    def entry(row: int, column: int, value: float) -> None:
+        rows.append(row)
+        cols.append(column)
+        values.append(value)
+
+    jobs = sum(kind.jobs for kind in kinds)
+    for k, kind in enumerate(kinds):
+        equal = sum(speed * number / total for speed, number in zip(kind.speeds, devices, strict=True))
+        if usable[k]:
+            row = len(limits)
+            entry(row, columns - 1, 1.0)
+            for j, speed in enumerate(kind.speeds):
+                worth = kind.devices / kind.weight * speed / equal
+                entry(row, k * types + j, -worth)
+                objective[k * types + j] = -_A_LITTLE * kind.jobs / jobs * speed / equal
+            limits.append(0.0)
+        row = len(limits)
+        for j in range(types):
+            entry(row, k * types + j, 1.0)
+        limits.append(1.0)
+    for j, number in enumerate(devices):
+        row = len(limits)
+        for k, kind in enumerate(kinds):
+            entry(row, k * types + j, float(kind.jobs * kind.devices))
+        limits.append(float(number))
+    solution = linprog(
+        objective,
+        A_ub=csr_matrix((values, (rows, cols)), shape=(len(limits), columns)),
+        b_ub=limits,
+        bounds=(0, None),
+        method="highs",
+    )
+    if not solution.success:
+        raise AssertionError(
+            f"the program always has a solution (nothing to anybody), but: {solution.message}"
+        )
+    return [[float(x) for x in solution.x[k * types : (k + 1) * types]] for k in range(len(kinds))]

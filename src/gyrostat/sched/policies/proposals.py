@@ -1,0 +1,156 @@
+"""Proposals: a job's devices as they could be, and who gets them. Speed-up per device decides, the larger of equal ones.
+
+A `Table` holds who has what while an assignment is made; EasyScale's policy fills it, and Gavel's with mixed
+allocations does.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gyrostat.core.devices import Counts
+from gyrostat.sched.policies.steady import Assignment, limit
+from gyrostat.sched.policy import Run, Wishes
+from gyrostat.sched.views import JobView, VcView
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A job's devices as they could be, `added` of them new."""
+
+    target: dict[str, int]
+    added: int
+    speedup: float
+
+    @property
+    def per_device(self) -> float:
+        return (self.speedup - 1) / self.added
+
+    def better(self, other: Proposal) -> bool:
+        """More speed-up per device, or as much for more devices."""
+        if self.added > other.added:
+            return self.per_device >= other.per_device * (1 - _ROUNDING)
+        return self.per_device > other.per_device * (1 + _ROUNDING)
+
+
+class Table:
+    """Who has what while an assignment is made: at first what jobs have of the guarantee, and what is free of it."""
+
+    def __init__(self, view: VcView, *, mixed: bool = True) -> None:
+        self.view = view
+        self.mixed = mixed
+        self.moving = True
+        self.free = view.frees()
+        self.assignment = Assignment({job.id: dict(job.counts) for job in view.holding})
+
+    def held(self, job: JobView) -> dict[str, int]:
+        return self.assignment.devices.get(job.id, {})
+
+    def give(self, job: JobView, counts: Counts, reason: str) -> None:
+        for type_, number in self.held(job).items():
+            self.free[type_] += number
+        for type_, number in counts.items():
+            self.free[type_] -= number
+        self.assignment.devices[job.id] = {type_: number for type_, number in counts.items() if number}
+        self.assignment.reasons[job.id] = reason
+
+    def types(self, job: JobView) -> tuple[str, ...]:
+        return self.view.types_for(job.request)
+
+    def roomiest(self, job: JobView, number: int) -> str | None:
+        """The type on which the job is fastest, of those with so many free."""
+        fitting = [type_ for type_ in self.types(job) if self.free.get(type_, 0) >= number]
+        rated = [(self.view.rate(job, {type_: number}), -place, type_) for place, type_ in enumerate(fitting)]
+        rate, _, type_ = max(rated, default=(0.0, 0, None))
+        return type_ if rate > 0 else None
+
+    def dispensable(self, job: JobView) -> str:
+        """The type of which it would give up one."""
+        held = self.held(job)
+        return max(held, key=lambda type_: self.view.rate(job, {**held, type_: held[type_] - 1}))
+
+    def loss(self, job: JobView) -> float | None:
+        """The share of its speed that a job loses with one device; None if it cannot give one up."""
+        held = self.held(job)
+        if not job.request.elastic or sum(held.values()) <= max(job.request.smallest, 1):
+            return None
+        type_ = self.dispensable(job)
+        fewer = {name: number - (name == type_) for name, number in held.items() if number > (name == type_)}
+        return 1 - self.view.rate(job, fewer) / self.view.rate(job, held)
+
+    def best_proposal(self, job: JobView) -> Proposal | None:
+        """The best per device, the larger of equal ones, of what is free now."""
+        held = self.held(job)
+        before = self.view.rate(job, held)
+        best: Proposal | None = None
+        for target, added in self._targets(job, held):
+            after = self.view.rate(job, target)
+            if after <= before * (1 + _ROUNDING):
+                continue
+            proposal = Proposal(target, added, after / before)
+            if best is None or proposal.better(best):
+                best = proposal
+        return best
+
+    def _targets(self, job: JobView, held: Mapping[str, int]) -> Iterator[tuple[dict[str, int], int]]:
+        room = limit(job)
+        may_mix = self.mixed and job.request.mixes_types
+        for type_ in self.types(job):
+            free = self.free.get(type_, 0)
+            if not free:
+                continue
+            if may_mix or set(held) <= {type_}:
+                for more in range(1, min(free, room - sum(held.values())) + 1):
+                    yield {**held, type_: held.get(type_, 0) + more}, more
+            if self.moving and set(held) != {type_}:
+                for number in range(1, min(free + held.get(type_, 0), room) + 1):
+                    if number > held.get(type_, 0):
+                        yield {type_: number}, number - held.get(type_, 0)
+
+
+_Entry = tuple[float, int, int, Proposal, JobView]
+
+
+def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
+    """Accept proposals of these jobs until nothing helps any more. `moving`: they may change from one type to another."""
+    table.moving = moving
+    heap = [entry for job in jobs if (entry := _proposed(job, table)) is not None]
+    heapq.heapify(heap)
+    while heap and any(table.free.values()):
+        *_, proposal, job = heapq.heappop(heap)
+        current = table.best_proposal(job)
+        if current is None:
+            continue
+        if current == proposal:
+            told = f"{current.speedup:.2f} times as fast for {current.added} more, the best use of them"
+            table.give(job, current.target, told)
+        if (entry := _proposed(job, table)) is not None:
+            heapq.heappush(heap, entry)
+
+
+def grow_borrowed(view: VcView) -> Wishes:
+    """Opportunistic growth beyond the guarantee: jobs that hold devices are lent more, wherever they speed up most."""
+    if not any(view.lendable.values()):
+        return
+    table = Table(view)
+    table.free = dict(view.lendable)
+    jobs = [job for job in view.holding if job.request.elastic]
+    table.assignment = Assignment({job.id: job.all_counts() for job in jobs})
+    grow(table, jobs, moving=False)
+    for job in jobs:
+        more = table.held(job)
+        borrowed = {
+            type_: n - job.counts.get(type_, 0) for type_, n in more.items() if n > job.counts.get(type_, 0)
+        }
+        if borrowed != job.borrowed_counts:
+            reason = table.assignment.reasons.get(job.id, "nobody uses these")
+            yield Run(job, borrowed, f"{reason}; nobody uses them", borrowed=True)
+
+
+def _proposed(job: JobView, table: Table) -> _Entry | None:
+    proposal = table.best_proposal(job)
+    return None if proposal is None else (-proposal.per_device, -proposal.added, job.number, proposal, job)

@@ -1,0 +1,117 @@
+"""From an assignment to wishes, without flapping. What elastic policies share.
+
+An elastic policy computes who should have how many devices (an `Assignment`); this module leads there:
+
+1. A running job is resized for its own sake only if that pays: what it gains until the next resize is possible must exceed
+   what the resize costs (`price`: seconds for which it stands still), and its last resize is at least `hold` ago.
+2. A running job is shrunk only as far as devices are needed for what remains: a start, or a resize that pays.
+3. Shrinks are wished for before what takes the devices.
+
+What was put off because of `hold` is looked at again when the time has come (`Wake`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gyrostat.core.devices import Counts
+from gyrostat.core.errors import UsageError
+from gyrostat.core.request import JobId
+from gyrostat.sched.policy import Policy, Run, Wake, Wishes
+from gyrostat.sched.views import JobView, VcView
+
+
+@dataclass
+class Assignment:
+    """Devices of the guarantee by job, in order of importance, and why. Jobs that are not in it get nothing."""
+
+    devices: dict[JobId, dict[str, int]] = field(default_factory=dict)
+    reasons: dict[JobId, str] = field(default_factory=dict)
+
+
+class SteadyPolicy(Policy):
+    """A policy that computes an assignment and gets there steadily."""
+
+    def __init__(self, *, price: float, hold: float) -> None:
+        check_price(price, hold)
+        self.price = price
+        self.hold = hold
+
+    @abstractmethod
+    def assign(self, view: VcView, now: float) -> Assignment:
+        """Who should have what, within the VC's guarantee."""
+
+    def decide(self, view: VcView, now: float) -> Wishes:
+        yield from self.lead_to(view, self.assign(view, now), now)
+
+    def lead_to(self, view: VcView, wanted: Assignment, now: float) -> Wishes:
+        """The wishes; see the module's docstring."""
+        takes, gives, look_again = self._sorted_out(view, wanted.devices, now)
+        need = {type_: -view.free(type_) for type_ in view.capacity}
+        for job, counts in takes:
+            for type_, number in counts.items():
+                need[type_] = need.get(type_, 0) + number - job.counts.get(type_, 0)
+        for job, counts in gives:
+            given = {
+                type_: n - counts.get(type_, 0) for type_, n in job.counts.items() if n > counts.get(type_, 0)
+            }
+            if any(need.get(type_, 0) > 0 for type_ in given):
+                yield Run(job, counts, wanted.reasons.get(job.id, "makes room for others"))
+                for type_, number in given.items():
+                    need[type_] -= number
+        for job, counts in takes:
+            if job.borrowed and not fits_besides(job, counts):
+                yield Run(job, {}, "gets devices of its own", borrowed=True)
+            yield Run(job, counts, wanted.reasons.get(job.id, "new share"))
+        if look_again is not None:
+            yield Wake(look_again)
+
+    def _sorted_out(
+        self, view: VcView, wanted: Mapping[JobId, Counts], now: float
+    ) -> tuple[list[tuple[JobView, Counts]], list[tuple[JobView, Counts]], float | None]:
+        """Those that should take devices now, those that could give some (the least important first), when to look again."""
+        takes: list[tuple[JobView, Counts]] = []
+        gives: list[tuple[JobView, Counts]] = [(job, {}) for job in view.holding if job.id not in wanted]
+        look_again: float | None = None
+        shrinks = []
+        for id_, counts in wanted.items():
+            job = view.jobs[id_]
+            counts = {type_: number for type_, number in counts.items() if number}
+            if counts == job.counts:
+                continue
+            if not job.counts:
+                takes.append((job, counts))
+            elif all(number <= job.counts.get(type_, 0) for type_, number in counts.items()):
+                shrinks.append((job, counts))
+            elif now < job.since + self.hold:
+                look_again = min(look_again or job.since + self.hold, job.since + self.hold)
+            elif self.pays(view.rate(job, job.all_counts()), view.rate(job, counts)):
+                takes.append((job, counts))
+        return takes, gives + shrinks[::-1], look_again
+
+    def pays(self, before: float, after: float) -> bool:
+        """Whether a running job should be resized for its own sake, at these rates."""
+        return after > before and (after - before) * self.hold >= after * self.price
+
+
+def check_price(price: float, hold: float) -> None:
+    """Whether these settings make sense."""
+    if price < 0 or hold < 0:
+        raise UsageError(f"price and hold are seconds, 0 or more; got {price} and {hold}")
+    if hold <= price and price > 0:
+        raise UsageError(
+            f"a resize that costs {price} s can only pay if the job may keep it for longer: raise hold, now {hold}"
+        )
+
+
+def fits_besides(job: JobView, counts: Counts) -> bool:
+    """Whether the job may hold `counts` together with what it borrows."""
+    both = sum(counts.values()) + len(job.borrowed)
+    return both <= limit(job) and (job.request.mixes_types or set(job.borrowed_counts) <= set(counts))
+
+
+def limit(job: JobView) -> int:
+    """The most devices that it can use."""
+    return min(job.request.largest, job.request.virtual_workers or job.request.largest)
