@@ -13,6 +13,7 @@ import pytest
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 COMMANDS = (
     "accumulation",
+    "cell_allocation",
     "checkpoint_stall",
     "context_switch",
     "ddp_accumulation",

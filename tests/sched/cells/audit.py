@@ -74,11 +74,16 @@ def _audit_pool(cluster: CellCluster, pool: Pool) -> None:
         split = pool.splits[level]
         clear.append(
             [
-                level if not count else max(below[at * split : (at + 1) * split], default=-1) if level else -1
+                level + 1
+                if not count
+                else max(below[at * split : (at + 1) * split], default=0)
+                if level
+                else 0
                 for at, count in enumerate(pool.low[level])
             ]
         )
-        assert pool.clear[level] == clear[level]
+        assert list(pool.clear[level]) == clear[level]
+        assert list(pool.touched[level]) == [cost > 0 for cost in pool.within[level]]
         assert [cost % TAKEN for cost in pool.within[level]] == pool.low[level]
     for level in range(len(sizes)):
         listed = {
@@ -88,7 +93,7 @@ def _audit_pool(cluster: CellCluster, pool: Pool) -> None:
             and (level == pool.top or pool.blocked[level + 1][at // pool.splits[level + 1]])
         }
         found = [
-            (clear_level - 1, *divmod(key, pool.width))
+            (clear_level, *divmod(key, pool.width))
             for clear_level, keys in enumerate(pool.lists[level])
             for key in keys
         ]

@@ -133,7 +133,7 @@ class CellCluster:
 
     def allocate(self, request: CellRequest) -> Grant | Refusal:
         """Devices for all pods, or a reason why not. Those it preempts have lost theirs when this returns."""
-        if request.job in self.jobs:
+        if request.job in self.jobs or request.job in self.outside:
             raise UsageError(f"job {request.job} has devices already; release them first")
         tenant = self.tenants.get(request.vc)
         if tenant is None:
@@ -236,6 +236,8 @@ class CellCluster:
         self, request: CellRequest, groups: list[Group], pods: list[_Pod]
     ) -> list[list[_Placed]] | _TooLittle:
         """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
+        if not request.priority:
+            return _plan_seen_by(0, request, groups, pods)
         seen: set[int] = {0, request.priority}
         for group in groups:
             seen.update(priority for priority in group.views if priority < request.priority)
@@ -368,7 +370,7 @@ class CellCluster:
             user = pool.user_of(device)
             if user is not None:
                 jobs[user] = None
-            owner = _owner(pool, device)
+            owner = locate_owner(pool, device)
             if owner is not None:
                 owners[owner[0].vc] = None
             if healthy:
@@ -376,15 +378,26 @@ class CellCluster:
                     owner[0].show_mended(device)
                 pool.mend_device(device)
             else:
-                pool.break_device(device)
-                if owner is not None:
-                    self._show_broken(pool, device, user, *owner)
+                self._break(pool, device)
         return HealthChange(tuple(map(pool.device_name, changed)), tuple(jobs), tuple(owners))
 
-    def _show_broken(self, pool: Pool, device: int, user: str | None, group: Group, root: int) -> None:
+    def restore_bad(self, device: str, virtual: int | None) -> None:
+        """A device is known to be bad, and which virtual device stands for it. Devices of other clusters are passed over."""
+        for pool in self.pools.values():
+            index = pool.layout.locate(pool.hierarchy, 0, device)
+            if index is not None and index not in pool.bad_devices:
+                self._break(pool, index, virtual)
+
+    def _break(self, pool: Pool, device: int, virtual: int | None = None) -> None:
+        pool.break_device(device)
+        owner = locate_owner(pool, device)
+        if owner is None:
+            return
+        group, root = owner
+        user = pool.user_of(device)
         grant = None if user is None else self.jobs[user]
         if grant is None or grant.priority == OPPORTUNISTIC:
-            group.carve(device, root)
+            group.carve(device, root, virtual)
             return
         level, physical, _, index = next(
             piece
@@ -464,20 +477,20 @@ def _plan_seen_by(
     priority: int, request: CellRequest, groups: list[Group], pods: list[_Pod]
 ) -> list[list[_Placed]] | _TooLittle:
     """The plan of one who sees only jobs of this priority and above."""
+    if len(pods) == 1:
+        placed = _place(priority, request.affinity, groups, pods[0], alone=True)
+        return _TooLittle(pods[0], 1) if placed is None else [placed]
     plan: list[list[_Placed]] = []
-    alone = len(pods) == 1
-    try:
-        for place, pod in enumerate(pods):
-            placed = _place(priority, request.affinity, groups, pod, alone)
-            if placed is None:
-                short = sum(1 for other in pods[place:] if other.devices == pod.devices)
-                return _TooLittle(pod, short)
-            plan.append(placed)
-        return plan
-    finally:
-        if not alone:
-            for group, level, index in (piece for pod in reversed(plan) for piece in reversed(pod)):
-                group.views[priority].give(level, index)
+    failed = None
+    for place, pod in enumerate(pods):
+        placed = _place(priority, request.affinity, groups, pod, alone=False)
+        if placed is None:
+            failed = _TooLittle(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
+            break
+        plan.append(placed)
+    for group, level, index in (piece for placed in reversed(plan) for piece in reversed(placed)):
+        group.views[priority].give(level, index)
+    return failed or plan
 
 
 def _place(
@@ -567,7 +580,8 @@ def drop_piece(group: Group, level: int, index: int, physical: int) -> None:
         group.unbind_root(root)
 
 
-def _owner(pool: Pool, device: int) -> tuple[Group, int] | None:
+def locate_owner(pool: Pool, device: int) -> tuple[Group, int] | None:
+    """In which of whose cells a device is."""
     if pool.bound[0][device]:
         for level, size in enumerate(pool.sizes):
             owner = pool.owners[level].get(device // size)

@@ -150,14 +150,26 @@ class Forest:
         self._change_above(level, index, size)
 
     def _change_above(self, level: int, index: int, change: int) -> None:
-        free, splits = self.free, self.splits
-        while level < self.top:
-            level += 1
-            index //= splits[level]
-            before = free[level][index]
-            free[level][index] = before + change
-            self._unlist(level, index, before)
-            self._list(level, index, before + change)
+        """Count `change` devices more in all cells around a cell: all of them are partly taken, before or after."""
+        free, splits, masks = self.free, self.splits, self._masks
+        for above in range(level + 1, self.top + 1):
+            index //= splits[above]
+            row, lists = free[above], self.partial[above]
+            before = row[index]
+            row[index] = after = before + change
+            if before:
+                listed = lists[before]
+                if len(listed) == 1:
+                    del lists[before]
+                    masks[above] ^= 1 << before
+                else:
+                    del listed[bisect_left(listed, index)]
+            if after:
+                if after in lists:
+                    insort(lists[after], index)
+                else:
+                    lists[after] = [index]
+                    masks[above] ^= 1 << after
 
     def _list(self, level: int, index: int, rest: int) -> None:
         if rest:

@@ -5,7 +5,8 @@ Everything is counted up the tree, per level and index, as cells come and go:
 - `bound`: devices that belong to bound virtual cells (or to machines that are not there).
 - `bad`: devices that do not work.
 - `blocked`: either of the two. The free lists of buddy allocation hold the cells with none blocked and a parent with some.
-- `low`: devices of opportunistic jobs, and `clear`, the level of the largest cell within that has none of them.
+- `low`: devices of opportunistic jobs, and `clear`, counting from 1, the level of the largest cell within that has none of
+  them; 0 if there is none.
 - `idle`: a forest of devices that nobody uses and that work, wherever they are.
 
 Free lists are kept by `clear` and ordered by `low`, so that neither a cell without opportunistic jobs nor one with few of
@@ -44,12 +45,14 @@ class Pool:
         self.bad = [[0] * row for row in rows]
         self.blocked = [[0] * row for row in rows]
         self.low = [[0] * row for row in rows]
-        self.clear = [[level] * row for level, row in enumerate(rows)]
+        self.clear = [bytearray([level + 1]) * row for level, row in enumerate(rows)]
         self.within = [[0] * row for row in rows]
         """For cells within bound ones: `low`, or out of reach because a virtual cell has it already."""
+        self.touched = [bytearray(row) for row in rows]
+        """Whether `within` is not 0: bytes are searched faster than numbers."""
         self.idle = Forest(sizes, layout.roots)
         self.lists: list[list[list[int]]] = [[[] for _ in range(level + 2)] for level in range(len(sizes))]
-        """Free cells by level and `clear` + 1, as `low` * width + index, sorted."""
+        """Free cells by level and `clear`, as `low` * width + index, sorted."""
         self.free = [0] * len(sizes)
         """How many cells the lists of each level hold: f_k of healthy cells."""
         self.total = [0] * len(sizes)
@@ -103,14 +106,14 @@ class Pool:
     def _best_in(self, block: int, level: int, total_over: list[int] | None) -> tuple[int, int] | None:
         """Opportunistic devices in, and index of, the best cell of `level` in a free block of the level `block`."""
         lists = self.lists[block]
-        for clear in range(level, block + 1):
-            for key in lists[clear + 1]:
+        for clear in range(level + 1, block + 2):
+            for key in lists[clear]:
                 index = key % self.width
                 if total_over is None or self._leaves_enough(block, index, level, total_over):
                     return 0, self._clear_within(block, index, level, last=False)
         best: tuple[int, int] | None = None
-        for clear in range(-1, level):
-            for key in lists[clear + 1]:
+        for clear in range(level + 1):
+            for key in lists[clear]:
                 index = key % self.width
                 if total_over is None or self._leaves_enough(block, index, level, total_over):
                     found = self._quietest_within(block, index, level)
@@ -129,15 +132,18 @@ class Pool:
     def _clear_within(self, block: int, index: int, level: int, *, last: bool) -> int:
         """A cell of `level` without opportunistic devices, in one that has such cells: the closest fit on the way down."""
         while block > level:
-            if self.clear[block][index] == block:
+            if self.clear[block][index] == block + 1:
                 ratio = self.sizes[block] // self.sizes[level]
                 return index * ratio + (ratio - 1 if last else 0)
             split = self.splits[block]
+            start = index * split
             block -= 1
-            row = self.clear[block][index * split : (index + 1) * split]
-            wanted = min(clear for clear in row if clear >= level)
-            place = split - 1 - row[::-1].index(wanted) if last else row.index(wanted)
-            index = index * split + place
+            row = self.clear[block]
+            find = row.rfind if last else row.find
+            for wanted in range(level + 1, block + 2):
+                index = find(wanted, start, start + split)
+                if index >= 0:
+                    break
         return index
 
     def _quietest_within(self, block: int, index: int, level: int) -> tuple[int, int]:
@@ -215,7 +221,7 @@ class Pool:
         while block > level:
             split = splits[block]
             first = at * split
-            clear = self.clear[block][at] == block
+            clear = self.clear[block][at] == block + 1
             block -= 1
             at = index // (sizes[block] // size)
             if clear:
@@ -254,11 +260,11 @@ class Pool:
         self._list(level, index)
 
     def _list(self, level: int, index: int) -> None:
-        insort(self.lists[level][self.clear[level][index] + 1], self.low[level][index] * self.width + index)
+        insort(self.lists[level][self.clear[level][index]], self.low[level][index] * self.width + index)
         self.free[level] += 1
 
     def _unlist(self, level: int, index: int) -> None:
-        listed = self.lists[level][self.clear[level][index] + 1]
+        listed = self.lists[level][self.clear[level][index]]
         del listed[bisect_left(listed, self.low[level][index] * self.width + index)]
         self.free[level] -= 1
 
@@ -321,31 +327,29 @@ class Pool:
         for below in range(level, -1, -1):
             each = self.sizes[below] if lent else -self.sizes[below]
             ratio = size // self.sizes[below]
-            row = self.within[below]
-            row[index * ratio : (index + 1) * ratio] = [
-                cost + each for cost in row[index * ratio : (index + 1) * ratio]
-            ]
-            self.clear[below][index * ratio : (index + 1) * ratio] = [-1 if lent else below] * ratio
-        clear_now = self.clear[level][index]
+            cells = slice(index * ratio, (index + 1) * ratio)
+            costs = [cost + each for cost in self.within[below][cells]]
+            self.within[below][cells] = costs
+            self.touched[below][cells] = bytes(map(bool, costs))
+            self.clear[below][cells] = bytes([0 if lent else below + 1]) * ratio
         while level < self.top:
             split = self.splits[level + 1]
-            first = index // split * split
+            start = index // split * split
             row = self.clear[level]
             level += 1
             index //= split
-            self.within[level][index] += change
+            cost = self.within[level][index] + change
+            self.within[level][index] = cost
+            self.touched[level][index] = cost > 0
             left = self.low[level][index] + change
             self.low[level][index] = left
-            before = self.clear[level][index]
-            if not left:
-                clear_now = level
-            elif clear_now < before or before == level:
-                # Most often another child is as clear as this cell was.
-                for wanted in range(min(before, level - 1), clear_now, -1):
-                    if wanted in row[first : first + split]:
-                        clear_now = wanted
-                        break
-            self.clear[level][index] = clear_now
+            if left:
+                clear = level
+                while clear and row.find(clear, start, start + split) < 0:
+                    clear -= 1
+                self.clear[level][index] = clear
+            else:
+                self.clear[level][index] = level + 1
         for cell in listed:
             self._list(*cell)
 
@@ -388,15 +392,15 @@ class Pool:
     def far_away(self, level: int, devices: int) -> list[Cell] | None:
         """Idle devices within one cell of `level`, farthest from cells that are bound."""
         for block in range(self.top, level - 1, -1):
-            for clear in range(level, block + 1):
-                listed = self.lists[block][clear + 1]
+            for clear in range(level + 1, block + 2):
+                listed = self.lists[block][clear]
                 if listed:
                     cell = self._clear_within(block, listed[-1] % self.width, level, last=True)
-                    return self._apart(self.idle.carve(level, cell, devices))
+                    return self.apart(self.idle.carve(level, cell, devices))
         room = self.idle.find(level, devices)
         if room is None:
             return None
-        return self._apart(self.idle.carve(level, room.at, devices))
+        return self.apart(self.idle.carve(level, room.at, devices))
 
     def anywhere(self, devices: int) -> list[Cell] | None:
         """Idle devices with no regard to where they are."""
@@ -408,7 +412,7 @@ class Pool:
             room = self.idle.fullest()
             assert room is not None
             share = min(devices, room.free)
-            for piece in self._apart(self.idle.carve(self.top, room.at, share)):
+            for piece in self.apart(self.idle.carve(self.top, room.at, share)):
                 self.idle.take(*piece)
                 taken.append(piece)
             devices -= share
@@ -417,7 +421,7 @@ class Pool:
             pieces.append(piece)
         return pieces[::-1]
 
-    def _apart(self, pieces: Sequence[Cell]) -> list[Cell]:
+    def apart(self, pieces: Sequence[tuple[int, int]]) -> list[Cell]:
         """Pieces that lie wholly in or wholly outside bound cells (pinned cells are bound without being used)."""
         result: list[Cell] = []
         for level, index in pieces:
@@ -425,7 +429,7 @@ class Pool:
             if bound and bound != self.sizes[level]:
                 split = self.splits[level]
                 children = [Cell(level - 1, child) for child in range(index * split, (index + 1) * split)]
-                result += self._apart(children)
+                result += self.apart(children)
             else:
                 result.append(Cell(level, index))
         return result
@@ -436,11 +440,20 @@ class Pool:
         """The cell of `level` in a bound `parent` that no virtual cell has yet, with the fewest opportunistic devices."""
         split = self.splits[level + 1]
         first = parent * split
-        row = self.within[level]
-        if not self.low[level + 1][parent]:
-            return row.index(0, first, first + split)
-        children = row[first : first + split]
+        untouched = self.touched[level].find(0, first, first + split)
+        if untouched >= 0:
+            return untouched
+        children = self.within[level][first : first + split]
         return first + children.index(min(children))
+
+    def hand_out(self, level: int, index: int) -> None:
+        """A virtual cell within a bound one has this cell."""
+        self.within[level][index] += TAKEN
+        self.touched[level][index] = True
+
+    def hand_back(self, level: int, index: int) -> None:
+        self.within[level][index] -= TAKEN
+        self.touched[level][index] = self.within[level][index] > 0
 
     # Health -------------------------------------------------------------------------------------------------------
 

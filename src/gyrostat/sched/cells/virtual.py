@@ -134,7 +134,7 @@ class Group:
 
     def pin(self, level: int, index: int, physical: int) -> None:
         self.physical[level][index] = physical
-        self.pool.within[level][physical] += TAKEN
+        self.pool.hand_out(level, physical)
 
     def loosen(self, level: int, index: int) -> None:
         """Take physical cells from virtual ones, from this one upwards, in which nothing is any more."""
@@ -142,7 +142,7 @@ class Group:
         while level < self.root and free[level][index] == self.sizes[level]:
             physical = self.physical[level][index]
             if physical >= 0:
-                pool.within[level][physical] -= TAKEN
+                pool.hand_back(level, physical)
                 self.physical[level][index] = -1
             level += 1
             index //= pool.splits[level]
@@ -151,13 +151,16 @@ class Group:
 
     def carve(self, device: int, root: int, virtual: int | None = None) -> None:
         """Let a virtual device stand for a bad one that no job has, so that nothing is placed there."""
-        if virtual is None:
+        if virtual is None or not self._can_stand(virtual, device, root):
             virtual = self.partner(0, device, root)
             assert virtual is not None, "a bad device in a bound cell has a partner, bound or to be bound"
-        else:
-            self.pin_path(0, virtual, device)
         self.carved[device] = virtual
         self.hold(0, virtual, _NOBODY, _ALWAYS)
+
+    def _can_stand(self, virtual: int, device: int, root: int) -> bool:
+        if virtual // self.sizes[-1] != root or not self.views[0].is_free(0, virtual):
+            return False
+        return self.pin_path(0, virtual, device)
 
     def uncarve(self, device: int) -> None:
         virtual = self.carved.pop(device)
