@@ -19,7 +19,6 @@ VERBS = {
     "cancel": "end a job",
     "top": "watch a cluster",
     "simulate": "run the scheduler on virtual time",
-    "cells": "check a cell specification",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
     "agent": "supervise the workers of one node",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gyrostat
-from gyrostat.cli import checkpoint, later, plan, probe, run, scan, verify
+from gyrostat.cli import cells, checkpoint, later, plan, probe, run, scan, verify
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -37,6 +37,7 @@ scan.register(app)
 probe.register(app)
 plan.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
+app.add_typer(cells.app, name="cells")
 later.register(app)
 
 

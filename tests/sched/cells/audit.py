@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.forest import Forest
@@ -198,3 +199,22 @@ def _audit_forest(forest: Forest, free: set[int]) -> None:
 
 def _range(pool: Pool, level: int, at: int) -> range:
     return range(at * pool.sizes[level], (at + 1) * pool.sizes[level])
+
+
+def state(cluster: CellCluster) -> dict[str, object]:
+    """All that decides what a cluster does next."""
+    pools = {
+        name: (
+            (pool.bound, pool.bad, pool.blocked, pool.low, pool.clear, pool.within),
+            (pool.lists, pool.free, pool.total, pool.needed, pool.used, pool.lent, sorted(pool.bad_devices)),
+            (pool.idle.whole, pool.idle.partial),
+        )
+        for name, pool in cluster.pools.items()
+    }
+    groups = [
+        (group.vc, group.root, group.pinned, group.physical, group.holders, group.carved, group.spoiled)
+        for tenant in cluster.tenants.values()
+        for group in tenant.all_groups()
+    ]
+    jobs = [(job, grant.priority, [pod.pieces for pod in grant.pods]) for job, grant in cluster.jobs.items()]
+    return deepcopy({"pools": pools, "groups": groups, "jobs": jobs})

@@ -12,62 +12,78 @@ from typing import Annotated, Any
 
 import msgspec
 import yaml
+from msgspec import Meta
 
-Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", description="a name")]
-Positive = Annotated[int, msgspec.Meta(ge=1)]
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
+Positive = Annotated[int, Meta(ge=1)]
 
 
 class CellTypeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """One level of a hierarchy: so many cells, or devices, of another kind."""
 
-    of: Name
-    """What it consists of: another cell type, or a device type, which needs no entry of its own."""
-    count: Positive
-    """How many of them."""
-    node: bool = False
-    """Whether this is a machine. Exactly one type of each hierarchy is."""
+    of: Annotated[
+        Name,
+        Meta(
+            description="What it consists of: another cell type, or a device type, which has no entry of its own."
+        ),
+    ]
+    count: Annotated[Positive, Meta(description="How many of them.")]
+    node: Annotated[
+        bool, Meta(description="Whether this is a machine. Exactly one type of each hierarchy is.")
+    ] = False
 
 
 class TopCellEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """Cells of the physical cluster that are not part of larger ones."""
 
-    cell: Name
-    """Their type."""
-    nodes: list[str]
-    """The machines they consist of, in order; `node[0-7]` and `10.0.1.0~7` stand for eight each."""
+    cell: Annotated[Name, Meta(description="Their type.")]
+    nodes: Annotated[
+        list[str],
+        Meta(
+            description="The machines they consist of, in order; node[0-7] and 10.0.1.0~7 stand for eight each."
+        ),
+    ]
 
 
 class PinnedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A virtual cell that is always the same physical one."""
 
-    cell: str
-    """Its type."""
-    at: str
-    """A machine in it or, for cells smaller than a machine, a device: `node3/4`."""
+    cell: Annotated[str, Meta(description="Its type.")]
+    at: Annotated[
+        str, Meta(description="A machine in it or, for cells smaller than a machine, a device: node3/4.")
+    ]
 
 
 class VirtualClusterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What one tenant has."""
 
-    cells: dict[str, Positive] = {}
-    """How many cells of which type; `HIERARCHY/TYPE` where the type alone is not clear."""
-    pinned: dict[Name, PinnedEntry] = {}
-    """Cells that are always the same physical ones, by the name that jobs ask for them with."""
-    weight: Annotated[float, msgspec.Meta(gt=0)] = 1.0
-    """Its share of opportunistic devices, relative to others'."""
+    cells: Annotated[
+        dict[str, Positive],
+        Meta(description="How many cells of which type; HIERARCHY/TYPE where the type alone is not clear."),
+    ] = {}
+    pinned: Annotated[
+        dict[Name, PinnedEntry],
+        Meta(
+            description="Cells that are always the same physical ones, by the name that jobs ask for them with."
+        ),
+    ] = {}
+    weight: Annotated[
+        float, Meta(gt=0, description="Its share of opportunistic devices, relative to others'.")
+    ] = 1.0
 
 
 class CellFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A cluster of cells and its tenants."""
 
-    cell_types: dict[Name, CellTypeEntry]
-    """The hierarchies, type by type."""
-    physical_cluster: list[TopCellEntry]
-    """The machines there are."""
-    virtual_clusters: dict[Name, VirtualClusterEntry]
-    """The tenants."""
-    priorities: dict[Name, Annotated[int, msgspec.Meta(ge=0, le=1000)]] = {}
-    """Names for priorities of guaranteed jobs within a virtual cluster; a higher number may preempt a lower one."""
+    cell_types: Annotated[dict[Name, CellTypeEntry], Meta(description="The hierarchies, type by type.")]
+    physical_cluster: Annotated[list[TopCellEntry], Meta(description="The machines there are.")]
+    virtual_clusters: Annotated[dict[Name, VirtualClusterEntry], Meta(description="The tenants.")]
+    priorities: Annotated[
+        dict[Name, Annotated[int, Meta(ge=0, le=1000)]],
+        Meta(
+            description="Names for priorities of guaranteed jobs; within a tenant a higher number preempts a lower one."
+        ),
+    ] = {}
 
 
 def schema() -> dict[str, Any]:
@@ -88,6 +104,9 @@ class Problem:
 
 Path = tuple[str | int, ...]
 
+_DEEPEST = 8
+"""The format needs five."""
+
 
 @dataclass(frozen=True)
 class Lines:
@@ -102,7 +121,7 @@ class Lines:
 
 
 def read(text: str) -> tuple[CellFile | None, Lines, list[Problem]]:
-    """The file, unless it has problems, and the lines of what it says."""
+    """What the file says, as far as it can be read; the lines of it; and what cannot be read."""
     lines: dict[Path, int] = {(): 1}
     problems: list[Problem] = []
     try:
@@ -116,12 +135,32 @@ def read(text: str) -> tuple[CellFile | None, Lines, list[Problem]]:
         return None, Lines(lines), [Problem(1, "the file is empty")]
     plain = _plain(root, (), lines, problems)
     where = Lines(lines)
-    problems += _misshapen(plain, CellFile, (), where)
-    return (None if problems else msgspec.convert(plain, CellFile)), where, sorted(problems)
+    misshapen = list(_misshapen(plain, CellFile, (), where))
+    problems += [problem for _, problem in misshapen]
+    while misshapen:
+        if any(not path or path[0] == "cell_types" for path, _ in misshapen):
+            return None, where, problems  # without all cell types the rest would only seem wrong
+        for path in sorted({path for path, _ in misshapen}, key=_order, reverse=True):
+            _leave_out(plain, path)
+        misshapen = list(_misshapen(plain, CellFile, (), where))
+    return msgspec.convert(plain, CellFile), where, problems
+
+
+def _order(path: Path) -> list[tuple[bool, str | int]]:
+    return [(isinstance(key, str), key) for key in path]
+
+
+def _leave_out(plain: Any, path: Path) -> None:
+    for key in path[:-1]:
+        plain = plain[key]
+    del plain[path[-1]]
 
 
 def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[Problem]) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
+    if len(path) > _DEEPEST:
+        problems.append(Problem(node.start_mark.line + 1, "this is nested too deeply, or contains itself"))
+        return None
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
         for key_node, value in node.value:
@@ -148,9 +187,12 @@ def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[P
         return None
 
 
-def _misshapen(value: Any, wanted: Any, path: Path, lines: Lines) -> Iterator[Problem]:
+def _misshapen(value: Any, wanted: Any, path: Path, lines: Lines) -> Iterator[tuple[Path, Problem]]:
     """Every place where `value` does not have the shape of `wanted`."""
     origin, args = typing.get_origin(wanted), typing.get_args(wanted)
+    while origin is Annotated and typing.get_origin(args[0]) is not None:
+        wanted = args[0]
+        origin, args = typing.get_origin(wanted), typing.get_args(wanted)
     if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct) and isinstance(value, dict):
         yield from _misshapen_struct(value, wanted, path, lines)
     elif origin is dict and isinstance(value, dict):
@@ -164,20 +206,23 @@ def _misshapen(value: Any, wanted: Any, path: Path, lines: Lines) -> Iterator[Pr
         try:
             msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
-            yield Problem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
+            yield path, Problem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
 
 
 def _misshapen_struct(
     value: dict[str, Any], wanted: type[msgspec.Struct], path: Path, lines: Lines
-) -> Iterator[Problem]:
+) -> Iterator[tuple[Path, Problem]]:
     fields = {field.name: field for field in msgspec.structs.fields(wanted)}
     for key in value.keys() - fields.keys():
-        yield Problem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}")
+        yield (
+            (*path, key),
+            Problem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}"),
+        )
     for name, field in fields.items():
         if name in value:
             yield from _misshapen(value[name], field.type, (*path, name), lines)
         elif field.required:
-            yield Problem(lines(*path), f"{_told(path)} needs {name!r}")
+            yield path, Problem(lines(*path), f"{_told(path)} needs {name!r}")
 
 
 def _told(path: Path) -> str:

@@ -158,12 +158,13 @@ def parse(text: str) -> tuple[CellSpec | None, list[Problem]]:
     """The spec, or everything that is wrong with it."""
     content, lines, problems = read(text)
     if content is None:
-        return None, problems
+        return None, sorted(problems)
     reader = _Reader(content, lines)
     spec = reader.spec()
-    if not reader.problems:
-        reader.problems.extend(check(spec, lines))
-    return (None if reader.problems else spec), sorted(reader.problems)
+    problems += reader.problems
+    if not problems:
+        problems += check(spec, lines)
+    return (None if problems else spec), sorted(problems)
 
 
 def sound(spec: CellSpec) -> CellSpec:
@@ -293,6 +294,8 @@ class _Reader:
 
     def spec(self) -> CellSpec:
         hierarchies = self._hierarchies()
+        if self.problems:
+            return CellSpec((), (), ())  # without all hierarchies the rest would only seem wrong
         return CellSpec(
             hierarchies=hierarchies,
             top_cells=tuple(self._top_cells(hierarchies)),

@@ -1,0 +1,192 @@
+"""`gyrostat cells`: whether a cell file is sound, what it looks like, and its schema for editors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from gyrostat.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from gyrostat.sched.cells.spec import CellSpec, Hierarchy, TopCell, VirtualCluster
+
+_ABOUT = "\n\n".join(
+    [
+        "Share a cluster among tenants with guarantees (HiveD's cells).",
+        "A cell file names cell types and what they consist of, the machines there are, and how many cells of which type each "
+        "tenant has. A tenant then has at any time what it would have alone, and others may use what it leaves.",
+        "Every command reads one such file; docs/cells.md explains the format, examples/clusters/cells.yaml is one.",
+    ]
+)
+_CHECK = "\n\n".join(
+    [
+        "Say whether a cell file is sound: every error with its line.",
+        "If tenants have more cells than the machines can give at the same time: which tenant, which level, how many short.",
+        "Exit code: 0, or 2 if there are errors.",
+    ]
+)
+_SHOW = "Draw a cell file: hierarchies, machines, pinned cells, and what each tenant has."
+_SCHEMA = "\n\n".join(
+    [
+        "Print the JSON schema of cell files, for editors.",
+        "With the YAML extension of most editors, write it to a file and begin a cell file with:",
+        "  # yaml-language-server: $schema=cells.schema.json",
+    ]
+)
+
+_MANY = 12
+"""So many top cells are drawn; of the others only those with pinned cells."""
+
+app = typer.Typer(
+    no_args_is_help=True, help=_ABOUT, short_help="Share a cluster among tenants with guarantees."
+)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A cell file (YAML).")]
+
+
+@app.command(help=_CHECK, short_help="Say whether a cell file is sound.")
+def check(file: File) -> None:
+    from gyrostat.sched.cells.spec import parse
+
+    spec, problems = parse(_read(file))
+    if spec is None:
+        for problem in problems:
+            print(f"{file}:{problem.line}: {problem.reason}")
+        number = f"{len(problems)} error{'s' * (len(problems) > 1)}"
+        raise UsageError(f"{file} has {number}")
+    print(f"{file} is sound: {', '.join(_summary(spec))}")
+
+
+@app.command(help=_SHOW)
+def show(file: File) -> None:
+    from gyrostat.sched.cells.spec import load
+
+    spec = load(file)
+    console = Console(highlight=False)
+    for hierarchy in spec.hierarchies:
+        console.print(_drawn(spec, hierarchy))
+    console.print(_tenants(spec))
+    if spec.priorities:
+        named = sorted(spec.priorities.items(), key=lambda item: item[1])
+        console.print(
+            "priorities: opportunistic < " + " < ".join(f"{escape(name)} ({value})" for name, value in named)
+        )
+
+
+@app.command(help=_SCHEMA, short_help="Print the JSON schema of cell files.")
+def schema() -> None:
+    from gyrostat.sched.cells.file import schema as schema_of_files
+
+    print(json.dumps(schema_of_files(), indent=2))
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path} is not text: {error}") from error
+
+
+def _summary(spec: CellSpec) -> Iterator[str]:
+    for hierarchy in spec.hierarchies:
+        nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
+        devices = nodes * hierarchy.sizes[hierarchy.node_level]
+        yield f"{_count(devices, f'{hierarchy.device_type} device')} on {_count(nodes, 'machine')}"
+    yield _count(len(spec.virtual_clusters), "virtual cluster")
+
+
+def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
+    """One hierarchy: what its cells consist of, and the machines of each top cell."""
+    layout = spec.layouts[hierarchy.name]
+    nodes = sum(node is not None for node in layout.nodes)
+    devices = _count(nodes * hierarchy.sizes[hierarchy.node_level], f"{hierarchy.device_type} device")
+    tree = Tree(f"[bold]{hierarchy.name}[/bold]: {_count(nodes, 'machine')}, {devices}")
+    levels = tree.add("cells")
+    for level in range(len(hierarchy.types) - 1, -1, -1):
+        kind, size = hierarchy.types[level], hierarchy.sizes[level]
+        made_of = (
+            f"{hierarchy.splits[level]} x {hierarchy.types[level - 1]}, {_count(size, 'device')}"
+            if level
+            else "a device"
+        )
+        machine = ", a machine" if level == hierarchy.node_level else ""
+        levels = levels.add(f"level {level + 1}: {kind} = {made_of}{machine}")
+    machines = tree.add("machines")
+    pins = _pins(spec, hierarchy)
+    mine = [cell for cell in spec.top_cells if cell.hierarchy == hierarchy.name]
+    for place, cell in enumerate(mine):
+        pinned = [words for at, words in pins.items() if at.partition("/")[0] in cell.nodes]
+        if place < _MANY or pinned:
+            branch = machines.add(f"{hierarchy.types[cell.level]}: {escape(_ranges(cell))}")
+            for words in pinned:
+                branch.add(escape(words))
+    if len(mine) > _MANY:
+        machines.add(f"… {_count(len(mine), 'top cell')} in all")
+    return tree
+
+
+def _pins(spec: CellSpec, hierarchy: Hierarchy) -> dict[str, str]:
+    return {
+        pin.at: f"{hierarchy.types[pin.level]} at {pin.at} is pinned: {vc.name}/{pin.name}"
+        for vc in spec.virtual_clusters
+        for pin in vc.pinned
+        if pin.hierarchy == hierarchy.name
+    }
+
+
+def _tenants(spec: CellSpec) -> Table:
+    table = Table("virtual cluster", "weight", "cells", "devices", box=None)
+    owned: dict[str, int] = {}
+    for vc in spec.virtual_clusters:
+        devices = _devices(spec, vc)
+        for kind, number in devices.items():
+            owned[kind] = owned.get(kind, 0) + number
+        cells = [
+            f"{cells.count} x {spec.hierarchy(cells.hierarchy).types[cells.level]}"
+            for cells in sorted(vc.cells, key=lambda cells: -cells.level)
+        ]
+        cells += [
+            f"{pin.name} ({spec.hierarchy(pin.hierarchy).types[pin.level]} at {pin.at})" for pin in vc.pinned
+        ]
+        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _told(devices))
+    spare: dict[str, int] = {}
+    for hierarchy in spec.hierarchies:
+        nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
+        kind = hierarchy.device_type
+        spare[kind] = spare.get(kind, 0) + nodes * hierarchy.sizes[hierarchy.node_level]
+    rest = {kind: number - owned.get(kind, 0) for kind, number in spare.items()}
+    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _told(rest))
+    return table
+
+
+def _devices(spec: CellSpec, vc: VirtualCluster) -> dict[str, int]:
+    devices: dict[str, int] = {}
+    for owned, count in [(cells, cells.count) for cells in vc.cells] + [(pin, 1) for pin in vc.pinned]:
+        hierarchy = spec.hierarchy(owned.hierarchy)
+        kind = hierarchy.device_type
+        devices[kind] = devices.get(kind, 0) + count * hierarchy.sizes[owned.level]
+    return devices
+
+
+def _told(devices: dict[str, int]) -> str:
+    return ", ".join(f"{number} {kind}" for kind, number in devices.items()) or "none"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def _ranges(cell: TopCell) -> str:
+    """The machines of a cell; of many, the first and the last."""
+    nodes = cell.nodes
+    return ", ".join(nodes) if len(nodes) <= 8 else f"{nodes[0]}, {nodes[1]} … {nodes[-1]} ({len(nodes)})"
