@@ -26,10 +26,10 @@ def test_every_error_is_told_with_its_line(tmp_path: Path) -> None:
     code, out, err = gyrostat("cells", "check", "c.yaml", cwd=tmp_path)
     assert (code, err) == (2, ["gyrostat: error: c.yaml has 4 errors"])
     assert [line.partition(" cells")[0] for line in out] == [
-        "c.yaml:19: virtual cluster vision is 1 short of its 1 v100-switch",
-        "c.yaml:21: virtual cluster speech is 2 short of its 2 v100",
-        "c.yaml:21: virtual cluster speech is 2 short of its 5 v100-node",
-        "c.yaml:23: virtual cluster search is 1 short of its 4 p100-node",
+        "c.yaml:18: virtual cluster vision is 1 short of its 1 v100-switch",
+        "c.yaml:20: virtual cluster speech is 2 short of its 2 v100",
+        "c.yaml:20: virtual cluster speech is 2 short of its 5 v100-node",
+        "c.yaml:22: virtual cluster search is 1 short of its 4 p100-node",
     ]
 
 
