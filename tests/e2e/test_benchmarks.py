@@ -21,6 +21,7 @@ COMMANDS = (
     "determinism_cost",
     "memory",
     "order_1e9",
+    "shard_handout",
     "planner",
     "wire_bytes",
     "worker_start",

@@ -1,7 +1,7 @@
 """A directory that keeps shard queues and somebody's parameters together: both of one step, or neither.
 
     DIRECTORY/step-00000120/    what the program wrote, in whatever format it likes
-                 shards.json    the queues at that step; size and SHA-256 of every other file
+                 shards.json    the queues at that step; size and SHA-256 of every file, its own included
 
 A save is written under another name, synced, and renamed into place: a crash at any instant leaves the ones before it. A lock
 that dies with its process keeps a second process from driving the same directory.
@@ -14,7 +14,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import file_digest
+from hashlib import file_digest, sha256
 from itertools import chain, count
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,12 @@ class _Index(msgspec.Struct, frozen=True):
     step: int
     queues: dict[str, Any]
     files: dict[str, _File]
+    digest: str = ""
+    """SHA-256 of the same with an empty digest."""
+
+    def signed(self) -> _Index:
+        told = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=sha256(told).hexdigest())
 
 
 @dataclass(frozen=True)
@@ -92,16 +98,13 @@ class Saves:
             str(path.relative_to(writing)): path for path in sorted(writing.rglob("*")) if path.is_file()
         }
         index = _Index(step, queues, {name: _described(path) for name, path in files.items()})
-        (writing / INDEX).write_bytes(msgspec.json.encode(index))
+        (writing / INDEX).write_bytes(msgspec.json.encode(index.signed()))
         for path in [*writing.rglob("*"), writing]:
             _sync(path)
-        path = self.directory / f"step-{step:08d}"
-        shutil.rmtree(
-            path, ignore_errors=True
-        )  # of a step that is trained again, after a newer save was lost
+        path = self._free_name(step)
         writing.rename(path)
         _sync(self.directory)
-        for old in sorted(self.directory.glob("step-*"))[: -self._keep]:
+        for old in [old for old in sorted(self.directory.glob("step-*")) if old <= path][: -self._keep]:
             shutil.rmtree(old)
         return path
 
@@ -122,6 +125,8 @@ def _read(path: Path) -> Save:
         index = msgspec.json.decode((path / INDEX).read_bytes(), type=_Index)
     except (OSError, msgspec.DecodeError) as error:
         raise DamagedCheckpoint(f"{path / INDEX} cannot be read: {error}") from error
+    if index != index.signed():
+        raise DamagedCheckpoint(f"{path / INDEX} is not what was written")
     for name, wanted in index.files.items():
         try:
             found = _described(path / name)
