@@ -30,6 +30,7 @@ from gyrostat.engine.checks import (
     check_update,
 )
 from gyrostat.engine.digest import digest_of, tensor_digests
+from gyrostat.engine.exits import Place, places_of, script_place
 from gyrostat.engine.keeper import Boundary, Keeper
 from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
@@ -82,6 +83,7 @@ class Job:
         self._update_began = 0
         self._started = False
         self._save_asked = Requests()
+        self._left_at: list[Place] = []  # where the script left loops that were not used up
         self._modules: dict[str, nn.Module] = {}
         self._keeper = (
             Keeper(assignment.checkpoint, runner, fingerprint, seed, supervisor)
@@ -225,6 +227,9 @@ class Job:
                 self._loops.begin_epoch(epoch)
                 yield epoch
                 self._close_open_loop()
+        except GeneratorExit:
+            self._left_at.append(script_place())
+            raise
         finally:
             self._close_open_loop()
             self._loops.end_epochs()
@@ -267,6 +272,9 @@ class Job:
                     raise Misuse(
                         "this job.steps loop was ended by another one; loops over steps cannot be interleaved"
                     )
+        except GeneratorExit:
+            self._left_at.append(script_place())
+            raise
         finally:
             if self._open is steps:
                 self._close_open_loop()
@@ -433,10 +441,15 @@ class Job:
         self.state = self._keeper.restore(self.tracked)
         self._loops.reached()
 
-    def finish(self) -> None:
-        """The script has ended; its end is a boundary. Workers agree that they are equal, and a last checkpoint is written."""
+    def finish(self, exit: SystemExit | None = None) -> None:
+        """The script has ended; its end is a boundary. Workers agree that they are equal, and a last checkpoint is written.
+
+        A script that made its `exit` inside its loops has left work undone, and is at no boundary: a resumed one goes on
+        from the newest checkpoint before.
+        """
         self._hook.remove()
         self._close_open_loop()
+        midway = exit is not None and any(place in places_of(exit) for place in self._left_at)
         if self._broken is not None:
             self._broken.require_complete()
         if self._loops.resuming:
@@ -447,7 +460,9 @@ class Job:
         self._runner.group.exchange("end", self.progress)
         self._report_step()
         self._compare_replicas()
-        if self._keeper is not None and self._started and not self._loops.resuming:
+        if midway and self._keeper is not None:
+            self._keeper.left_midway(self.progress)
+        elif self._keeper is not None and self._started:
             self._keeper.last(Boundary(self.tracked, self.state, self.progress, {}), finished=True)
         leaves = tensor_digests(**self.tracked)
         mine = digest_of(leaves).encode()

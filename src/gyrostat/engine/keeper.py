@@ -7,6 +7,7 @@ requests do. What was written is told, and what could not be is raised, at the b
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -152,6 +153,17 @@ class Keeper:
         if self._writer is not None and snapshot is not None:
             self._tell(self._writer.write_now(snapshot, since=since))
         self._turns.took(state.progress.step)
+
+    def left_midway(self, progress: Progress) -> None:
+        """The script went away between two boundaries: what is being written is completed, and nothing else is taken."""
+        self._collect()
+        if self._writer is not None and self._runner.group.rank == 0:
+            print(
+                f"gyrostat: the script exited inside its loops, after step {progress.step}; that is no boundary, so no "
+                f"checkpoint is taken there, and a resumed run goes on from step {self._turns.last_step}. To end training for "
+                "good, leave the loops by `break`",
+                file=sys.stderr,
+            )
 
     def _take(self, state: Boundary, *, finished: bool) -> Snapshot | None:
         """Contexts come from all workers; worker 0 alone keeps what there is to write. It refers to live tensors."""

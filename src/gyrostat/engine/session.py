@@ -97,11 +97,11 @@ def init(
     return job
 
 
-def finish() -> None:
-    """Called by the worker's bootstrap when the script has ended well."""
+def finish(exit: SystemExit | None = None) -> None:
+    """Called by the worker's bootstrap when the script has ended well, maybe by an `exit` of its own."""
     job, _Process.job, _Process.assignment = _Process.job, None, None
     if job is not None:
-        job.finish()
+        job.finish(exit)
 
 
 def request_checkpoint() -> None:

@@ -107,7 +107,9 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
         except SystemExit as exit:
             if code := _exit_code(exit):
                 return code
-        session.finish()
+            session.finish(exit)
+        else:
+            session.finish()
         messenger.ended(stopped=False)
         return 0
     except session.Stopped as stopped:
