@@ -20,6 +20,13 @@ def audit(cluster: CellCluster) -> None:
     for tenant in cluster.tenants.values():
         for group in tenant.all_groups():
             _audit_group(cluster, group)
+    use: dict[tuple[str, str], int] = {}
+    for grant in cluster.jobs.values():
+        if grant.priority == OPPORTUNISTIC:
+            place = (grant.device_type, grant.vc)
+            use[place] = use.get(place, 0) + len(grant.devices)
+    kept = {(kind, vc): n for kind, by_vc in cluster.opportunistic.items() for vc, n in by_vc.items() if n}
+    assert kept == use
 
 
 def invariant_holds(pool: Pool) -> bool:

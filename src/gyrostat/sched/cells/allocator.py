@@ -112,6 +112,8 @@ class CellCluster:
         self.pools = {h.name: Pool(h, spec.layouts[h.name]) for h in spec.hierarchies}
         self.tenants: dict[str, Tenant] = {}
         self.jobs: dict[str, Grant] = {}
+        self.opportunistic: dict[str, dict[str, int]] = {}
+        """Devices that each tenant's opportunistic jobs have, by device type."""
         self.outside: set[str] = set()
         """Jobs on devices that a reconfiguration has taken out of the cluster."""
         for vc in spec.virtual_clusters:
@@ -152,7 +154,7 @@ class CellCluster:
             else:
                 result = self._guarantee(request, tenant, pool, pods)
             if isinstance(result, Grant):
-                self.jobs[request.job] = result
+                self.record(result)
                 return result
             refusal = refusal or result
         return refusal or Refusal(request.job, f"{request.vc} has no {request.device_type or ''} cells")
@@ -165,6 +167,16 @@ class CellCluster:
         if job not in self.jobs:
             raise UsageError(f"job {job} has no devices; known are {len(self.jobs)} jobs")
         self._remove(job)
+
+    def record(self, grant: Grant) -> None:
+        """The job has its devices."""
+        self.jobs[grant.job] = grant
+        if grant.priority == OPPORTUNISTIC:
+            self._count_opportunistic(grant, grant.device_count)
+
+    def _count_opportunistic(self, grant: Grant, change: int) -> None:
+        use = self.opportunistic.setdefault(grant.device_type, dict.fromkeys(self.tenants, 0))
+        use[grant.vc] = use.get(grant.vc, 0) + change
 
     def _pools(self, request: CellRequest, tenant: Tenant) -> Sequence[Pool]:
         if request.pinned is not None:
@@ -293,12 +305,7 @@ class CellCluster:
     ) -> Refusal:
         kind = pool.hierarchy.types[failed.pod.level]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
-        bad = sum(
-            group.pool.bad[group.root][index]
-            for group in groups
-            for index in group.physical[-1]
-            if index >= 0
-        )
+        bad = sum(group.bad for group in groups)
         devices = f"{failed.pod.devices} free device{'s' * (failed.pod.devices > 1)}"
         where = f"a {kind} with {devices}" if request.affinity is Affinity.HARD else devices
         return Refusal(
@@ -347,6 +354,8 @@ class CellCluster:
 
     def _remove(self, job: str) -> None:
         grant = self.jobs.pop(job)
+        if grant.priority == OPPORTUNISTIC:
+            self._count_opportunistic(grant, -grant.device_count)
         tenant = self.tenants.get(grant.vc)
         for pod in grant.pods:
             pool = pod.pool
@@ -433,9 +442,7 @@ class CellCluster:
                 bound=group.bound,
                 devices=group.count * group.sizes[-1],
                 free_devices=group.views[0].left,
-                bad_devices=sum(
-                    group.pool.bad[group.root][index] for index in group.physical[-1] if index >= 0
-                ),
+                bad_devices=group.bad,
             )
             for tenant in self.tenants.values()
             for group in tenant.all_groups()
@@ -458,13 +465,46 @@ class CellCluster:
                     found.append(Shortfall(vc, pool.hierarchy.types[level], level + 1, short))
         return found
 
-    def opportunistic_use(self, device_type: str) -> dict[str, int]:
-        """Devices of a type that each tenant's opportunistic jobs have."""
-        use = dict.fromkeys(self.tenants, 0)
-        for grant in self.jobs.values():
-            if grant.priority == OPPORTUNISTIC and grant.device_type == device_type:
-                use[grant.vc] = use.get(grant.vc, 0) + len(grant.devices)
-        return use
+    # Fairness among tenants --------------------------------------------------------------------------------------
+
+    def lend_fairly(self, requests: Sequence[CellRequest]) -> list[Grant | Refusal]:
+        """Serve opportunistic requests that wait, each tenant's in order: always the tenant with the least for its weight."""
+        queues: dict[str, list[int]] = {}
+        use: dict[str, int] = {}
+        for place, request in enumerate(requests):
+            if request.priority != OPPORTUNISTIC:
+                raise UsageError(
+                    f"job {request.job} has priority {request.priority}: only opportunistic jobs share"
+                )
+            if request.vc not in queues:
+                use[request.vc] = sum(by_vc.get(request.vc, 0) for by_vc in self.opportunistic.values())
+            queues.setdefault(request.vc, []).insert(0, place)
+        results: dict[int, Grant | Refusal] = {}
+        while queues:
+            vc = min(queues, key=lambda vc: (use[vc] / self._weight(vc), vc))
+            place = queues[vc].pop()
+            if not queues[vc]:
+                del queues[vc]
+            results[place] = result = self.allocate(requests[place])
+            if isinstance(result, Grant):
+                use[vc] += result.device_count
+        return [results[place] for place in range(len(requests))]
+
+    def over_share(self, device_type: str, demands: Mapping[str, int]) -> list[str]:
+        """Opportunistic jobs to end so that no tenant has more than its fair share of a type; of each, the newest first."""
+        shares = self.opportunistic_shares(device_type, demands)
+        over = {vc: has - shares.get(vc, 0) for vc, has in self.opportunistic.get(device_type, {}).items()}
+        ending = []
+        for job, grant in reversed(self.jobs.items()):
+            opportunistic = grant.priority == OPPORTUNISTIC and grant.device_type == device_type
+            if opportunistic and over[grant.vc] >= grant.device_count:
+                over[grant.vc] -= grant.device_count
+                ending.append(job)
+        return ending
+
+    def _weight(self, vc: str) -> float:
+        tenant = self.tenants.get(vc)
+        return 1.0 if tenant is None else tenant.weight
 
     def opportunistic_shares(self, device_type: str, demands: Mapping[str, int]) -> dict[str, int]:
         """How many opportunistic devices each tenant may have, were all of them divided anew among the `demands`."""

@@ -168,9 +168,7 @@ def _restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
             placed = _guarantee(cluster, pool, binding, every, exact)
             if placed is not None:
                 pinned = binding.pinned if exact else None
-                cluster.jobs[binding.job] = _grant(
-                    pool, binding, binding.priority, pinned, _like(places, placed)
-                )
+                cluster.record(_grant(pool, binding, binding.priority, pinned, _like(places, placed)))
                 if exact:
                     return None
                 return JobChange(binding.job, Change.REBOUND, f"it counts as other cells of {binding.vc} now")
@@ -184,7 +182,7 @@ def _restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
     for pieces in apart:
         for piece in pieces:
             pool.lend(piece.level, piece.at, binding.job)
-    cluster.jobs[binding.job] = _grant(pool, binding, OPPORTUNISTIC, None, apart)
+    cluster.record(_grant(pool, binding, OPPORTUNISTIC, None, apart))
     if binding.priority == OPPORTUNISTIC:
         return None
     return JobChange(binding.job, Change.DOWNGRADED, reason + "it is opportunistic now")

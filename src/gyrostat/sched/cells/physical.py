@@ -462,8 +462,10 @@ class Pool:
         if not self.bad[level][index]:
             return []
         size = self.sizes[level]
-        row = self.bad[0]
-        return [device for device in range(index * size, (index + 1) * size) if row[device]]
+        devices = range(index * size, (index + 1) * size)
+        if size > len(self.bad_devices):
+            return sorted(device for device in self.bad_devices if device in devices)
+        return [device for device in devices if self.bad[0][device]]
 
     def break_device(self, device: int) -> None:
         self.bad_devices.add(device)

@@ -130,6 +130,10 @@ class Grant:
     def devices(self) -> tuple[str, ...]:
         return tuple(device for pod in self.pods for device in pod.devices)
 
+    @cached_property
+    def device_count(self) -> int:
+        return sum(pod.pool.sizes[piece.level] for pod in self.pods for piece in pod.pieces)
+
 
 @dataclass(frozen=True)
 class Refusal:

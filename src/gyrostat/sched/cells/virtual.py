@@ -44,6 +44,11 @@ class Group:
         self.spoiled: dict[int, tuple[int, int]] = {}
         """Bad devices that a job still has: virtual device and the job's priority. Higher ones must not take them over."""
 
+    @property
+    def bad(self) -> int:
+        """Bad devices in bound cells: those that the tenant has been shown."""
+        return len(self.carved) + len(self.spoiled)
+
     def view(self, priority: int) -> Forest:
         forest = self.views.get(priority)
         if forest is None:
