@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 
 
 def run(name: str, *args: str) -> str:
@@ -70,3 +71,16 @@ def test_killed_and_started_anew_it_ends_with_the_same_model(
     began = [run_and_kill(name, *args, where=where, at=step) for where, step in kills]
     assert began == begins
     assert run(name, *args) == quiet
+
+
+def test_the_loop_in_the_docs_can_be_killed(tmp_path: Path) -> None:
+    [loop] = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "shards.md").read_text(), re.DOTALL)
+        if "gyrostat.shards(" in block
+    ]
+    (tmp_path / "loop.py").write_text(loop)
+    command = [sys.executable, "-c", KILLER, "update", "55", "loop.py"]
+    assert subprocess.run(command, cwd=tmp_path).returncode == -signal.SIGKILL
+    assert (tmp_path / "run" / "step-00000050").is_dir()
+    subprocess.run([sys.executable, "loop.py"], cwd=tmp_path, check=True)
