@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 
 from gyrostat.core.errors import UsageError
 from gyrostat.data.bijection import Bijection
-from gyrostat.data.loader import make_loader
+from gyrostat.data.options import make_loader
 from gyrostat.data.order import Order, UnevenOrder
 from tests.conftest import Launch
 

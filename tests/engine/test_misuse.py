@@ -210,9 +210,9 @@ CASES = {
     "checkpoint_dir under run": (HEAD + "gyrostat.init(checkpoint_dir='there')", "--checkpoint-dir DIR"),
     "checkpoint_every alone": (HEAD + "gyrostat.init(checkpoint_every=3)", "needs checkpoint_dir"),
     "lazy parameter": (START + "job.track(model=nn.LazyLinear(2))", "is not initialized"),
-    "more data workers": (
-        START + "job.dataloader(TensorDataset(torch.zeros(3)), num_workers=2)",
-        "num_workers=2",
+    "batches as they come": (
+        START + "job.dataloader(TensorDataset(torch.zeros(3)), num_workers=2, in_order=False)",
+        "in_order=False",
     ),
 }
 

@@ -1,57 +1,90 @@
-"""The ordered loader: micro-batches of a map-style dataset for any virtual worker, as its DataLoader would give them.
+"""The ordered loader: micro-batches for any virtual worker, as the DataLoader of its rank would give them.
 
-`job.dataloader(…)` makes one. It holds no position and no random state: the engine says which virtual worker's
-streams are in force and which micro-batch it wants. Which samples those are is decided in `order.py`.
+`job.dataloader(…)` makes one. It is a description and holds no position and no random state: which samples come is
+decided in `order.py` or by a sampler (`indices.py`), where a virtual worker stands is a `Position`, and batches come
+from a `Feed` (`feed.py`, `shared.py`). `options.py` checks what the user gave.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
-from torch.utils.data import Dataset, IterableDataset, default_collate
+from torch.utils.data import BatchSampler, Dataset, default_collate
 
-from gyrostat.core.errors import Misuse, NotYet, UsageError
+from gyrostat.core.errors import Misuse
+from gyrostat.data import torch_internals
+from gyrostat.data.indices import EndlessIndices, Indices, OrderIndices
 from gyrostat.data.order import EpochOrder, Order, Shuffle, UnevenOrder
-
-# What torch's DataLoader takes besides, and the one value that means "as if not given".
-_LATER = {
-    "sampler": None,
-    "batch_sampler": None,
-    "worker_init_fn": None,
-    "multiprocessing_context": None,
-    "generator": None,
-    "prefetch_factor": None,
-    "persistent_workers": False,
-    "timeout": 0,
-    "in_order": True,
-}
+from gyrostat.data.pair import Recipe
+from gyrostat.data.stream import every_nth
 
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedLoader:
     """A dataset and how it is cut into micro-batches. `batch_size` is per virtual worker."""
 
-    dataset: Dataset[Any]
-    batch_size: int
+    dataset: Dataset[Any] | Callable[[int], Dataset[Any]]
+    """A dataset, or what makes the dataset of a virtual rank."""
+    batch_size: int | None
+    """None: what the dataset gives for one index is a micro-batch."""
+    number: int = 0
+    """Which loader of the script it is: positions are kept under it."""
     sizes: tuple[int, ...] | None = None
     """A size for each virtual worker, if they differ; then `batch_size` is the largest, and evaluation uses it."""
     virtual_workers: int = 1
+    per_rank: bool = False
+    """`dataset` makes datasets."""
+    iterable: bool = False
     shuffle: Shuffle = False
     drop_last: bool = False
     pad: bool = True
+    sampler: Any = None
+    """Of the user's: an iterable of which every virtual worker gets a copy, or what makes that of a virtual rank."""
+    batch_sampler: Any = None
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    persistent_workers: bool = False
+    timeout: float = 0
+    worker_init_fn: Callable[[int], None] | None = None
+    generator: torch.Generator | None = None
+    context: Any = None
+    """How data workers are started: of multiprocessing, None for fork."""
     pin_memory: bool = False
     collate_fn: Callable[[list[Any]], Any] = field(default=default_collate)
+    _datasets: dict[int, Any] = field(default_factory=dict, repr=False)
+    _samplers: dict[int, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def leaves_traces(self) -> bool:
+        """A virtual worker's position in it says more than how many micro-batches it has consumed."""
+        return self.num_workers > 0 or not self.ordered or self.generator is not None
+
+    # Length and order.
 
     @property
     def length(self) -> int:
-        return len(cast(Sized, self.dataset))
+        """Samples in the dataset."""
+        return len(cast(Sized, next(iter(self._datasets.values())) if self.per_rank else self.dataset))
+
+    @property
+    def ordered(self) -> bool:
+        """Samples come in the job's own order."""
+        return not self.iterable and not self.has_sampler
+
+    @property
+    def has_sampler(self) -> bool:
+        return self.sampler is not None or self.batch_sampler is not None
 
     def __len__(self) -> int:
         """Micro-batches per virtual worker and epoch, as `len(DataLoader)` is per rank."""
-        return self._order(seed=0, epoch=0).batches
+        if self.ordered:
+            return self._order(seed=0, epoch=0).batches
+        if self.has_sampler:
+            return len(self.batched(self.sampler_of(0)))
+        raise TypeError("a loader over an iterable dataset has no length")
 
     def order(self, *, seed: int, epoch: int) -> EpochOrder:
         """The order of one epoch; an error if it leaves a virtual worker without data."""
@@ -77,7 +110,7 @@ class OrderedLoader:
         return Order(
             length=self.length,
             virtual_workers=self.virtual_workers,
-            batch_size=self.batch_size,
+            batch_size=self.batch_size or 1,
             seed=seed,
             epoch=epoch,
             shuffle=self.shuffle,
@@ -85,77 +118,76 @@ class OrderedLoader:
             pad=self.pad,
         )
 
-    def draw_base_seed(self) -> None:
-        """What `iter(DataLoader)` draws from the stream in force. Without data workers nobody uses the number."""
-        torch.empty((), dtype=torch.int64).random_()
+    # What virtual workers have of their own.
+
+    def dataset_of(self, rank: int) -> Any:
+        """What the rank's DataLoader would be given. Iterable datasets that do not know of ranks are shared out."""
+        if rank not in self._datasets:
+            if self.per_rank:
+                self._datasets[rank] = cast(Callable[[int], Any], self.dataset)(rank)
+            elif self.iterable and self.virtual_workers > 1:
+                self._datasets[rank] = every_nth(self.dataset, rank, self.virtual_workers)
+            else:
+                self._datasets[rank] = self.dataset
+        return self._datasets[rank]
+
+    def sampler_of(self, rank: int) -> Any:
+        """The rank's sampler, or batch sampler. An object is the same for all: whoever iterates it makes a copy."""
+        given = self.sampler if self.batch_sampler is None else self.batch_sampler
+        if isinstance(given, Iterable):
+            return given
+        if rank not in self._samplers:
+            self._samplers[rank] = given(rank)
+        return self._samplers[rank]
+
+    def batched(self, sampler: Any) -> Any:
+        """What a DataLoader iterates over, given this sampler."""
+        if self.batch_sampler is not None or self.batch_size is None:
+            return sampler
+        return BatchSampler(sampler, self.batch_size, self.drop_last)
+
+    def indices(self, order: EpochOrder | None, rank: int, first: int) -> Indices:
+        """What the rank's dataset is asked for, if no sampler says so."""
+        if order is None:
+            return EndlessIndices(self._every)
+        return OrderIndices(order, rank, first, single=self.batch_size is None)
+
+    @property
+    def _every(self) -> Any:
+        return None if self.batch_size is None else [None] * self.batch_size
+
+    # Making batches.
+
+    @property
+    def auto_collation(self) -> bool:
+        return self.batch_size is not None or self.batch_sampler is not None
+
+    @property
+    def pins(self) -> bool:
+        return self.pin_memory and torch.accelerator.is_available()
+
+    def recipe(self, ranks: Sequence[int]) -> Recipe:
+        own = self.per_rank or (self.iterable and self.virtual_workers > 1)
+        datasets: dict[int | None, Any] = {rank: self.dataset_of(rank) for rank in ranks} if own else {}
+        return Recipe(
+            datasets=datasets if own else {None: self.dataset},
+            iterable=self.iterable,
+            auto_collation=self.auto_collation,
+            collate_fn=self.collate_fn,
+            drop_last=self.drop_last,
+            num_workers=self.num_workers,
+            worker_init_fn=self.worker_init_fn,
+            every=self._every,
+        )
 
     def fetch(self, indices: list[int]) -> Any:
-        """One micro-batch, collated. Whatever the dataset draws comes from the streams in force."""
-        getitems = getattr(self.dataset, "__getitems__", None)
-        samples = getitems(indices) if getitems is not None else [self.dataset[index] for index in indices]
-        batch = self.collate_fn(samples)
-        return _pinned(batch) if self.pin_memory and torch.cuda.is_available() else batch
-
-
-def make_loader(
-    dataset: Dataset[Any],
-    *,
-    batch_size: Any,
-    virtual_workers: int,
-    shuffle: Shuffle,
-    num_workers: int,
-    drop_last: bool,
-    pad: bool,
-    pin_memory: bool,
-    collate_fn: Callable[[list[Any]], Any] | None,
-    others: dict[str, Any],
-) -> OrderedLoader:
-    """Check what the user gave and make the loader. Options of DataLoader that mean nothing special are accepted."""
-    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-        raise NotYet(
-            f"{type(dataset).__name__} has no length and no index; this version needs a map-style dataset "
-            "(__len__ and __getitem__)"
+        """One micro-batch of these samples. Whatever the dataset draws comes from the streams in force."""
+        fetcher = torch_internals.make_fetcher(
+            self.dataset,
+            iterable=False,
+            auto_collation=self.auto_collation,
+            collate_fn=self.collate_fn,
+            drop_last=self.drop_last,
         )
-    if not isinstance(shuffle, bool) and shuffle != "bijection":
-        raise UsageError(
-            f'shuffle={shuffle!r}: give True (DistributedSampler\'s order), "bijection" (one that needs no memory) or False'
-        )
-    sizes = tuple(batch_size) if isinstance(batch_size, (list, tuple)) else None
-    if sizes is not None and len(sizes) != virtual_workers:
-        raise UsageError(
-            f"batch_size={list(sizes)} has {len(sizes)} entries, but the job has {virtual_workers} virtual workers; give one "
-            "size for each, or one number for all"
-        )
-    for size in (batch_size,) if sizes is None else sizes:
-        if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-            raise UsageError(
-                f"batch_size must be a whole number of at least 1 per virtual worker, got {batch_size!r}"
-            )
-    if num_workers != 0:
-        raise NotYet(f"num_workers={num_workers} is not in this version; use num_workers=0")
-    for name, value in others.items():
-        if name not in _LATER:
-            raise UsageError(f"job.dataloader has no option {name!r}")
-        if value != _LATER[name]:
-            raise NotYet(f"{name}={value!r} is not in this version; leave it out")
-    return OrderedLoader(
-        dataset=dataset,
-        batch_size=batch_size if sizes is None else max(sizes),
-        sizes=sizes,
-        virtual_workers=virtual_workers,
-        shuffle=shuffle,
-        drop_last=drop_last,
-        pad=pad,
-        pin_memory=pin_memory,
-        collate_fn=collate_fn or default_collate,
-    )
-
-
-def _pinned(batch: Any) -> Any:
-    if isinstance(batch, torch.Tensor):
-        return batch.pin_memory()
-    if isinstance(batch, (list, tuple)):
-        return type(batch)(_pinned(item) for item in batch)
-    if isinstance(batch, dict):
-        return {key: _pinned(value) for key, value in batch.items()}
-    return batch
+        batch = fetcher.fetch(indices if self.auto_collation else indices[0])
+        return torch_internals.pinned(batch) if self.pins else batch

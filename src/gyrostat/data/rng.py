@@ -59,6 +59,24 @@ class RngState:
             cuda=tree["cuda"],
         )
 
+    def changed_since(self, before: RngState) -> tuple[Any, ...]:
+        """Its streams, None for those that are as they were: most data workers draw from one of them."""
+        return (
+            None if torch.equal(self.torch, before.torch) else self.torch,
+            None if self.numpy == before.numpy else self.numpy,
+            None if self.python == before.python else self.python,
+        )
+
+    def changed(self, streams: tuple[Any, ...]) -> RngState:
+        """With the streams that `changed_since` gave."""
+        new_torch, new_numpy, new_python = streams
+        return RngState(
+            torch=self.torch if new_torch is None else new_torch,
+            numpy=new_numpy or self.numpy,
+            python=new_python or self.python,
+            cuda=self.cuda,
+        )
+
 
 def seed_all(seed: int) -> None:
     """Seed all streams in force, as a DDP script would."""

@@ -19,7 +19,8 @@ from torch.utils.data import Dataset
 
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.bijection import Bijection
-from gyrostat.data.loader import OrderedLoader, make_loader
+from gyrostat.data.loader import OrderedLoader
+from gyrostat.data.options import make_loader
 from gyrostat.data.order import UnevenOrder
 from gyrostat.data.shards.layout import Layout
 from gyrostat.data.shards.messages import Ask, EpochOver, Report, Wait
@@ -179,6 +180,7 @@ def make_shard_loader(
     drop_last: bool,
     pin_memory: bool,
     collate_fn: Callable[[list[Any]], Any] | None,
+    number: int = 0,
 ) -> ShardLoader:
     """Check what the user gave and make the loader."""
     if not isinstance(shuffle, bool):
@@ -194,7 +196,9 @@ def make_shard_loader(
         pin_memory=pin_memory,
         collate_fn=collate_fn,
         others={},
+        number=number,
     )
+    assert ordered.batch_size is not None
     layout = Layout.of_indices(ordered.length, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)
     same = {part.name: getattr(ordered, part.name) for part in fields(ordered)}

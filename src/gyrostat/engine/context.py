@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from gyrostat.data.position import Position
 from gyrostat.data.rng import RngState
 
 
@@ -22,10 +23,22 @@ class Context:
     """By module: buffers of its own, kept only while the module's next forward will not overwrite them."""
     local: dict[str, Any] = field(default_factory=dict)
     """What the script put into `step.local`."""
+    data: dict[int, Position] = field(default_factory=dict)
+    """By loader: where it stands, with the states of its data workers."""
 
     def to_tree(self) -> dict[str, Any]:
-        return {"rng": self.rng.to_tree(), "buffers": self.buffers, "local": self.local}
+        return {
+            "rng": self.rng.to_tree(),
+            "buffers": self.buffers,
+            "local": self.local,
+            "data": {number: position.to_tree() for number, position in self.data.items()},
+        }
 
     @classmethod
     def from_tree(cls, tree: dict[str, Any]) -> Context:
-        return cls(rng=RngState.from_tree(tree["rng"]), buffers=tree["buffers"], local=tree["local"])
+        return cls(
+            rng=RngState.from_tree(tree["rng"]),
+            buffers=tree["buffers"],
+            local=tree["local"],
+            data={number: Position.from_tree(position) for number, position in tree.get("data", {}).items()},
+        )

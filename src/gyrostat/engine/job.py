@@ -1,7 +1,7 @@
 """`Job`: the surface that a training script uses. It joins the script's loops to the runner below.
 
 A script tracks its objects, then loops over epochs, steps and micro-batches. Everything that must happen at a boundary
-(comparing replicas, checkpoints, stopping, resuming) happens in `begin_step`.
+(comparing replicas, checkpoints, stopping, resuming) happens in `boundary`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.utils.data import Dataset
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.core.job import Assignment
 from gyrostat.core.progress import Progress
-from gyrostat.data.loader import OrderedLoader, make_loader
+from gyrostat.data.loader import OrderedLoader
+from gyrostat.data.options import make_loader
 from gyrostat.data.order import Shuffle
 from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
 from gyrostat.engine.checks import (
@@ -75,7 +76,8 @@ class Job:
         self._pulled: ShardLoader | None = (
             None  # what the running loop takes its samples from, if from shards
         )
-        self._samples = 0
+        self._samples: int | None = 0
+        self._loaders = 0
         self._loss: float | None = None
         self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
         self._broken: Step | None = None
@@ -123,8 +125,8 @@ class Job:
 
     def dataloader(
         self,
-        dataset: Dataset[Any],
-        batch_size: int | Sequence[int] = 1,
+        dataset: Dataset[Any] | Callable[[int], Dataset[Any]],
+        batch_size: int | Sequence[int] | None = 1,
         shuffle: Shuffle = False,
         *,
         num_workers: int = 0,
@@ -139,6 +141,9 @@ class Job:
         A list gives each virtual worker a size of its own. Then every sample is seen exactly once per epoch, without padding,
         and gradients are averaged by weight. `shuffle="bijection"` computes the order instead of storing it, for datasets
         of which 8 bytes per sample are too much.
+
+        All other options are DataLoader's, with the meaning they have on every rank; `dataset`, `sampler` and `batch_sampler`
+        may be callables that make those of a virtual rank. `num_workers` data workers serve all virtual workers of a worker.
         """
         return make_loader(
             dataset,
@@ -151,6 +156,8 @@ class Job:
             pin_memory=pin_memory,
             collate_fn=collate_fn,
             others=others,
+            number=self._number_loader(),
+            ranks=self._runner.hosted,
         )
 
     def shards(
@@ -179,10 +186,15 @@ class Job:
             drop_last=drop_last,
             pin_memory=pin_memory,
             collate_fn=collate_fn,
+            number=self._number_loader(),
         )
         tracked: dict[str, Any] = {name: loader.queues}
         self.track(**tracked)
         return loader
+
+    def _number_loader(self) -> int:
+        number, self._loaders = self._loaders, self._loaders + 1
+        return number
 
     def track(self, *, ddp: dict[str, Any] | None = None, **things: Any) -> None:
         """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP."""
@@ -254,7 +266,7 @@ class Job:
             raise Misuse("job.steps before job.track; track the model and its optimizer first")
         self._start()
         self._close_open_loop()
-        order = loader.order(seed=self.seed, epoch=self.epoch)
+        order = loader.order(seed=self.seed, epoch=self.epoch) if loader.ordered else None
         done = self._loops.begin_steps()
         if done is None:
             self._loops.end_steps()
@@ -287,9 +299,8 @@ class Job:
 
     # Boundaries.
 
-    def begin_step(self, step: Step, samples: int) -> None:
-        """The boundary: everything before is complete on all workers, and `step` is about to be handed out."""
-        self._boundary()
+    def begin_step(self, step: Step, samples: int | None) -> None:
+        """`step` is handed out."""
         self.current_step, self._samples = step, samples
 
     def leave_step(self, step: Step, *, broke: bool) -> None:
@@ -308,11 +319,14 @@ class Job:
         outcome = self._runner.outcome
         if self.progress.pass_ == 0:
             self._loss = outcome.loss
+        if self._samples is None:
+            self._samples = outcome.samples
         self._save_asked |= outcome.requests
         self._loops.pass_done()
         self._update_began = now()
 
-    def _boundary(self) -> None:
+    def boundary(self) -> None:
+        """Everything before is complete on all workers, and a step is about to be handed out."""
         if self._broken is not None:
             self._broken.require_complete()
         if self._unreported_epoch is not None:
@@ -344,7 +358,7 @@ class Job:
             return
         step = self.progress.step
         if self.is_main:
-            self._supervisor.stepped(step, epoch, self._loss, self._samples)
+            self._supervisor.stepped(step, epoch, self._loss, self._samples or 0)
         probe = self._assignment.probe
         if probe is None or step < probe.first or (probe.last is not None and step > probe.last):
             return

@@ -8,6 +8,7 @@ engine, and the rule that code outside the inner loop draws from a shared stream
 from __future__ import annotations
 
 import inspect
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
@@ -20,12 +21,14 @@ from torch.utils.data import DataLoader, DistributedSampler
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Reduction
 from gyrostat.core.placement import Placement
-from gyrostat.data.order import Order
+from gyrostat.core.progress import Progress
+from gyrostat.data.loader import OrderedLoader
+from gyrostat.data.order import EpochOrder, Order
 from gyrostat.data.rng import RngState, seed_all
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.hook import tree_hook
-from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
+from gyrostat.engine.runner import DataLoop, MicroBatch, Runner, StepPlan
 from gyrostat.engine.torch_internals import file_store, hash_store
 
 
@@ -54,7 +57,10 @@ class ReferenceRunner(Runner):
         self._wrappers: list[DistributedDataParallel] = []
         self._streams_of_rank: RngState
         self._streams_outside: RngState
-        self._batches: Iterator[Any] = iter(())
+        self._loaders: dict[int, DataLoader[Any]] = {}
+        self._loop: DataLoop | None = None
+        self._batches: Iterator[Any] | None = None
+        self._peeked: list[Any] = []
         self._step_batches: list[Any] = []
         self._local: dict[str, Any] = {}
 
@@ -83,10 +89,43 @@ class ReferenceRunner(Runner):
             return self._step_batches[number]
         if number == 0:
             self._step_batches = []
-            if plan.begins_epoch:
-                self._batches = iter(_dataloader(plan, rank))
-        self._step_batches.append(next(self._batches))
+        batches = self._iterator()
+        self._step_batches.append(self._peeked.pop(0) if self._peeked else next(batches))
         return self._step_batches[-1]
+
+    def begin_loop(self, loop: DataLoop) -> None:
+        self._loop, self._batches = loop, None
+
+    def _iterator(self) -> Iterator[Any]:
+        """The DataLoader's iterator in this loop, made when it is first needed, in the rank's streams."""
+        if self._batches is None:
+            assert self._loop is not None
+            loader = self._loop.loader
+            if loader.number not in self._loaders:
+                self._loaders[loader.number] = _dataloader(loader, self._loop.order, self.group.rank)
+            dataloader = self._loaders[loader.number]
+            _set_epoch(dataloader, self._loop.order, self._loop.epoch)
+            self._batches = iter(dataloader)
+        return self._batches
+
+    def available(self, count: int, progress: Progress) -> int:
+        outside = self.streams.exchange(self._streams_of_rank)
+        self._peeked += itertools.islice(self._iterator(), count - len(self._peeked))
+        self._streams_of_rank = self.streams.exchange(outside)
+        return self._fewest("data", len(self._peeked), progress)
+
+    def end_loop(self, *, used_up: bool) -> None:
+        if used_up and self._batches is not None:
+            outside = self.streams.exchange(self._streams_of_rank)
+            next(self._batches, None)  # as a `for` loop does at its end
+            self._streams_of_rank = self.streams.exchange(outside)
+        self._batches, self._peeked, self._step_batches = None, [], []
+
+    @property
+    def samples(self) -> int:
+        """As many as a full step has: torch's DataLoader does not say how many there were."""
+        assert self._loop is not None
+        return self._loop.loader.batch_size or 1
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         for wrapper in self._wrappers:
@@ -151,28 +190,64 @@ def _ddp_arguments(options: DdpOptions) -> dict[str, Any]:
     return arguments
 
 
-def _dataloader(plan: StepPlan, rank: int) -> DataLoader[Any]:
-    order, loader = plan.order, plan.loader
+def _dataloader(loader: OrderedLoader, order: EpochOrder | None, rank: int) -> DataLoader[Any]:
+    """What a DDP script would make on this rank."""
+    options: dict[str, Any] = {
+        "num_workers": loader.num_workers,
+        "collate_fn": loader.collate_fn,
+        "pin_memory": loader.pin_memory,
+        "timeout": loader.timeout,
+        "worker_init_fn": loader.worker_init_fn,
+        "multiprocessing_context": loader.context,
+        "generator": loader.generator,
+        "persistent_workers": loader.persistent_workers,
+    }
+    if loader.num_workers:
+        options["prefetch_factor"] = loader.prefetch_factor
+    dataset = loader.dataset_of(rank)
+    if loader.batch_sampler is not None:
+        return DataLoader(dataset, batch_sampler=loader.sampler_of(rank), **options)
+    options |= {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    if loader.iterable:
+        return DataLoader(dataset, **options)
+    if loader.sampler is not None:
+        return DataLoader(dataset, sampler=loader.sampler_of(rank), **options)
     if not isinstance(order, Order):
         raise UsageError(
             "plain DDP has neither shards nor batch sizes per rank: a loader with them cannot be compared with it"
         )
     if order.shuffle == "bijection":
-        batches = (order.indices(rank, batch) for batch in range(order.batches))
-        return DataLoader(loader.dataset, batch_sampler=batches, collate_fn=loader.collate_fn)
+        del options["batch_size"], options["drop_last"]
+        return DataLoader(dataset, batch_sampler=_Bijection(rank), **options)
     sampler: DistributedSampler[Any] = DistributedSampler(
-        loader.dataset,
+        dataset,
         num_replicas=order.virtual_workers,
         rank=rank,
         shuffle=order.shuffle,
         seed=order.seed,
         drop_last=not order.pad,
     )
-    sampler.set_epoch(order.epoch)
-    return DataLoader(
-        loader.dataset,
-        batch_size=loader.batch_size,
-        sampler=sampler,
-        drop_last=loader.drop_last,
-        collate_fn=loader.collate_fn,
-    )
+    return DataLoader(dataset, sampler=sampler, **options)
+
+
+class _Bijection:
+    """A batch sampler with the job's other order, which torch does not have."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.order: EpochOrder | None = None
+
+    def __iter__(self) -> Iterator[list[int]]:
+        assert self.order is not None
+        return (self.order.indices(self.rank, batch) for batch in range(self.order.batches))
+
+
+def _set_epoch(dataloader: DataLoader[Any], order: EpochOrder | None, epoch: int) -> None:
+    """What a DDP script does when an epoch begins."""
+    if isinstance(dataloader.batch_sampler, _Bijection):
+        dataloader.batch_sampler.order = order
+    inner = getattr(dataloader.batch_sampler, "sampler", None)
+    for sampler in (dataloader.batch_sampler, dataloader.sampler, inner):
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
+            return

@@ -20,6 +20,7 @@ from torch import nn
 from gyrostat.core.errors import Misuse
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
+from gyrostat.data import evaluation
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import EpochOrder
 from gyrostat.data.rng import Streams, seed_all
@@ -37,19 +38,27 @@ class StepPlan:
     """What one step consists of, for every virtual worker."""
 
     loader: OrderedLoader
-    order: EpochOrder
+    order: EpochOrder | None
+    """None: samplers or an iterable dataset decide what comes."""
     first_batch: int
     """The number, within the epoch, of the step's first micro-batch."""
     micro_batches: int
     """Micro-batches per virtual worker (`accumulate`)."""
 
-    @property
-    def begins_epoch(self) -> bool:
-        return self.first_batch == 0
-
     def weight(self, rank: int) -> float | None:
         """The share of virtual worker `rank` in this step; None if all are equal."""
-        return self.order.weight(rank, self.first_batch)
+        return None if self.order is None else self.order.weight(rank, self.first_batch)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataLoop:
+    """One loop over a loader's micro-batches, from the beginning or from where it is taken up again."""
+
+    loader: OrderedLoader
+    order: EpochOrder | None
+    epoch: int
+    accumulate: int
+    first_batch: int
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,7 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     losses: list[float]
     means: list[MeanWire]
     requests: Requests
+    samples: int
     extra: bytes
 
 
@@ -123,6 +133,8 @@ class PassOutcome:
 
     loss: float | None = None
     requests: Requests = field(default_factory=Requests)
+    samples: int = 0
+    """How many all virtual workers together have fetched in this step."""
 
 
 class Runner(ABC):
@@ -152,6 +164,26 @@ class Runner(ABC):
     @abstractmethod
     def start_streams(self) -> None:
         """The first `track`: virtual worker r's streams begin as if seeded with seed + r."""
+
+    @abstractmethod
+    def begin_loop(self, loop: DataLoop) -> None:
+        """A loop over a loader begins."""
+
+    @abstractmethod
+    def available(self, count: int, progress: Progress) -> int:
+        """How many of the next `count` micro-batches every virtual worker of the job has. All workers ask together."""
+
+    @abstractmethod
+    def end_loop(self, *, used_up: bool) -> None:
+        """The loop is over: all micro-batches were consumed, or the script wants no more of them."""
+
+    @property
+    @abstractmethod
+    def samples(self) -> int:
+        """How many samples the virtual workers here have fetched in this step."""
+
+    def begin_data(self, pass_: int) -> None:
+        """Micro-batches are about to be fetched."""
 
     @abstractmethod
     def begin_pass(self) -> None: ...
@@ -195,6 +227,7 @@ class Runner(ABC):
         """Yield this worker's micro-batches; when they are done, settle with all workers."""
         self._losses, self._means = [], Means()
         tracer = self.group.tracer
+        self.begin_data(progress.pass_)
         self.begin_pass()
         for rank in self.hosted:
             weight = plan.weight(rank)
@@ -252,7 +285,7 @@ class Runner(ABC):
     def _settle(self, plan: StepPlan, progress: Progress) -> PassOutcome:
         extra = self.end_pass()
         losses = [float(loss.double().mean().item()) for loss in self._losses]
-        mine = PassReport(losses, self._means.wire(), self.request_box.take(), extra)
+        mine = PassReport(losses, self._means.wire(), self.request_box.take(), self.samples, extra)
         reports = [mine]
         if self.group.size > 1:
             others = self.group.begin_exchange("reduce", progress, msgspec.msgpack.encode(mine))
@@ -265,10 +298,27 @@ class Runner(ABC):
         for report in reports:
             requests |= report.requests
         losses = [loss for report in reports for loss in report.losses]
-        return PassOutcome(sum(losses) / len(losses) if losses else None, requests)
+        samples = sum(report.samples for report in reports)
+        return PassOutcome(sum(losses) / len(losses) if losses else None, requests, samples)
 
     def _shares(self, plan: StepPlan) -> dict[int, float | None]:
         return {rank: plan.weight(rank) for rank in range(self.placement.virtual_workers)}
+
+    # Data.
+
+    def batches(self, loader: OrderedLoader, order: EpochOrder | None, progress: Progress) -> int | None:
+        """How many micro-batches every virtual worker has in an epoch; None if that is not known before."""
+        if order is not None:
+            return order.batches
+        if loader.iterable:
+            return None
+        fewest = min(_length(loader.batched(loader.sampler_of(rank))) for rank in self.hosted)
+        return None if (all_fewest := self._fewest("length", fewest, progress)) < 0 else all_fewest
+
+    def _fewest(self, what: str, mine: int, progress: Progress) -> int:
+        """The smallest of all workers' numbers."""
+        everyone = self.group.exchange(what, progress, mine.to_bytes(8, "little", signed=True))
+        return min(int.from_bytes(number, "little", signed=True) for number in everyone)
 
     # Evaluation.
 
@@ -280,6 +330,7 @@ class Runner(ABC):
         Every micro-batch has streams of its own, so results do not depend on who runs it. Streams, buffers and
         training modes are afterwards as they were.
         """
+        evaluation.check_evaluable(loader)
         if self.micro_batch is not None:
             raise Misuse("job.evaluate inside the inner loop; call it after the update")
         before = self.streams.save()
@@ -292,11 +343,19 @@ class Runner(ABC):
         mine: dict[int, Any] = {}
         try:
             with torch.no_grad():
-                for j in range(-(-loader.length // loader.batch_size)):
-                    if j % self.placement.virtual_workers in self.hosted:
-                        seed_all(_evaluation_seed(self.seed, progress.step, call, j))
-                        last = min((j + 1) * loader.batch_size, loader.length)
-                        mine[j] = fn(loader.fetch(list(range(j * loader.batch_size, last))))
+                size = loader.batch_size or 1
+                wanted = [
+                    (
+                        j,
+                        _evaluation_seed(self.seed, progress.step, call, j),
+                        list(range(j * size, min((j + 1) * size, loader.length))),
+                    )
+                    for j in range(-(-loader.length // size))
+                    if j % self.placement.virtual_workers in self.hosted
+                ]
+                for (j, seed, _), batch in zip(wanted, evaluation.batches(loader, wanted), strict=True):
+                    seed_all(seed)
+                    mine[j] = fn(batch)
         finally:
             for part, mode in modes.items():
                 part.training = mode
@@ -306,6 +365,14 @@ class Runner(ABC):
         for payload in self.group.exchange("evaluate", progress, statetree.encode(mine)):
             results.update(statetree.decode(payload))
         return [results[j] for j in sorted(results)]
+
+
+def _length(sampler: Any) -> int:
+    """How many it gives; -1 if it does not say."""
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        return -1
 
 
 def _put_back(

@@ -69,6 +69,7 @@ def put_shared(
 def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
     """The contexts of all virtual workers, in rank order, on every worker."""
     runner.adopt_changed_buffers()
+    runner.save_positions()
     mine = {rank: runner.contexts[rank].to_tree() for rank in runner.hosted}
     if runner.group.size == 1:
         return [mine[rank] for rank in sorted(mine)]

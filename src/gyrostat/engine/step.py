@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gyrostat.core.errors import Misuse
-from gyrostat.engine.runner import Runner, StepPlan
+from gyrostat.core.errors import Misuse, UsageError
+from gyrostat.engine.runner import DataLoop, Runner, StepPlan
 
 if TYPE_CHECKING:
     from gyrostat.data.loader import OrderedLoader
@@ -87,38 +87,65 @@ class Steps:
         job: Job,
         runner: Runner,
         loader: OrderedLoader,
-        order: EpochOrder,
+        order: EpochOrder | None,
         accumulate: int,
         limit: int | None,
     ) -> None:
         self._job, self._runner, self._loader, self._order = job, runner, loader, order
-        self._accumulate = accumulate
-        steps = -(-order.batches // accumulate)
-        self._total = steps if limit is None else min(steps, limit)
-
-    def __len__(self) -> int:
-        return self._total
+        self._accumulate, self._limit = accumulate, limit
+        self._batches = runner.batches(loader, order, job.progress)
+        if self._batches is None and accumulate > 1 and loader.num_workers == 0:
+            raise UsageError(
+                f"accumulate={accumulate} needs to know when data ends: give the sampler a __len__, or num_workers > 0"
+            )
 
     def run(self, done: int) -> Iterator[Step]:
         """Hand out the steps from number `done` on."""
-        while done < self._total:
-            first = done * self._accumulate
-            plan = StepPlan(
-                loader=self._loader,
-                order=self._order,
-                first_batch=first,
-                micro_batches=min(self._accumulate, self._order.batches - first),
-            )
-            step = Step(self._job, self._runner, plan, done)
-            self._job.begin_step(step, samples=self._samples(plan))
-            try:
-                yield step
-            except GeneratorExit:
-                self._job.leave_step(step, broke=True)
-                raise
-            self._job.leave_step(step, broke=False)
-            done += 1
+        loop = DataLoop(
+            loader=self._loader,
+            order=self._order,
+            epoch=self._job.epoch,
+            accumulate=self._accumulate,
+            first_batch=done * self._accumulate,
+        )
+        self._runner.begin_loop(loop)
+        used_up = False
+        try:
+            while self._limit is None or done < self._limit:
+                self._job.boundary()
+                plan = self._plan(done)
+                if plan is None:
+                    used_up = True
+                    break
+                step = Step(self._job, self._runner, plan, done)
+                self._job.begin_step(step, samples=self._samples(plan))
+                try:
+                    yield step
+                except GeneratorExit:
+                    self._job.leave_step(step, broke=True)
+                    raise
+                self._job.leave_step(step, broke=False)
+                done += 1
+                if self._batches is not None and done * self._accumulate >= self._batches:
+                    used_up = self._limit is None or done < self._limit
+                    break
+        finally:
+            self._runner.end_loop(used_up=used_up)
 
-    def _samples(self, plan: StepPlan) -> int:
+    def _plan(self, done: int) -> StepPlan | None:
+        """What the next step consists of; None if there is no data for it."""
+        first = done * self._accumulate
+        if self._batches is None:
+            count = self._runner.available(self._accumulate, self._job.progress)
+        else:
+            count = min(self._accumulate, self._batches - first)
+        if count <= 0:
+            return None
+        return StepPlan(loader=self._loader, order=self._order, first_batch=first, micro_batches=count)
+
+    def _samples(self, plan: StepPlan) -> int | None:
+        """None: known when the micro-batches have been fetched."""
+        if self._order is None:
+            return None
         batches = range(plan.first_batch, plan.first_batch + plan.micro_batches)
         return sum(self._order.samples(batch) for batch in batches)

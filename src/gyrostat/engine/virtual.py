@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,10 @@ from torch import nn
 
 from gyrostat.core.job import Reduction as ReductionOrder
 from gyrostat.core.placement import Placement
+from gyrostat.core.progress import Progress
+from gyrostat.data.feed import Feed
 from gyrostat.data.rng import RngState, seed_all
+from gyrostat.data.shared import make_feed
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
 from gyrostat.engine.group import Group, Pending
@@ -28,7 +31,7 @@ from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.ddp import DdpOrder
 from gyrostat.engine.reduce.gradients import ModuleGradients, Part
 from gyrostat.engine.reduce.tree import TreeOrder
-from gyrostat.engine.runner import MicroBatch, Runner, StepPlan
+from gyrostat.engine.runner import DataLoop, MicroBatch, Runner, StepPlan
 
 
 class VirtualRunner(Runner):
@@ -46,6 +49,8 @@ class VirtualRunner(Runner):
         self._previous = -1
         self._buffers_under_way: Pending | None = None
         self._fetched_under: dict[tuple[int, int], RngState] = {}
+        self._feeds: dict[int, Feed] = {}
+        self._feed: Feed | None = None
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
@@ -109,20 +114,91 @@ class VirtualRunner(Runner):
         for gradients in self.gradients:
             gradients.begin_rank(rank, weight=weight, last_here=rank == self.hosted[-1])
 
+    # Data.
+
+    @property
+    def feed(self) -> Feed:
+        assert self._feed is not None
+        return self._feed
+
+    @property
+    def samples(self) -> int:
+        return self.feed.samples
+
+    def begin_loop(self, loop: DataLoop) -> None:
+        loader = loop.loader
+        if loader.number not in self._feeds:
+            self._feeds[loader.number] = make_feed(loader, self.hosted, self.streams)
+        self._feed = self._feeds[loader.number]
+        self._feed.begin_loop(
+            loop.order,
+            epoch=loop.epoch,
+            accumulate=loop.accumulate,
+            first_batch=loop.first_batch,
+            positions={
+                rank: self.contexts[rank].data[loader.number]
+                for rank in self.hosted
+                if loader.number in self.contexts[rank].data
+            },
+        )
+
+    def _start_feed(self) -> None:
+        """What `iter(DataLoader)` draws belongs to a virtual worker's first micro-batch, but is drawn for all at once."""
+        if not self.feed.started:
+            for rank in self.hosted:
+                if self.feed.resumes:
+                    self.feed.resume(rank)
+                else:
+                    self._in_streams_of(rank, self.feed.start)
+            self.feed.started = True
+
+    def _in_streams_of(self, rank: int, do: Callable[[int], Any]) -> Any:
+        outside = self.streams.exchange(self.contexts[rank].rng)
+        try:
+            return do(rank)
+        finally:
+            self.contexts[rank].rng = self.streams.exchange(outside)
+
+    def available(self, count: int, progress: Progress) -> int:
+        self._start_feed()
+        fewest = min(
+            self._in_streams_of(rank, lambda rank: self.feed.available(rank, count)) for rank in self.hosted
+        )
+        return self._fewest("data", fewest, progress)
+
+    def end_loop(self, *, used_up: bool) -> None:
+        if used_up and self.feed.loader.has_sampler and self.feed.loader.num_workers == 0:
+            for rank in self.hosted:
+                self._in_streams_of(rank, self.feed.exhaust)
+        self.feed.end_loop()
+        self.save_positions()
+        self._feed = None
+
+    def save_positions(self) -> None:
+        """Note in the contexts where virtual workers stand in the loop that is running."""
+        if self._feed is not None and self._feed.loader.leaves_traces:
+            for rank in self.hosted:
+                self.contexts[rank].data[self._feed.loader.number] = self._feed.position(rank)
+
+    def begin_data(self, pass_: int) -> None:
+        self._start_feed()
+        if pass_ == 0:
+            self.feed.begin_step()
+            self._fetched_under.clear()
+
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
-        indices = plan.order.indices(rank, plan.first_batch + number)
+        feed = self.feed
+        if not feed.draws_here:
+            return feed.again(rank, number) if pass_ > 0 else feed.fetch(rank, number)
         if pass_ > 0:
             # The same micro-batch again: fetched under the streams of the first time, which then go on where they are.
             now = self.streams.exchange(self._fetched_under[rank, number])
-            batch = plan.loader.fetch(indices)
+            batch = feed.again(rank, number)
             self.streams.exchange(now)
             return batch
-        if number == 0 and plan.begins_epoch:
-            plan.loader.draw_base_seed()
         # At the virtual worker's first micro-batch, what is in force is what was just switched in: nothing to save.
-        untouched = number == 0 and not plan.begins_epoch
-        self._fetched_under[rank, number] = self.contexts[rank].rng if untouched else self.streams.save()
-        return plan.loader.fetch(indices)
+        self._fetched_under[rank, number] = self.contexts[rank].rng if number == 0 else self.streams.save()
+        return feed.fetch(rank, number)
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         for buffers in self.buffers:

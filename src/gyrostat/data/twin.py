@@ -1,0 +1,293 @@
+"""A dataset of its own for every rank and data worker, without copying the data.
+
+In PyTorch each data worker of each rank has a copy of the dataset, made by forking: a generator or a counter that the
+dataset keeps lives as many separate lives. Here one process stands in for data workers of several ranks, so each gets a
+`Twin`: the objects that dataset, `collate_fn` and `worker_init_fn` are made of are copied, together with their random
+generators, plain values, and small lists, dicts, tensors and arrays; all that is large is shared (`_LARGE`), and so
+is what cannot be copied safely: open files, objects that say themselves how they are copied or closed.
+
+What a twin holds is told as a plain value: its `state_dict()` if the dataset offers that, else what differs from the
+dataset as the script made it. Usually that is nothing. It is committed with every batch, moves with the virtual worker,
+and is put into another twin elsewhere. What is shared is not part of it: a cache may be; what decides bits must not.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+_LARGE = 256
+"""Lists, dicts, sets, tensors and arrays with more elements than this are shared."""
+_PLAIN = (types.NoneType, bool, int, float, complex, str, bytes)
+_MISSING = object()
+
+Path = tuple[tuple[str, Any], ...]
+Held = dict[str, Any]
+
+
+class Twin:
+    """Copies of objects that belong together, and what they hold."""
+
+    def __init__(self, *originals: Any, keep: Iterable[Any] = ()) -> None:
+        """Whatever is in `keep` is not copied, wherever it turns up."""
+        memo: dict[int, Any] = {id(thing): thing for thing in keep}
+        self.parts = [_copied(original, memo) for original in originals]
+        self._stateful = [offers_state(part) for part in self.parts]
+        self._pristine = dict(_told(self._without_stateful(list(originals))))
+
+    def held(self) -> Held | None:
+        """What they hold, as a plain value; None if it is what the originals hold."""
+        states = {
+            number: part.state_dict()
+            for number, (part, stateful) in enumerate(zip(self.parts, self._stateful, strict=True))
+            if stateful
+        }
+        changes = self._changes()
+        if not states and not changes:
+            return None
+        return {
+            "state_dicts": states,
+            "changes": [[list(map(list, path)), value] for path, value in changes.items()],
+        }
+
+    def hold(self, held: Held | None) -> None:
+        """Hold what `held` says, whatever was held before."""
+        wanted: dict[Path, Any] = {}
+        for path, value in held["changes"] if held else ():
+            wanted[tuple((step[0], step[1]) for step in path)] = value
+        for path in self._changes() | wanted:
+            _set(self.parts, path, wanted.get(path, self._pristine.get(path, _MISSING)))
+        for number, state in (held["state_dicts"] if held else {}).items():
+            self.parts[number].load_state_dict(copy.deepcopy(state))
+
+    def _changes(self) -> dict[Path, Any]:
+        now = dict(_told(self._without_stateful(self.parts)))
+        changes = {
+            path: value for path, value in now.items() if not _same(value, self._pristine.get(path, _MISSING))
+        }
+        for path in self._pristine.keys() - now.keys():
+            if _get(self.parts, path) is _MISSING:
+                changes[path] = ["gone"]
+        return changes
+
+    def _without_stateful(self, parts: list[Any]) -> list[Any]:
+        return [None if stateful else part for part, stateful in zip(parts, self._stateful, strict=True)]
+
+
+def offers_state(thing: Any) -> bool:
+    """It can say where it is, and go on from there."""
+    return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
+
+
+# What things are made of.
+
+
+def _is_plain(value: Any, room: int = _LARGE) -> bool:
+    return _plain_size(value, room) <= room
+
+
+def _plain_size(value: Any, room: int) -> int:
+    """How many plain values it consists of; more than `room` if there are more, or others."""
+    kind = type(value)
+    if kind in _PLAIN:
+        return 1
+    if kind not in (list, tuple, dict, set) or len(value) > room:
+        return room + 1
+    size = 1
+    for item in value.items() if kind is dict else value:
+        size += _plain_size(item, room - size)
+        if size > room:
+            break
+    return size
+
+
+def _is_small_array(value: Any) -> bool:
+    if type(value) is torch.Tensor:
+        plain = value.device.type == "cpu" and value.layout is torch.strided and not value.requires_grad
+        return plain and value.numel() <= _LARGE
+    return type(value) is np.ndarray and value.dtype.kind in "biufc" and value.size <= _LARGE
+
+
+def _is_generator(value: Any) -> bool:
+    if isinstance(value, torch.Generator):
+        return value.device.type == "cpu"
+    return type(value) in (random.Random, np.random.Generator, np.random.RandomState)
+
+
+def _is_object(value: Any) -> bool:
+    """An object of a class that leaves to Python how it is copied, and whose parts are its attributes."""
+    kind = type(value)
+    if kind.__module__.partition(".")[0] in sys.stdlib_module_names or isinstance(value, type):
+        return False
+    if not hasattr(value, "__dict__") or hasattr(kind, "__del__") or hasattr(kind, "__deepcopy__"):
+        return False
+    own_way = any(
+        getattr(kind, name, None) is not getattr(object, name, None)
+        for name in ("__reduce__", "__reduce_ex__", "__getstate__")
+    )
+    own_new: Any = kind.__new__
+    return (not own_way and own_new is object.__new__) or isinstance(value, torch.nn.Module)
+
+
+def _parts(value: Any) -> Iterator[tuple[tuple[str, Any], Any]] | None:
+    """What an object or a container consists of, each with its name; None if it is not taken apart."""
+    kind = type(value)
+    if kind is types.MethodType:
+        return iter([(("attribute", "__self__"), value.__self__)])
+    if kind in (list, tuple) and len(value) <= _LARGE:
+        return ((("item", number), item) for number, item in enumerate(value))
+    if kind is dict and len(value) <= _LARGE:
+        return ((("item", key), item) for key, item in value.items() if type(key) in _PLAIN)
+    if _is_object(value):
+        return ((("attribute", name), item) for name, item in vars(value).items())
+    return None
+
+
+def _copied(value: Any, memo: dict[int, Any]) -> Any:
+    if id(value) in memo:
+        return memo[id(value)]
+    kind = type(value)
+    made: Any = value
+    if kind in _PLAIN:
+        return value
+    if _is_generator(value):
+        made = value.clone_state() if isinstance(value, torch.Generator) else copy.deepcopy(value)
+    elif _is_small_array(value):
+        made = value.clone() if kind is torch.Tensor else value.copy()
+    elif kind is types.MethodType:
+        owner = _copied(value.__self__, memo)
+        made = value if owner is value.__self__ else types.MethodType(value.__func__, owner)
+    elif kind is set and len(value) <= _LARGE:
+        made = set(value)
+    elif kind is tuple and len(value) <= _LARGE:
+        made = tuple(_copied(item, memo) for item in value)
+    elif kind is list and len(value) <= _LARGE:
+        made = memo[id(value)] = []
+        made += (_copied(item, memo) for item in value)
+    elif kind is dict and len(value) <= _LARGE:
+        made = memo[id(value)] = {}
+        made |= {key: _copied(item, memo) for key, item in value.items()}
+    elif _is_object(value):
+        made = memo[id(value)] = object.__new__(kind)
+        vars(made).update({name: _copied(item, memo) for name, item in vars(value).items()})
+    memo[id(value)] = made
+    return made
+
+
+# What they hold, as plain values.
+
+
+def _told(root: Any) -> Iterator[tuple[Path, Any]]:
+    """Every value that is part of the state, with the way to it, as plain values."""
+    seen: set[int] = set()
+
+    def walk(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+        told = _tell(value)
+        if told is not None:
+            yield path, told
+        elif id(value) not in seen:
+            seen.add(id(value))
+            for name, part in _parts(value) or ():
+                yield from walk(part, (*path, name))
+
+    return walk(root, ())
+
+
+def _tell(value: Any) -> list[Any] | None:
+    if type(value) in _PLAIN:
+        return ["plain", value]
+    if type(value) in (list, tuple, dict, set) and len(value) <= _LARGE and _is_plain(value):
+        return ["plain", copy.deepcopy(value)]
+    if _is_small_array(value):
+        return ["array", value.clone() if isinstance(value, torch.Tensor) else value.copy()]
+    if _is_generator(value):
+        if isinstance(value, torch.Generator):
+            return ["torch", value.get_state()]
+        if isinstance(value, random.Random):
+            return ["random", list(value.getstate())]
+        if isinstance(value, np.random.RandomState):
+            return ["numpy legacy", value.get_state(legacy=False)]
+        return ["numpy", copy.deepcopy(value.bit_generator.state)]
+    return None
+
+
+def _same(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and np.array_equal(one, other)
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)):
+        return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
+    return bool(one == other)
+
+
+def _step(value: Any, step: tuple[str, Any]) -> Any:
+    kind, key = step
+    try:
+        return getattr(value, key) if kind == "attribute" else value[key]
+    except (AttributeError, LookupError, TypeError):
+        return _MISSING
+
+
+def _get(root: Any, path: Path) -> Any:
+    for step in path:
+        root = _step(root, step)
+        if root is _MISSING:
+            return _MISSING
+    return root
+
+
+def _set(root: Any, path: Path, told: Any) -> None:
+    """Put what was told where it belongs. A generator or an array that is there is changed in place: others may know it."""
+    holder, (kind, key) = _get(root, path[:-1]), path[-1]
+    if holder is _MISSING or type(holder) in (tuple, types.MethodType):
+        return
+    if told is _MISSING or told[0] == "gone":
+        vars(holder).pop(key, None) if kind == "attribute" else holder.pop(key, None)
+        return
+    value = _made(told, _get(root, path))
+    if kind == "attribute":
+        vars(holder)[key] = value
+    elif type(holder) is list and key >= len(holder):
+        holder.append(value)
+    else:
+        holder[key] = value
+
+
+def _made(told: list[Any], present: Any) -> Any:
+    kind, state = told
+    if kind == "plain":
+        return copy.deepcopy(state)
+    if kind == "array":
+        if type(present) is type(state) and present.shape == state.shape and present.dtype == state.dtype:
+            present[...] = state
+            return present
+        return copy.deepcopy(state)
+    if kind == "torch":
+        torch_generator = present if isinstance(present, torch.Generator) else torch.Generator()
+        torch_generator.set_state(state)
+        return torch_generator
+    if kind == "random":
+        python = present if type(present) is random.Random else random.Random()
+        python.setstate((state[0], tuple(state[1]), state[2]))
+        return python
+    if kind == "numpy legacy":
+        legacy = present if type(present) is np.random.RandomState else np.random.RandomState()
+        legacy.set_state(state)
+        return legacy
+    bits = getattr(np.random, state["bit_generator"])
+    fits = type(present) is np.random.Generator and type(present.bit_generator) is bits
+    generator = present if fits else np.random.Generator(bits())
+    generator.bit_generator.state = copy.deepcopy(state)
+    return generator

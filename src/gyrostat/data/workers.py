@@ -1,0 +1,221 @@
+"""The processes that make batches: `num_workers` of them, shared by all virtual workers of this worker.
+
+A task belongs to one process, and a process does its tasks in the order in which it got them, so what a task builds on
+stays where it is. A process that is killed is replaced: what it had not answered is asked again, from the state after
+the last answer, which is known here. A task during which three processes in a row died is not asked a fourth time.
+
+Data workers are children of this process. They die with it (the kernel sees to that), leave signals that mean the job
+to it, and talk to it over a socket without a name (`wire.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.multiprocessing
+
+from gyrostat.data import torch_internals
+from gyrostat.data.pair import Answer, DataWorker, Recipe, Request
+from gyrostat.data.wire import Wire
+
+_DEATHS = 3
+_UNANSWERED = 32
+_UNANSWERED_BYTES = 96 << 10
+"""Requests beyond these wait here: the socket must always have room, lest both ends wait for each other."""
+_FAREWELL_S = 1.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(eq=False)
+class Task:
+    """Something asked of one process."""
+
+    process: int
+    request: Callable[[bool], Request]
+    """What to ask; True if the process is new and knows nothing yet of this task's pair."""
+    pair: tuple[int, int] | None = None
+    answer: Answer | None = None
+    deaths: int = 0
+    wanted: bool = True
+    """False: nobody waits for the answer any more."""
+    received: Callable[[Answer], None] | None = None
+
+
+@dataclass
+class _Process:
+    process: Any
+    wire: Wire
+    known: set[tuple[int, int]] = field(default_factory=set)
+    unanswered: deque[tuple[Task, int]] = field(default_factory=deque)
+    waiting: deque[Task] = field(default_factory=deque)
+
+    def may_send(self) -> bool:
+        in_socket = sum(size for _, size in self.unanswered)
+        return len(self.unanswered) < _UNANSWERED and in_socket < _UNANSWERED_BYTES
+
+
+class Workers:
+    """The data workers of one loader."""
+
+    def __init__(self, recipe: Recipe, *, context: Any = None, timeout: float = 0) -> None:
+        self._recipe, self._timeout = recipe, timeout
+        self._context = context or torch.multiprocessing.get_context("fork")
+        self._processes = [self._start() for _ in range(recipe.num_workers)]
+
+    @property
+    def pids(self) -> list[int]:
+        return [process.process.pid for process in self._processes]
+
+    def submit(self, task: Task) -> None:
+        self._processes[task.process].waiting.append(task)
+        self._send(task.process)
+
+    def wait(self, task: Task) -> Answer:
+        """Until the task is answered. What others have answered meanwhile is taken in, too."""
+        self._take_in()
+        deadline = time.monotonic() + self._timeout if self._timeout else None
+        while task.answer is None:
+            if not self._readable(task.process, deadline):
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+            self._receive(task.process)
+        return task.answer
+
+    def forget(self, pairs: set[tuple[int, int]]) -> None:
+        """Nothing builds on what these pairs have been: the next task of each starts it anew."""
+        for process in self._processes:
+            process.known -= pairs
+
+    def close(self) -> None:
+        """They end when they see that nobody listens, which is after the batch they are making; or are ended."""
+        for process in self._processes:
+            process.wire.close()
+        deadline = time.monotonic() + _FAREWELL_S
+        for process in self._processes:
+            process.process.join(max(deadline - time.monotonic(), 0))
+            process.process.kill()
+            process.process.join()
+            process.process.close()
+        self._processes = []
+
+    # Processes.
+
+    def _start(self) -> _Process:
+        mine, theirs = socket.socketpair()
+        # A fork server's children are not ours: they see us go when the socket closes.
+        parent = None if self._context.get_start_method() == "forkserver" else os.getpid()
+        process = self._context.Process(
+            target=_serve, args=(theirs, self._recipe, parent), daemon=True, name="data worker"
+        )
+        process.start()
+        theirs.close()
+        return _Process(process, Wire(mine))
+
+    def _replace(self, number: int) -> None:
+        """A process has died: another takes its place and its tasks."""
+        dead = self._processes[number]
+        dead.wire.close()
+        dead.process.join()
+        tasks = [task for task, _ in dead.unanswered if task.wanted]
+        if tasks:
+            tasks[0].deaths += 1
+            if tasks[0].deaths >= _DEATHS:
+                raise RuntimeError(
+                    f"DataLoader worker (pid {dead.process.pid}) {_cause(dead.process.exitcode)}; so did {_DEATHS - 1} others "
+                    "before it, at the same batch"
+                )
+        self._processes[number] = self._start()
+        self._processes[number].waiting.extend([*tasks, *(task for task in dead.waiting if task.wanted)])
+        self._send(number)
+
+    # Messages.
+
+    def _send(self, number: int) -> None:
+        process = self._processes[number]
+        while process.waiting and process.may_send():
+            task = process.waiting[0]
+            if not task.wanted:
+                process.waiting.popleft()
+                continue
+            request = task.request(task.pair not in process.known)
+            try:
+                size = process.wire.send(request)
+            except OSError:
+                self._replace(number)
+                return
+            if task.pair is not None:
+                process.known.add(task.pair)
+            process.unanswered.append((process.waiting.popleft(), size))
+
+    def _receive(self, number: int) -> None:
+        process = self._processes[number]
+        try:
+            answer: Answer = process.wire.receive()
+        except (EOFError, ConnectionError):
+            self._replace(number)
+            return
+        task, _ = process.unanswered.popleft()
+        task.answer = answer
+        if task.received is not None:
+            task.received(answer)
+        self._send(number)
+
+    def _take_in(self) -> None:
+        poll = select.poll()
+        for process in self._processes:
+            poll.register(process.wire.fileno(), select.POLLIN)
+        ready = {file for file, _ in poll.poll(0)}
+        for number, process in enumerate(self._processes):
+            if process.wire.fileno() in ready:
+                self._receive(number)
+
+    def _readable(self, number: int, deadline: float | None) -> bool:
+        poll = select.poll()
+        poll.register(self._processes[number].wire.fileno(), select.POLLIN)
+        left = None if deadline is None else max(deadline - time.monotonic(), 0) * 1000
+        return bool(poll.poll(left))
+
+
+def _cause(exitcode: int | None) -> str:
+    if exitcode is not None and exitcode < 0:
+        return f"is killed by signal: {signal.strsignal(-exitcode)}"
+    return f"exited unexpectedly with code {exitcode}"
+
+
+def _serve(sock: socket.socket, recipe: Recipe, parent: int | None) -> None:
+    """The life of a data worker."""
+    if parent is not None:
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            return
+    # A terminal sends these to the whole group, but they are the job's business. Handlers, unlike "ignore", are not
+    # inherited by programs that a dataset runs.
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, _leave_to_the_job)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+    wire, worker = Wire(sock), DataWorker(recipe)
+    with contextlib.suppress(EOFError, ConnectionError):
+        while True:
+            request = wire.receive()
+            answer = worker.answer(request)
+            try:
+                wire.send(answer)
+            except ConnectionError:
+                raise
+            except Exception:  # a batch that cannot be sent
+                wire.send(Answer(error=torch_internals.wrap_exception(request.worker)))
+
+
+def _leave_to_the_job(number: int, frame: Any) -> None:
+    pass
