@@ -120,6 +120,7 @@ class World:
         if survivors:
             self.zombies += self.workers
         self.workers = []
+        self._named = 0  # new workers have the names of old ones
 
     # What must hold.
 
@@ -132,9 +133,11 @@ class World:
     def finish(self) -> None:
         """Workers do all that is left; then every sample was trained once per epoch."""
         self.join()
-        while self.workers[0].epoch < self.epochs:
+        worker = self.workers[-1]
+        for _ in range(20 * self.epochs * (self.layout.samples + 1)):
+            if worker.epoch == self.epochs:
+                break
             self.wait(LEASE / 4)  # others are silent: what they hold comes back
-            worker = self.workers[0]
             if not self.work(worker, self.layout.shard_size):
                 self.ask(worker)
         assert self.model == [self.epochs] * self.layout.samples

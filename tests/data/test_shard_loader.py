@@ -101,6 +101,23 @@ def test_a_saved_state_goes_on_as_if_nothing_had_happened(stop: int, ahead: int)
     assert seen + run_epoch(second, 3, 1) == expected[stop:]
 
 
+def leave_an_epoch(*, ahead: int) -> tuple[Any, Any]:
+    """Four steps of an epoch, planned further than that, and all of the next one."""
+    shards = loader(100, 3)
+    order = shards.order(seed=5, epoch=0)
+    for batch in range(4):
+        order.indices(0, batch)
+        order.indices(0, batch + ahead)
+        shards.queues.done(batch + 1)
+    seen = run_epoch(shards, 3, 1)
+    assert sorted(i for batch in seen for part in batch for i in part) == list(range(100))
+    return seen, shards.queues.state_dict()
+
+
+def test_a_loop_that_was_left_drops_its_rest_and_what_was_planned_of_it() -> None:
+    assert leave_an_epoch(ahead=3) == leave_an_epoch(ahead=0)
+
+
 def test_samples_are_shuffled_within_shards_too() -> None:
     [first, *_] = run_epoch(loader(1000, 1, batch_size=50, shard_size=100), 1, 0)
     shard = first[0][0] // 100

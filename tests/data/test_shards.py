@@ -37,7 +37,7 @@ def run_schedule(seed: int) -> tuple[Counter[str], int]:
     for _ in range(draw.randint(5, 50)):
         what = draw.choices(
             ["join", "ask", "work", "zombie", "leave", "die", "wait", "save", "restart"],
-            weights=[4, 10, 14, 3, 2, 2, 4, 2, 1],
+            weights=[4, 10, 14, 6, 2, 2, 4, 2, 2],
         )[0]
         if what == "zombie":
             if not world.zombies:
@@ -59,7 +59,11 @@ def run_schedule(seed: int) -> tuple[Counter[str], int]:
         elif what == "wait":
             world.wait(draw.choice([0.1, 1.0, LEASE / 2, LEASE, 3 * LEASE]))
         elif what == "restart":
-            world.restart(survivors=draw.random() < 0.5)
+            before = len(world.workers)
+            world.restart(survivors=draw.random() < 0.7)
+            for _ in range(before):
+                world.join()
+                world.ask(world.workers[-1])
         else:
             {"join": world.join, "save": world.save}[what]()
         happened[what] += 1

@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf
 from pathlib import Path
 
 from gyrostat.core.errors import Misuse, UsageError
@@ -193,7 +194,7 @@ def shards(
         assert files is not None
         pairs = list(files.items() if isinstance(files, Mapping) else files)
         layout = Layout.of_files(pairs, shard_size)
-    queues = Queues(layout, seed=seed, shuffle=shuffle)
+    queues = Queues(layout, seed=seed, shuffle=shuffle, lease_seconds=inf)  # nobody else could take over
     saves = Saves(Path(directory), keep=keep) if directory is not None else None
     try:
         feed = Feed(queues, epochs=epochs, saves=saves)
