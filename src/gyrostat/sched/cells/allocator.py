@@ -12,6 +12,7 @@ Opportunistic requests look at physical cells only, and at those first that are 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -113,7 +114,7 @@ class CellCluster:
         self.tenants: dict[str, Tenant] = {}
         self.jobs: dict[str, Grant] = {}
         self.opportunistic: dict[str, dict[str, int]] = {}
-        """Devices that each tenant's opportunistic jobs have, by device type."""
+        """Devices that opportunistic jobs have, by device type and tenant."""
         self.outside: set[str] = set()
         """Jobs on devices that a reconfiguration has taken out of the cluster."""
         for vc in spec.virtual_clusters:
@@ -175,7 +176,7 @@ class CellCluster:
             self._count_opportunistic(grant, grant.device_count)
 
     def _count_opportunistic(self, grant: Grant, change: int) -> None:
-        use = self.opportunistic.setdefault(grant.device_type, dict.fromkeys(self.tenants, 0))
+        use = self.opportunistic.setdefault(grant.device_type, {})
         use[grant.vc] = use.get(grant.vc, 0) + change
 
     def _pools(self, request: CellRequest, tenant: Tenant) -> Sequence[Pool]:
@@ -196,33 +197,25 @@ class CellCluster:
 
     def _pods(self, request: CellRequest, pool: Pool) -> list[_Pod] | Refusal:
         """Single pods, largest first, with the level that each is to lie in."""
-        hierarchy = pool.hierarchy
+        types = pool.hierarchy.types
+        if request.level is not None and request.level not in types:
+            return Refusal(
+                request.job, f"{types[-1]} has no cells {request.level!r}; it has {', '.join(types)}"
+            )
         pods: list[_Pod] = []
         for group in request.pods:
-            if request.level is not None:
-                if request.level not in hierarchy.types:
-                    known = ", ".join(hierarchy.types)
-                    return Refusal(
-                        request.job, f"{hierarchy.name} has no cells {request.level!r}; it has {known}"
-                    )
-                level = hierarchy.types.index(request.level)
+            if request.level is None:
+                level = min(bisect_left(pool.sizes, group.devices), pool.top)
             else:
-                level = 0
-            while level < pool.top and pool.sizes[level] < group.devices and request.level is None:
-                level += 1
-            if pool.sizes[level] < group.devices and request.affinity is Affinity.HARD:
-                kind = hierarchy.types[level]
-                return Refusal(
-                    request.job,
-                    f"a pod of {group.devices} devices does not fit into a {kind} of {pool.sizes[level]}",
-                    kind,
-                    group.count,
-                )
-            pods += [_Pod(0, group.devices, level)] * group.count
-        if len(pods) == 1:
-            return pods
-        pods = [pod._replace(number=number) for number, pod in enumerate(pods)]
-        pods.sort(key=lambda pod: (-pod.level, -pod.devices, pod.number))
+                level = types.index(request.level)
+            size = pool.sizes[level]
+            if size < group.devices and request.affinity is Affinity.HARD:
+                reason = f"a pod of {group.devices} devices does not fit into a {types[level]} of {size}"
+                return Refusal(request.job, reason, types[level], group.count)
+            for _ in range(group.count):
+                pods.append(_Pod(len(pods), group.devices, level))
+        if len(pods) > 1:
+            pods.sort(key=lambda pod: (-pod.level, -pod.devices, pod.number))
         return pods
 
     # Guaranteed jobs ----------------------------------------------------------------------------------------------
@@ -291,13 +284,14 @@ class CellCluster:
         plan: list[list[_Placed]],
         preempted: tuple[str, ...],
     ) -> Grant:
-        grants: list[tuple[int, PodGrant]] = []
+        grants = []
         for pod, placed in zip(pods, plan, strict=True):
-            pieces = tuple(
+            pieces = [
                 Piece(level, group.physical[level][index], group.root, index)
                 for group, level, index in placed
-            )
-            grants.append((pod.number, PodGrant(pool, request.vc, request.pinned, pieces, pod.level + 1)))
+            ]
+            grant = PodGrant(pool, request.vc, request.pinned, tuple(pieces), pod.level + 1)
+            grants.append((pod.number, grant))
         return _granted(request, pool, grants, preempted)
 
     def _too_little(
@@ -538,20 +532,23 @@ def _place(
 ) -> list[_Placed] | None:
     """Where one pod goes. Unless it is alone its cells are taken, for the next to see."""
     best: tuple[Room, Group] | None = None
+    devices = pod.devices
     for level in range(pod.level, groups[-1].root + 1 if affinity is Affinity.SOFT else pod.level + 1):
         for group in groups:
-            if group.root >= level and pod.devices <= group.sizes[level]:
-                room = group.view(priority).find(level, pod.devices)
-                if room is not None and (best is None or room[:2] < best[0][:2]):
+            if group.root >= level and devices <= group.sizes[level]:
+                room = group.view(priority).find(level, devices)
+                if room is not None and (best is None or room < best[0]):
                     best = (room, group)
+                    if room.block == level and room.free == devices:
+                        break  # nothing fits better
         if best is not None:
             room, group = best
             forest = group.views[priority]
-            pieces = forest.carve(level, room.at, pod.devices)
+            pieces = forest.carve(level, room.at, devices)
             if not alone:
                 _take_all(forest, pieces)
             return [_Placed(group, *piece) for piece in pieces]
-    return _scatter(priority, groups, pod.devices, alone) if affinity is Affinity.SOFT else None
+    return _scatter(priority, groups, devices, alone) if affinity is Affinity.SOFT else None
 
 
 def _scatter(priority: int, groups: list[Group], devices: int, alone: bool) -> list[_Placed] | None:
@@ -640,6 +637,6 @@ def _granted(
         request.vc,
         request.priority,
         pool.hierarchy.device_type,
-        tuple(grant for _, grant in grants),
+        tuple([grant for _, grant in grants]),
         preempted,
     )

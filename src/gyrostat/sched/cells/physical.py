@@ -185,29 +185,33 @@ class Pool:
         for device in self.bad_within(level, index):
             self._unblock(0, device)
         self._block(level, index)
-        size = self.sizes[level]
-        block, at, bound = level, index, self.bound
-        while block < self.top and not bound[block + 1][at // self.splits[block + 1]]:
-            self.total[block] += self.splits[block + 1] - 1
-            block += 1
-            at //= self.splits[block]
-        self.total[block] -= 1
-        self._fill(bound, level, index, full=True)
-        self._raise(bound, level, index, size)
+        self._fill(self.bound, level, index, full=True)
+        self._raise_bound(level, index, self.sizes[level])
 
     def unbind(self, level: int, index: int) -> None:
         self._unblock(level, index)
-        bad = self.bad_within(level, index)
-        for device in bad:
+        for device in self.bad_within(level, index):
             self._block(0, device)
         self._fill(self.bound, level, index, full=False)
-        self._raise(self.bound, level, index, -self.sizes[level])
-        block, at, bound = level, index, self.bound
-        while block < self.top and not bound[block + 1][at // self.splits[block + 1]]:
-            self.total[block] -= self.splits[block + 1] - 1
-            block += 1
-            at //= self.splits[block]
-        self.total[block] += 1
+        self._raise_bound(level, index, -self.sizes[level])
+
+    def _raise_bound(self, level: int, index: int, change: int) -> None:
+        """Count bound devices in the cells around a cell, and the free cells that there would be if all were healthy."""
+        bound, total, splits = self.bound, self.total, self.splits
+        sign = 1 if change > 0 else -1
+        whole = True
+        for above in range(level + 1, self.top + 1):
+            index //= splits[above]
+            before = bound[above][index]
+            bound[above][index] = after = before + change
+            if whole:
+                if before and after:
+                    total[above - 1] -= sign
+                    whole = False
+                else:
+                    total[above - 1] += sign * (splits[above] - 1)
+        if whole:
+            total[self.top] -= sign
 
     def _block(self, level: int, index: int) -> None:
         """Take a cell out of the free lists, splitting the block that it is part of."""

@@ -1,4 +1,4 @@
-"""What the allocator is asked, and what it answers."""
+"""What the allocator is asked, and what it answers. Names are made only when somebody asks for them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
 
 from gyrostat.core.errors import UsageError
 
@@ -76,8 +78,7 @@ class Piece(NamedTuple):
     """Of the virtual cell, among those of `root`; for pinned cells, see the grant."""
 
 
-@dataclass(frozen=True)
-class PodGrant:
+class PodGrant(msgspec.Struct, frozen=True, dict=True):
     """One pod's devices."""
 
     pool: Pool
@@ -114,8 +115,7 @@ class PodGrant:
         return self.pool.hierarchy.types[self.level - 1] if self.level else None
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(msgspec.Struct, frozen=True, dict=True):
     """A job's devices, pod by pod in the order of the request, and who has to go for it."""
 
     job: str
