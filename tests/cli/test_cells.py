@@ -53,6 +53,19 @@ def test_a_cluster_is_drawn(tmp_path: Path) -> None:
     assert out[-1] == "priorities: opportunistic < batch (0) < normal (10) < urgent (20)"
 
 
+def test_of_many_machines_only_some_are_drawn(tmp_path: Path) -> None:
+    (tmp_path / "many.yaml").write_text(
+        "cell_types: {node: {of: gpu, count: 2, node: true}}\n"
+        "physical_cluster: [{cell: node, nodes: ['n[0-999]']}]\n"
+        "virtual_clusters: {a: {pinned: {mine: {cell: node, at: n700}}}}\n"
+    )
+    code, out, err = gyrostat("cells", "show", "many.yaml", cwd=tmp_path)
+    assert (code, err) == (0, [])
+    assert len(out) < 30
+    assert any("node at n700 is pinned: a/mine" in line for line in out)
+    assert any("… 1,000 top cells in all" in line for line in out)
+
+
 def test_the_schema_is_json(tmp_path: Path) -> None:
     code, out, err = gyrostat("cells", "schema", cwd=tmp_path)
     assert (code, err) == (0, [])

@@ -209,6 +209,18 @@ def test_priorities_of_a_tenant_preempt_lower_ones_and_no_others() -> None:
     assert list(cells.jobs) == ["two", "other", "low", "three", "five"]
 
 
+def test_the_lowest_priorities_go_first() -> None:
+    cells = cluster("  a: {cells: {node: 3}}\n")
+    for priority in (2, 0, 1):
+        ask(cells, f"p{priority}", "a", 4, priority=priority)
+    for job, preempted in (("x", "p0"), ("y", "p1"), ("z", "p2")):
+        grant = ask(cells, job, "a", 4, priority=9)
+        assert isinstance(grant, Grant)
+        assert grant.preempted == (preempted,)
+    assert isinstance(ask(cells, "w", "a", 1, priority=9), Refusal)
+    assert isinstance(ask(cells, "w", "a", 1, priority=10), Grant)
+
+
 def test_pinned_cells_are_where_they_are_and_for_those_who_ask() -> None:
     cells = cluster("  a:\n    cells: {gpu: 1}\n    pinned: {fast: {cell: socket, at: n2/2}}\n")
     assert places(ask(cells, "j1", "a", 1, pinned="fast")) == [("gpu@n2/2",)]

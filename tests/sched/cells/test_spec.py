@@ -112,6 +112,7 @@ def test_the_assignment_of_the_papers_figure_3_fits() -> None:
         ("10.0.1.4~6", ["10.0.1.4", "10.0.1.5", "10.0.1.6"]),
         ("r[0-1]n[0-1]", ["r0n0", "r0n1", "r1n0", "r1n1"]),
         ("n[3-1]", []),
+        ("n[0-99999999999]", []),
     ],
 )
 def test_names_of_machines_are_expanded(pattern: str, names: list[str]) -> None:
@@ -254,6 +255,7 @@ def test_all_errors_are_told_at_once() -> None:
         "7",
         "[]",
         "a: &a [*a]",
+        "a: &a [1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: [*b,*b,*b,*b]",
         "cell_types: &x {y: *x}",
         "\t",
         "cell_types: {}\nx: !!python/object:os.system {}",

@@ -158,7 +158,8 @@ class CellCluster:
                 self.record(result)
                 return result
             refusal = refusal or result
-        return refusal or Refusal(request.job, f"{request.vc} has no {request.device_type or ''} cells")
+        kind = f"{request.device_type} " if request.device_type else ""
+        return refusal or Refusal(request.job, f"{request.vc} has no {kind}cells")
 
     def release(self, job: str) -> None:
         """The job's devices are free again."""
@@ -241,19 +242,15 @@ class CellCluster:
         self, request: CellRequest, groups: list[Group], pods: list[_Pod]
     ) -> list[list[_Placed]] | _TooLittle:
         """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
-        if not request.priority:
-            return _plan_seen_by(0, request, groups, pods)
-        seen: set[int] = {0, request.priority}
-        for group in groups:
-            seen.update(priority for priority in group.views if priority < request.priority)
-        failed: _TooLittle | None = None
-        for priority in sorted(seen):
-            plan = _plan_seen_by(priority, request, groups, pods)
+        plan = _plan_seen_by(0, request, groups, pods)
+        if not request.priority or not isinstance(plan, _TooLittle):
+            return plan
+        lower = {held for group in groups for held in group.priorities if held < request.priority}
+        for priority in sorted(lower):
+            plan = _plan_seen_by(priority + 1, request, groups, pods)
             if not isinstance(plan, _TooLittle):
-                return plan
-            failed = plan
-        assert failed is not None
-        return failed
+                break
+        return plan
 
     def _commit(self, request: CellRequest, plan: list[list[_Placed]]) -> tuple[str, ...]:
         pieces = [piece for pod in plan for piece in pod]

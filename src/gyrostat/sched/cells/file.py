@@ -106,6 +106,8 @@ Path = tuple[str | int, ...]
 
 _DEEPEST = 8
 """The format needs five."""
+_LONGEST = 1_000_000
+"""Things in a file. Anchors that refer to anchors can stand for any number of them."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +160,8 @@ def _leave_out(plain: Any, path: Path) -> None:
 
 def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[Problem]) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
-    if len(path) > _DEEPEST:
-        problems.append(Problem(node.start_mark.line + 1, "this is nested too deeply, or contains itself"))
+    if len(path) > _DEEPEST or len(lines) > _LONGEST:
+        problems.append(Problem(node.start_mark.line + 1, "this is nested too deeply, or refers to itself"))
         return None
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}

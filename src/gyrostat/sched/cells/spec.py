@@ -265,6 +265,8 @@ def _free_beside(hierarchy: Hierarchy, layout: Layout, pinned: Mapping[tuple[int
     return free
 
 
+_MOST_DEVICES = 10_000_000
+"""More than any cluster has: beyond it somebody has mistyped."""
 _RANGE = re.compile(r"^(.*)\[(\d+)-(\d+)\](.*)$|^(.*?)(\d+)~(\d+)()$")
 
 
@@ -276,6 +278,8 @@ def expand(pattern: str) -> list[str]:
     before, first, last, after = (
         match.group(i) if match.group(2) else match.group(i + 4) for i in (1, 2, 3, 4)
     )
+    if int(last) - int(first) >= _MOST_DEVICES:
+        return []
     width = len(first) if first.startswith("0") else 0
     return [
         f"{head}{number:0{width}d}{after}"
@@ -373,6 +377,11 @@ class _Reader:
                     "physical_cluster",
                     place,
                     "nodes",
+                )
+                continue
+            if len(nodes) * hierarchy.sizes[hierarchy.node_level] > _MOST_DEVICES:
+                self._problem(
+                    f"these would be more than {_MOST_DEVICES:,} devices", "physical_cluster", place, "nodes"
                 )
                 continue
             for start in range(0, len(nodes), each):

@@ -1,8 +1,9 @@
 """A tenant's cells of one level, and what its jobs have of them. Nothing here depends on other tenants.
 
-The cells are a forest for each priority that the tenant has used: as that priority sees it, so without jobs that it may
-preempt. The forest of priority 0 counts everybody. Virtual cells get physical ones only when something runs in them: first the
-tenant's cell as a whole, then, on the way down, those within that are needed. They lose them when nothing runs there any more.
+The cells are a forest as each priority sees it, so without jobs that it may preempt. The forest of priority 0 counts
+everybody; others are made when somebody has to be preempted, and kept while there are jobs of the priority just below.
+Virtual cells get physical ones only when something runs in them: first the tenant's cell as a whole, then, on the way down,
+those within that are needed. They lose them when nothing runs there any more.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class Group:
         self.sizes = pool.sizes[: root + 1]
         self.views: dict[int, Forest] = {0: Forest(self.sizes, count)}
         """By priority, ascending."""
+        self.priorities: dict[int, int] = {}
+        """How many cells jobs of each priority hold."""
         devices = count * self.sizes[-1]
         self.physical = [[-1] * (devices // size) for size in self.sizes]
         """Which physical cell a virtual one is bound to."""
@@ -68,6 +71,7 @@ class Group:
 
     def hold(self, level: int, index: int, job: str, priority: int) -> None:
         self.holders[level][index] = (job, priority)
+        self.priorities[priority] = self.priorities.get(priority, 0) + 1
         for seen_by, forest in self.views.items():
             if seen_by <= priority:
                 forest.take(level, index)
@@ -77,6 +81,10 @@ class Group:
         for seen_by, forest in self.views.items():
             if seen_by <= priority:
                 forest.give(level, index)
+        self.priorities[priority] -= 1
+        if not self.priorities[priority]:
+            del self.priorities[priority]
+            self.views.pop(priority + 1, None)
 
     def holders_in(self, level: int, index: int) -> Iterator[str]:
         """Jobs with a device in a virtual cell."""
