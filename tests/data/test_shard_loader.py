@@ -27,7 +27,7 @@ class Numbers(Dataset[int]):
 
 
 def loader(
-    length: int, n: int, *, batch_size: Any = 3, shard_size: int = 7, shuffle: bool = True
+    length: int, n: int, *, batch_size: Any = 3, shard_size: int = 7, shuffle: bool = True, **others: Any
 ) -> ShardLoader:
     return make_shard_loader(
         Numbers(length),
@@ -36,9 +36,11 @@ def loader(
         virtual_workers=n,
         seed=5,
         shuffle=shuffle,
+        num_workers=0,
         drop_last=False,
         pin_memory=False,
         collate_fn=None,
+        others=others,
     )
 
 
@@ -145,6 +147,9 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(UsageError, match="shuffle='bijection'"):
         loader(10, 1, shuffle="bijection")  # type: ignore[arg-type]
 
+    with pytest.raises(UsageError, match="batch_sampler has no place in it"):
+        loader(10, 1, batch_sampler=[[0], [1]])
+
 
 SCRIPT = """
 import os, signal
@@ -186,6 +191,33 @@ def test_the_placement_makes_no_difference(launch: Launch) -> None:
     assert one.steps == 2 * 5
     assert one.samples == 2 * 50
     assert launch(SCRIPT, placement=[1, 3]).digest == one.digest
+
+
+def test_data_workers_run_ahead_of_what_is_saved(launch: Launch) -> None:
+    script = SCRIPT.replace("shard_size=8", "shard_size=8, num_workers=2").replace(
+        "torch.full((3,), index / 50.0)", "torch.full((3,), index / 50.0) + 0.1 * torch.rand(3)"
+    )
+    expected = launch(script, virtual_workers=4).digest
+    policy = CheckpointPolicy(directory=str(launch.directory / "ahead"), every=2)
+    with pytest.raises(ScriptFailed):
+        launch(script, placement=[2, 2], checkpoint=policy, env={"KILL_AT": "7"})
+    assert launch(script, placement=[1, 3], checkpoint=policy).digest == expected
+
+
+def test_one_map_style_dataset_is_needed(launch: Launch) -> None:
+    script = SCRIPT.replace("job.shards(Rows()", "job.shards(lambda rank: Rows()")
+    with pytest.raises(ScriptFailed, match="needs one dataset with __len__"):
+        launch(script, virtual_workers=2)
+
+
+def test_ddp_given_the_same_samples_has_the_same_bits(launch: Launch) -> None:
+    even = SCRIPT.replace("50", "48")
+    assert (
+        launch(even, placement=[1, 2], virtual_workers=3).digest
+        == launch(even, virtual_workers=3, reference=True).digest
+    )
+    with pytest.raises(ScriptFailed, match="shards whose last step is not full"):
+        launch(SCRIPT, virtual_workers=3, reference=True)
 
 
 @pytest.mark.parametrize("kill_at", [1, 4, 6])

@@ -161,6 +161,11 @@ class UnevenOrder(EpochOrder):
         cut = start + whole - self._lent
         return (start, cut) if batch == full else (cut, cut + self._left + self._lent)
 
+    @property
+    def even(self) -> bool:
+        """In every step all virtual workers see equally many."""
+        return len(set(self.sizes)) == 1 and self._left % len(self.sizes) == 0
+
     def shares(self, batch: int) -> list[int]:
         """How many samples each virtual worker sees in this step."""
         samples = self.samples(batch)

@@ -34,11 +34,12 @@ class StepShards:
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
-        self._in_hand: dict[
-            str, list[int]
-        ] = {}  # virtual worker → lease, start, stop and offset of its shard
-        self._plans: dict[int, list[list[range]]] = {}  # of steps not done: what each virtual worker sees
-        self._states: dict[int, dict[str, Any]] = {}  # of the same steps: the state after them
+        self._in_hand: dict[str, list[int]] = {}
+        """By virtual worker: lease, start, stop and offset of its shard."""
+        self._plans: dict[int, list[list[range]]] = {}
+        """Of steps not done: what each virtual worker sees."""
+        self._states: dict[int, dict[str, Any]] = {}
+        """Of steps not done: the state after them, by how many are done then."""
         self._planned = 0
         self._order: ShardOrder | None = None
         self._committed = self._state()
@@ -177,27 +178,38 @@ def make_shard_loader(
     virtual_workers: int,
     seed: int,
     shuffle: bool,
+    num_workers: int,
     drop_last: bool,
     pin_memory: bool,
     collate_fn: Callable[[list[Any]], Any] | None,
+    others: dict[str, Any],
     number: int = 0,
 ) -> ShardLoader:
     """Check what the user gave and make the loader."""
     if not isinstance(shuffle, bool):
         raise UsageError(f"shuffle={shuffle!r}: shards are shuffled (True) or taken as they lie (False)")
+    for name in ("sampler", "batch_sampler"):
+        if others.get(name) is not None:
+            raise UsageError(
+                f"job.shards says itself which samples come: {name} has no place in it; use job.dataloader"
+            )
     ordered = make_loader(
         dataset,
         batch_size=batch_size if isinstance(batch_size, (list, tuple)) else [batch_size] * virtual_workers,
         virtual_workers=virtual_workers,
         shuffle=shuffle,
-        num_workers=0,
+        num_workers=num_workers,
         drop_last=drop_last,
         pad=False,
         pin_memory=pin_memory,
         collate_fn=collate_fn,
-        others={},
+        others=others,
         number=number,
     )
+    if ordered.iterable or ordered.per_rank:
+        raise UsageError(
+            f"job.shards needs one dataset with __len__ and __getitem__ for all virtual workers, got {dataset!r}"
+        )
     assert ordered.batch_size is not None
     layout = Layout.of_indices(ordered.length, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)

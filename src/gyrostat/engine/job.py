@@ -73,9 +73,7 @@ class Job:
         self._assignment, self._runner, self._supervisor = assignment, runner, supervisor
         self._loops = Loops()
         self._open: Any = None
-        self._pulled: ShardLoader | None = (
-            None  # what the running loop takes its samples from, if from shards
-        )
+        self._pulled: ShardLoader | None = None  # the running loop's loader, if it has shards
         self._samples: int | None = 0
         self._loaders = 0
         self._loss: float | None = None
@@ -167,14 +165,17 @@ class Job:
         *,
         shard_size: int,
         shuffle: bool = True,
+        num_workers: int = 0,
         drop_last: bool = False,
         pin_memory: bool = False,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         name: str = "shards",
+        **others: Any,
     ) -> ShardLoader:
         """A loader whose virtual workers pull shards of `shard_size` samples when they need one; every sample exactly once.
 
-        Its queues are tracked under `name`, and saved and restored with everything else that is tracked.
+        Its queues are tracked under `name`, and saved and restored with everything else that is tracked. All other options are
+        those of `job.dataloader`.
         """
         loader = make_shard_loader(
             dataset,
@@ -183,9 +184,11 @@ class Job:
             virtual_workers=self.virtual_workers,
             seed=self.seed,
             shuffle=shuffle,
+            num_workers=num_workers,
             drop_last=drop_last,
             pin_memory=pin_memory,
             collate_fn=collate_fn,
+            others=others,
             number=self._number_loader(),
         )
         tracked: dict[str, Any] = {name: loader.queues}

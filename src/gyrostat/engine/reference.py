@@ -23,7 +23,7 @@ from gyrostat.core.job import Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
-from gyrostat.data.order import EpochOrder, Order
+from gyrostat.data.order import EpochOrder, Order, UnevenOrder
 from gyrostat.data.rng import RngState, seed_all
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
@@ -212,13 +212,14 @@ def _dataloader(loader: OrderedLoader, order: EpochOrder | None, rank: int) -> D
         return DataLoader(dataset, **options)
     if loader.sampler is not None:
         return DataLoader(dataset, sampler=loader.sampler_of(rank), **options)
-    if not isinstance(order, Order):
+    if isinstance(order, UnevenOrder) and not order.even:
         raise UsageError(
-            "plain DDP has neither shards nor batch sizes per rank: a loader with them cannot be compared with it"
+            "plain DDP has no batch sizes per rank: a loader with a list of them, or with shards whose last step is not full, "
+            "cannot be compared with it; drop_last=True leaves that step out"
         )
-    if order.shuffle == "bijection":
+    if not isinstance(order, Order) or order.shuffle == "bijection":
         del options["batch_size"], options["drop_last"]
-        return DataLoader(dataset, batch_sampler=_Bijection(rank), **options)
+        return DataLoader(dataset, batch_sampler=_JobOrder(rank), **options)
     sampler: DistributedSampler[Any] = DistributedSampler(
         dataset,
         num_replicas=order.virtual_workers,
@@ -230,8 +231,8 @@ def _dataloader(loader: OrderedLoader, order: EpochOrder | None, rank: int) -> D
     return DataLoader(dataset, sampler=sampler, **options)
 
 
-class _Bijection:
-    """A batch sampler with the job's other order, which torch does not have."""
+class _JobOrder:
+    """A batch sampler with one of the job's orders that torch does not have."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -244,7 +245,7 @@ class _Bijection:
 
 def _set_epoch(dataloader: DataLoader[Any], order: EpochOrder | None, epoch: int) -> None:
     """What a DDP script does when an epoch begins."""
-    if isinstance(dataloader.batch_sampler, _Bijection):
+    if isinstance(dataloader.batch_sampler, _JobOrder):
         dataloader.batch_sampler.order = order
     inner = getattr(dataloader.batch_sampler, "sampler", None)
     for sampler in (dataloader.batch_sampler, dataloader.sampler, inner):
