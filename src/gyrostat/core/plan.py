@@ -22,6 +22,8 @@ class Start:
     reason: str
     borrowed: Devices = ()
     """Those of `devices` that belong to others and may be taken back."""
+    shares_with: JobId | None = None
+    """The job that has these devices too. When that ends or leaves them, this one has them for itself."""
 
 
 @dataclass(frozen=True, slots=True)

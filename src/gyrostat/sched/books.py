@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gyrostat.core.devices import Counts, Devices, Fleet
@@ -126,9 +126,9 @@ class Books:
             )
         if request.id in self.jobs:
             raise UsageError(f"there already is a job {request.id}")
-        job = JobView(request, self._submissions, self.now)
-        self._submissions += 1
         book = self.vcs[request.vc]
+        job = JobView(request, self._submissions, book.view, self.now)
+        self._submissions += 1
         self.jobs[request.id] = job
         book.view.jobs[request.id] = job
         self.enqueue(book, job)
@@ -138,12 +138,16 @@ class Books:
         book = self.vcs[job.request.vc]
         assert job.queue is not None
         job.queue.remove(job)
-        for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
-            if devices:
-                self.placer.release(job.id, borrowed)
+        if job.running:
+            book.view.history.add(job.service(self.now))
+            self._release(job)
+            for borrowed in (False, True):
                 self._account(book, job, (), borrowed)
+            self._unlink(job)
+            self.freed = True
+        self.touched.pop(job.id, None)
         del self.jobs[job.id], book.view.jobs[job.id]
-        book.dirty = self.freed = True
+        book.dirty = True
 
     def _bind(self, job: JobView, devices: Devices, borrowed: Devices) -> None:
         self.touch(job)
@@ -156,6 +160,7 @@ class Books:
         """Devices are gone. An elastic job goes on with what it has left if that is enough; others wait."""
         for part, left in self.placer.take_away(devices):
             job = self.jobs[part.job]
+            self._evict_guest(job)
             self.touch(job)
             self._hold(job, left, part.borrowed, reason)
             if job.running and (job.held < job.request.smallest or not job.request.elastic):
@@ -192,20 +197,71 @@ class Books:
 
     # 2. What is decided.
 
-    def place(self, job: JobView, counts: Counts, borrowed: bool, reason: str) -> Placed | Refused:
+    def place(self, job: JobView, counts: Counts, borrowed: bool, reason: str) -> bool:
         """Let a part of the job have so many devices."""
+        if job.host is not None or job.guest is not None:
+            return False
         outcome = self.placer.place(job.request, counts, borrowed)
         if type(outcome) is Refused:
-            return outcome
+            return False
         assert type(outcome) is Placed
         self.touch(job)
         self._hold(job, outcome.devices, borrowed, reason)
-        for victim in outcome.victims:
-            self._lose_borrowed(self.jobs[victim], f"its borrowed devices are needed by {job.id}")
-        return outcome
+        if outcome.victims:
+            self._drive_out(outcome.victims, job)
+        return True
+
+    def promote(self, job: JobView, reason: str) -> bool:
+        """Turn what the job borrows into its share of the guarantee."""
+        outcome = self.placer.promote(job.request)
+        if isinstance(outcome, Refused):
+            return False
+        self.touch(job)
+        self._hold(job, outcome.devices, False, reason)
+        self._hold(job, (), True, reason)
+        self._drive_out(outcome.victims, job)
+        return True
+
+    def exchange(
+        self, job: JobView, counts: Counts, candidates: Sequence[JobView], place: Callable[[], bool]
+    ) -> bool:
+        """Do `place` with what some of the candidates then give up, or leave all as it was."""
+        hosts = [(other.id, other.devices) for other in candidates if other.host is None]
+        victims = self.placer.make_room(job.request, counts, hosts)
+        if victims is None:
+            return False
+        given_up = [(self.jobs[victim], self.jobs[victim].devices) for victim in victims]
+        for other, _ in given_up:
+            self.placer.release(other.id, False)
+        if not place():
+            for other, devices in given_up:
+                restored = self.placer.restore(other.request, devices, False)
+                assert restored, f"{other.id} does not get back what it just had"
+            return False
+        for other, _ in given_up:
+            self._evict_guest(other)
+            self.touch(other)
+            self._hold(other, (), False, f"gives way to {job.id}")
+            self._unlink(other)
+        return True
+
+    def share(self, job: JobView, host: JobView, reason: str) -> bool:
+        """Let a waiting job use the devices of another."""
+        alike = len(host.devices) == job.request.devices and not host.borrowed
+        if job.running or not alike or host.guest is not None or host.host is not None:
+            return False
+        self.touch(job)
+        job.host, host.guest = host, job
+        self._hold(job, host.devices, False, reason)
+        return True
+
+    def forgive(self, job: JobView) -> None:
+        job.forgive(self.now)
 
     def pack(self, job: JobView, reason: str) -> bool:
         """Move a part of the job to where it leaves the larger holes."""
+        if job.host is not None or job.guest is not None or not job.running:
+            return False
         borrowed = not job.devices
         outcome = self.placer.pack(job.request, job.borrowed if borrowed else job.devices, borrowed)
         if isinstance(outcome, Refused):
@@ -217,40 +273,38 @@ class Books:
 
     def stop(self, job: JobView, reason: str) -> None:
         """Take all devices from the job."""
+        self._evict_guest(job)
         self.touch(job)
-        for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
-            if devices:
-                self.placer.release(job.id, borrowed)
-                self._hold(job, (), borrowed, reason)
+        self._release(job)
+        for borrowed in (False, True):
+            self._hold(job, (), borrowed, reason)
+        self._unlink(job)
 
-    def exchange(
-        self, job: JobView, counts: Counts, borrowed: bool, reason: str, instead_of: Sequence[JobView]
-    ) -> bool:
-        """Place the job on what others of its VC then give up, or leave all as it was."""
-        given_up = [(other, other.devices) for other in instead_of]
-        for other, _ in given_up:
-            self.placer.release(other.id, False)
-        if isinstance(self.place(job, counts, borrowed, reason), Refused):
-            for other, devices in given_up:
-                restored = self.placer.restore(other.request, devices, False)
-                assert restored, f"{other.id} does not get back what it just had"
-            return False
-        for other, _ in given_up:
-            self.touch(other)
-            self._hold(other, (), False, f"gives way to {job.id}")
-        return True
+    def _release(self, job: JobView) -> None:
+        """A guest's devices are its host's: there is nothing to release."""
+        if job.host is None:
+            for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
+                if devices:
+                    self.placer.release(job.id, borrowed)
 
-    def promote(self, job: JobView, reason: str) -> bool:
-        """Turn what the job borrows into its share of the guarantee."""
-        outcome = self.placer.promote(job.request)
-        if isinstance(outcome, Refused):
-            return False
-        self.touch(job)
-        self._hold(job, outcome.devices, False, reason)
-        self._hold(job, (), True, reason)
-        for victim in outcome.victims:
-            self._lose_borrowed(self.jobs[victim], f"its borrowed devices are needed by {job.id}")
-        return True
+    def _evict_guest(self, host: JobView) -> None:
+        if host.guest is not None:
+            self.stop(host.guest, f"its host {host.id} loses its devices")
+
+    def _unlink(self, job: JobView) -> None:
+        """It shares no longer: it has lost its devices. A guest that is still there has them for itself."""
+        if job.host is not None:
+            job.host.guest = job.host = None
+        if (guest := job.guest) is not None:
+            job.guest = guest.host = None
+            kept = self.placer.restore(guest.request, guest.devices, False)
+            assert kept, f"{guest.id} does not get what {job.id} had"
+            devices, guest.devices, guest.counts = guest.devices, (), {}
+            self._account(self.vcs[guest.request.vc], guest, devices, False)
+
+    def _drive_out(self, victims: Sequence[JobId], by: JobView) -> None:
+        for victim in victims:
+            self._lose_borrowed(self.jobs[victim], f"its borrowed devices are needed by {by.id}")
 
     def _lose_borrowed(self, job: JobView, reason: str) -> None:
         """The placer has taken its borrowed part. The rest goes on if it is enough."""
@@ -290,11 +344,12 @@ class Books:
 
     def _account(self, book: VcBook, job: JobView, devices: Devices, borrowed: bool) -> None:
         table = book.view.borrowed if borrowed else book.view.used
-        for type_, number in (job.borrowed_counts if borrowed else job.counts).items():
-            table[type_] -= number
-        counts = self.fleet.count(devices)
-        for type_, number in counts.items():
-            table[type_] = table.get(type_, 0) + number
+        counts = self.fleet.count(devices) if devices else {}
+        if job.host is None:
+            for type_, number in (job.borrowed_counts if borrowed else job.counts).items():
+                table[type_] -= number
+            for type_, number in counts.items():
+                table[type_] = table.get(type_, 0) + number
         if borrowed:
             job.borrowed, job.borrowed_counts = devices, counts
         else:

@@ -57,9 +57,8 @@ class Run:
     reason: str
     borrowed: bool = False
     instead_of: tuple[JobView, ...] = ()
-    """These give up their part of the guarantee, if and only if the wish can then be granted."""
-    share_with: JobView | None = None
-    """Use the devices of this job, together with it."""
+    """Any of these (best first) may be stopped for it: as few as needed, the last first, and none if that does not help.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,26 @@ class Promote:
 
     job: JobView
     reason: str
+    instead_of: tuple[JobView, ...] = ()
+    """As in `Run`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Let a waiting job use the devices of another one of its VC, together with it; both run slower. One guest per
+    host, and as
+    many devices as the host has. When the host ends, the guest has them for itself."""
+
+    job: JobView
+    host: JobView
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forgive:
+    """Count the job's `recent_service` from anew."""
+
+    job: JobView
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +112,7 @@ class Wake:
     at: float
 
 
-Wish: TypeAlias = Run | Stop | Promote | Pack | Wake
+Wish: TypeAlias = Run | Stop | Promote | Share | Forgive | Pack | Wake
 Wishes: TypeAlias = Generator[Wish, bool, None]
 
 

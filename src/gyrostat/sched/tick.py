@@ -14,11 +14,11 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
+from functools import partial
 
 from gyrostat.core.plan import Action, Plan, Preempt, Resize, Start
 from gyrostat.sched.books import Books, VcBook
-from gyrostat.sched.placers.base import Placed
-from gyrostat.sched.policy import Pack, Promote, Run, Stop, Wake, Wish, Wishes
+from gyrostat.sched.policy import Forgive, Pack, Promote, Run, Share, Stop, Wake, Wish, Wishes
 from gyrostat.sched.port import Snapshot
 
 
@@ -73,14 +73,21 @@ def _next(wishes: Wishes, granted: bool | None) -> Wish | None:
 def _grant(books: Books, book: VcBook, wish: Wish) -> bool:
     if type(wish) is Run:
         if wish.instead_of:
-            return books.exchange(wish.job, wish.devices, wish.borrowed, wish.reason, wish.instead_of)
-        return type(books.place(wish.job, wish.devices, wish.borrowed, wish.reason)) is Placed
+            place = partial(books.place, wish.job, wish.devices, wish.borrowed, wish.reason)
+            return books.exchange(wish.job, wish.devices, wish.instead_of, place)
+        return books.place(wish.job, wish.devices, wish.borrowed, wish.reason)
     match wish:
         case Stop(job, reason):
             books.stop(job, reason)
             return True
-        case Promote(job, reason):
-            return books.promote(job, reason)
+        case Promote(job, reason, instead_of):
+            promote = partial(books.promote, job, reason)
+            return books.exchange(job, job.borrowed_counts, instead_of, promote) if instead_of else promote()
+        case Share(job, host, reason):
+            return books.share(job, host, reason)
+        case Forgive(job):
+            books.forgive(job)
+            return True
         case Pack(job, reason):
             return books.pack(job, reason)
         case Wake(at):
@@ -103,7 +110,8 @@ def _diff(books: Books) -> Iterator[Action]:
             continue
         reason = books.reasons.get(id_, "")
         if not before:
-            takes.append(Start(id_, after, reason, job.borrowed))
+            host = None if job.host is None else job.host.id
+            takes.append(Start(id_, after, reason, job.borrowed, host))
         elif not after:
             yield Preempt(id_, before, reason)
         else:

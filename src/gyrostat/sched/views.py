@@ -8,8 +8,9 @@ guarantee, and perhaps borrowed ones besides).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from gyrostat.core.devices import Counts, Devices
@@ -23,30 +24,14 @@ class JobView:
     """One job that has been submitted and has not finished."""
 
     __slots__ = (
-        "_done",
-        "_done_at",
-        "_executed",
-        "_rate",
-        "_seconds_on",
-        "_service",
-        "borrowed",
-        "borrowed_counts",
-        "counts",
-        "devices",
-        "entry",
-        "id",
-        "number",
-        "queue",
-        "request",
-        "since",
-        "started",
-        "starts",
-        "waiting_since",
+        "request", "id", "number", "vc", "devices", "borrowed", "counts", "borrowed_counts", "host", "guest", "queue", "entry",
+        "started", "since", "waiting_since", "starts", "_service", "_executed", "_forgiven", "_seconds_on", "_done", "_rate", "_done_at",
     )  # fmt: skip
 
-    def __init__(self, request: JobRequest, number: int, now: float) -> None:
+    def __init__(self, request: JobRequest, number: int, vc: VcView, now: float) -> None:
         self.request = request
         self.id: JobId = request.id
+        self.vc = vc
         self.number = number
         """Of its submission: breaks ties."""
         self.devices: Devices = ()
@@ -56,6 +41,10 @@ class JobView:
         self.counts: Counts = {}
         """`devices` by type."""
         self.borrowed_counts: Counts = {}
+        self.host: JobView | None = None
+        """The job whose devices it uses together with it."""
+        self.guest: JobView | None = None
+        """The job that uses its devices together with it."""
         self.queue: Queue | None = None
         self.entry: tuple[Key, int, JobView] | None = None
         self.started: float | None = None
@@ -67,6 +56,7 @@ class JobView:
         self.starts = 0
         self._service = 0.0
         self._executed = 0.0
+        self._forgiven = 0.0
         self._seconds_on: dict[str, float] = {}
         self._done = 0.0
         self._rate = 0.0
@@ -92,6 +82,14 @@ class JobView:
         """Device-seconds that it has had so far."""
         return self._service + self.held * (now - self.since)
 
+    def recent_service(self, now: float) -> float:
+        """Of these: since a policy last had them forgiven."""
+        return self.service(now) - self._forgiven
+
+    def forgive(self, now: float) -> None:
+        """(For the books) count its recent service from now on."""
+        self._forgiven = self.service(now)
+
     def executed(self, now: float) -> float:
         """Seconds for which it has had devices so far."""
         return self._executed + (now - self.since if self.running else 0.0)
@@ -108,6 +106,10 @@ class JobView:
     def remaining(self, now: float) -> float | None:
         """Units of work, if its owner said how much there is."""
         return None if self.request.work is None else max(0.0, self.request.work - self.done(now))
+
+    def precedes(self, other: JobView) -> bool:
+        """By rank."""
+        return _entry(self) < _entry(other)
 
     def settle(self, now: float) -> None:
         """(For the books) account for the time since its devices last changed; they are about to."""
@@ -210,6 +212,26 @@ def _entry(job: JobView) -> tuple[Key, int, JobView]:
     return job.entry
 
 
+class Histogram:
+    """How often values of which size occurred, in steps of an eighth of a doubling."""
+
+    def __init__(self, values: Iterable[float] = ()) -> None:
+        self._counts: dict[int, tuple[int, float]] = {}
+        self.total = 0
+        for value in values:
+            self.add(value)
+
+    def add(self, value: float) -> None:
+        step = math.floor(8 * math.log2(value)) if value > 0 else -1_000
+        number, whole = self._counts.get(step, (0, 0.0))
+        self._counts[step] = (number + 1, whole + value)
+        self.total += 1
+
+    def steps(self) -> list[tuple[float, int]]:
+        """The mean value of each step that occurred, and how often; ascending."""
+        return [(whole / number, number) for _, (number, whole) in sorted(self._counts.items())]
+
+
 class VcView:
     """One virtual cluster: what it is guaranteed, what it uses, and its jobs."""
 
@@ -227,6 +249,8 @@ class VcView:
         """Devices of the whole cluster that nobody uses now, by type; empty where nothing is lent."""
         self.jobs: dict[JobId, JobView] = {}
         """All of them, in the order in which they were submitted."""
+        self.history = Histogram()
+        """Device-seconds that finished jobs took in all."""
         self.waiting = Queue()
         self.borrowing = Queue()
         self.holding = Queue(by_shape=False)

@@ -6,12 +6,13 @@ its share of its VC's guarantee and what it borrows. Placers know nothing of tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from gyrostat.core.devices import Counts, DeviceId, Devices
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.placers.room import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,13 @@ class Placer(Protocol):
         """Let this part of the job have so many devices: first ones, more or fewer. What it has stays where it can.
 
         Refused: nothing has changed.
+        """
+
+    def make_room(
+        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+    ) -> tuple[JobId, ...] | None:
+        """Which of the `candidates` (of the same VC, best first) must give up their guaranteed part for `place` to find
+        room; None if not even all of them are enough. Changes nothing.
         """
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:

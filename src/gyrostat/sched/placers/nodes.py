@@ -12,11 +12,12 @@ that finds no place drives out borrowers where the fewest devices of theirs are 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import Part, Placed, Refused
+from gyrostat.sched.placers.room import Candidate, choose_victims
 
 
 class NodePlacer:
@@ -78,6 +79,28 @@ class NodePlacer:
                 self._become(part, request, has)
                 return Refused(f"no {number} {type_} close enough together")
         return Placed(self._held.get(part, ()), tuple(victims))
+
+    def make_room(
+        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+    ) -> tuple[JobId, ...] | None:
+        ((type_, wanted),) = counts.items()
+        short = wanted - self._free_totals.get(type_, 0) - self._lent_totals.get(type_, 0)
+        if self._quotas is not None:
+            left = self._quotas.get(request.vc, {}).get(type_, 0) - self._used.get((request.vc, type_), 0)
+            short = max(short, wanted - left)
+        return choose_victims(
+            candidates,
+            wanted=wanted,
+            short=short,
+            size=self._largest[type_],
+            empty=len(self._by_free[type_][-1]),
+            fits=request.affinity is Affinity.SOFT or self._find(type_, wanted, request.affinity) is not None,
+            node_of=self.fleet.node_of,
+            available=self._available,
+        )
+
+    def _available(self, position: int) -> int:
+        return len(self._free[position]) + sum(self._borrowers[position].values())
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
         part = Part(request.id, borrowed)

@@ -24,8 +24,12 @@ GROUP = "gyrostat.policies"
 OURS: Mapping[str, str] = {
     "easyscale": "gyrostat.sched.policies.easyscale:EasyScale",
     "fifo": "gyrostat.sched.policies.fifo:Fifo",
+    "gandiva": "gyrostat.sched.policies.gandiva:Gandiva",
     "gavel": "gyrostat.sched.policies.gavel:Gavel",
+    "gittins": "gyrostat.sched.policies.tiresias:Gittins",
     "optimus": "gyrostat.sched.policies.optimus:Optimus",
+    "priority": "gyrostat.sched.policies.priority:StaticPriority",
+    "tiresias": "gyrostat.sched.policies.tiresias:Tiresias",
     "wfs": "gyrostat.sched.policies.fairshare:FairShare",
 }
 

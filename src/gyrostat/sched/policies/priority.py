@@ -1,0 +1,33 @@
+"""Static priority: the most urgent job first, then the one that came first.
+
+By default a running job is left alone, as in most clusters, and the first that does not fit makes the others wait;
+with `preempt` a more urgent job takes devices from less urgent ones.
+"""
+
+from __future__ import annotations
+
+import math
+
+from gyrostat.sched.policies.preemptive import by_rank
+from gyrostat.sched.policy import Policy, Wishes, run
+from gyrostat.sched.views import JobView, Key, VcView
+
+
+class StaticPriority(Policy):
+    def __init__(self, *, preempt: bool = False) -> None:
+        self.preempt = preempt
+
+    def rank(self, job: JobView, now: float) -> tuple[Key, float]:
+        return (-job.request.priority, job.request.submitted), math.inf
+
+    def decide(self, view: VcView, now: float) -> Wishes:
+        if self.preempt:
+            yield from by_rank(view, _why)
+            return
+        while (job := view.next()) is not None:
+            if not (yield from run(view, job, _why(job))):
+                return
+
+
+def _why(job: JobView) -> str:
+    return f"priority {job.request.priority}"

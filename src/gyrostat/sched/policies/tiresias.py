@@ -1,0 +1,102 @@
+"""Tiresias (Gu et al., NSDI 2019; EDL §5.1): little served first, without knowing how long jobs will take.
+
+A job's attained service is two-dimensional: devices times seconds. It is discretised into queues: a job starts in the
+first and falls to the next when its service reaches a threshold. Devices go to jobs of the first queue, then the
+second, and so on; running jobs of lower queues are preempted for them. Within a queue:
+
+- `tiresias` (discretised 2D-LAS): in the order in which jobs were first started, then submitted; so jobs of one queue
+  do not preempt each other.
+- `gittins` (discretised 2D-Gittins): by Gittins index, from the services of the jobs that have finished so far (or a
+  given list): the chance to finish within the queue's quantum per expected service until then. In the last queue as
+  above.
+
+A job that has waited for `promote` times as long as it has run goes back to the first queue (0: never).
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+
+from gyrostat.core.errors import UsageError
+from gyrostat.sched.policies.preemptive import by_rank
+from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.views import Histogram, JobView, Key, VcView
+
+_ROUNDING = 1e-9  # a job that is about to reach a threshold has reached it
+
+
+class Tiresias(Policy):
+    def __init__(self, *, queues: tuple[float, ...] = (500.0, 10_000.0), promote: float = 0.0) -> None:
+        if list(queues) != sorted(set(queues)) or (queues and queues[0] <= 0):
+            raise UsageError(
+                f"thresholds of queues must be positive and rise, got {'/'.join(map(str, queues))}"
+            )
+        if promote < 0:
+            raise UsageError(f"promote must be 0 (never) or more, got {promote}")
+        self.queues = queues
+        self.promote = promote
+
+    def rank(self, job: JobView, now: float) -> tuple[Key, float]:
+        if self.starving(job, now):
+            return (0.0, -math.inf, job.request.submitted), math.inf
+        service = job.recent_service(now)
+        queue = bisect_right(self.queues, service * (1 + _ROUNDING))
+        until = math.inf
+        if job.running and queue < len(self.queues):
+            until = now + (self.queues[queue] - service) / job.held
+        elif not job.running and self.promote and job.starts:
+            until = job.waiting_since + self.promote * job.executed(now)
+        return (queue, self.within(job, queue, service), job.request.submitted), until
+
+    def within(self, job: JobView, queue: int, service: float) -> float:
+        """The order of jobs of one queue."""
+        return math.inf if job.started is None else job.started
+
+    def starving(self, job: JobView, now: float) -> bool:
+        if not self.promote or job.running or not job.starts:
+            return False
+        return (now - job.waiting_since) * (1 + _ROUNDING) >= self.promote * job.executed(now)
+
+    def decide(self, view: VcView, now: float) -> Wishes:
+        def why(job: JobView) -> str:
+            return f"queue {int(_queue(job))}, {job.recent_service(now):.0f} device-seconds so far"
+
+        yield from by_rank(
+            view, why, starving=(lambda job: self.starving(job, now)) if self.promote else None
+        )
+
+
+class Gittins(Tiresias):
+    def __init__(
+        self,
+        *,
+        queues: tuple[float, ...] = (500.0, 10_000.0),
+        promote: float = 0.0,
+        services: tuple[float, ...] = (),
+    ) -> None:
+        super().__init__(queues=queues, promote=promote)
+        self._given = Histogram(services) if services else None
+
+    def within(self, job: JobView, queue: int, service: float) -> float:
+        if queue == len(self.queues):
+            return super().within(job, queue, service)
+        known = self._given or job.vc.history
+        return -gittins_index(known, service, self.queues[queue] - service)
+
+
+def gittins_index(services: Histogram, attained: float, quantum: float) -> float:
+    """Of a job with so much attained service: P(it finishes within the quantum) / E(service it takes until then)."""
+    finishing, expected, alive = 0, 0.0, 0
+    for service, number in services.steps():
+        if service <= attained:
+            continue
+        alive += number
+        finishing += number * (service <= attained + quantum)
+        expected += number * min(service - attained, quantum)
+    return finishing / expected if alive else 0.0
+
+
+def _queue(job: JobView) -> float:
+    assert job.entry is not None
+    return job.entry[0][0]
