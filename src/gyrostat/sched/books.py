@@ -136,8 +136,7 @@ class Books:
 
     def _finish(self, job: JobView) -> None:
         book = self.vcs[job.request.vc]
-        assert job.queue is not None
-        job.queue.remove(job)
+        self._dequeue(job)
         if job.running:
             book.view.history.add(job.service(self.now))
             self._release(job)
@@ -193,6 +192,7 @@ class Books:
         for name, book in self.vcs.items():
             book.view.capacity = self.placer.capacity(name)
             book.view.lendable = self.placer.lendable()
+            book.view.note_departure(None)
             book.dirty = True
 
     # 2. What is decided.
@@ -222,28 +222,43 @@ class Books:
         self._drive_out(outcome.victims, job)
         return True
 
-    def exchange(
-        self, job: JobView, counts: Counts, candidates: Sequence[JobView], place: Callable[[], bool]
-    ) -> bool:
-        """Do `place` with what some of the candidates then give up, or leave all as it was."""
-        hosts = [(other.id, other.devices) for other in candidates if other.host is None]
-        victims = self.placer.make_room(job.request, counts, hosts)
+    def preempt_for(self, job: JobView, counts: Counts, place: Callable[[], bool]) -> bool:
+        """Do `place`, if need be with what jobs of lower rank then give up; or leave all as it was."""
+        if place():
+            return True
+        view = job.vc
+        if view.is_hopeless(job):
+            return False
+        victims = self._who_gives_way(job, counts)
         if victims is None:
+            view.note_hopeless(job)
             return False
-        given_up = [(self.jobs[victim], self.jobs[victim].devices) for victim in victims]
-        for other, _ in given_up:
-            self.placer.release(other.id, False)
+        for victim in victims:
+            self.placer.release(victim.id, False)
         if not place():
-            for other, devices in given_up:
-                restored = self.placer.restore(other.request, devices, False)
-                assert restored, f"{other.id} does not get back what it just had"
+            for victim in victims:
+                restored = self.placer.restore(victim.request, victim.devices, False)
+                assert restored, f"{victim.id} does not get back what it just had"
+            view.note_hopeless(job)
             return False
-        for other, _ in given_up:
-            self._evict_guest(other)
-            self.touch(other)
-            self._hold(other, (), False, f"gives way to {job.id}")
-            self._unlink(other)
+        for victim in victims:
+            self._evict_guest(victim)
+            self.touch(victim)
+            self._hold(victim, (), False, f"gives way to {job.id}")
         return True
+
+    def _who_gives_way(self, job: JobView, counts: Counts) -> list[JobView] | None:
+        """Of the jobs that rank behind this one. None: even all of them are not enough."""
+        worst = job.vc.holding.worst()
+        if worst is None or worst.precedes(job):
+            return None
+        behind = [other for other in job.vc.holding.behind(job) if other.host is None]
+        for type_, wanted in counts.items():
+            short = wanted - job.vc.free(type_)
+            if short > 0 and short > sum(other.counts.get(type_, 0) for other in behind):
+                return None
+        victims = self.placer.make_room(job.request, counts, [(other.id, other.devices) for other in behind])
+        return None if victims is None else [self.jobs[victim] for victim in victims]
 
     def share(self, job: JobView, host: JobView, reason: str) -> bool:
         """Let a waiting job use the devices of another."""
@@ -294,7 +309,7 @@ class Books:
     def _unlink(self, job: JobView) -> None:
         """It shares no longer: it has lost its devices. A guest that is still there has them for itself."""
         if job.host is not None:
-            job.host.guest = job.host = None
+            job.host.guest, job.host = None, None
         if (guest := job.guest) is not None:
             job.guest = guest.host = None
             kept = self.placer.restore(guest.request, guest.devices, False)
@@ -338,8 +353,7 @@ class Books:
             job.starts += 1
             if job.started is None:
                 job.started = self.now
-        if job.queue is not None:
-            job.queue.remove(job)
+        self._dequeue(job)
         self.enqueue(book, job)
 
     def _account(self, book: VcBook, job: JobView, devices: Devices, borrowed: bool) -> None:
@@ -366,6 +380,12 @@ class Books:
         if until != math.inf:
             heapq.heappush(self._expiries, (until, job.number, job, job.entry))
 
+    def _dequeue(self, job: JobView) -> None:
+        assert job.queue is not None
+        if job.queue is job.vc.holding:
+            job.vc.note_departure(job)
+        job.queue.remove(job)
+
     def wake(self, book: VcBook, at: float) -> None:
         """Ask this VC's policy again at that time."""
         if at < book.wake_at:
@@ -386,7 +406,7 @@ class Books:
             if job.entry is not entry or job.queue is None:
                 continue
             book = self.vcs[job.request.vc]
-            job.queue.remove(job)
+            self._dequeue(job)
             self.enqueue(book, job)
             book.dirty = True
         while self._wakes and self._wakes[0][0] <= self.now:

@@ -56,9 +56,10 @@ class Run:
     devices: Counts
     reason: str
     borrowed: bool = False
-    instead_of: tuple[JobView, ...] = ()
-    """Any of these (best first) may be stopped for it: as few as needed, the last first, and none if that does not help.
-    """
+    preempts: bool = False
+    """Jobs that hold devices and rank behind it may be stopped for it: as few as needed, the last first, and none if
+    that
+    does not help."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ class Promote:
 
     job: JobView
     reason: str
-    instead_of: tuple[JobView, ...] = ()
+    preempts: bool = False
     """As in `Run`."""
 
 

@@ -72,17 +72,17 @@ def _next(wishes: Wishes, granted: bool | None) -> Wish | None:
 
 def _grant(books: Books, book: VcBook, wish: Wish) -> bool:
     if type(wish) is Run:
-        if wish.instead_of:
+        if wish.preempts:
             place = partial(books.place, wish.job, wish.devices, wish.borrowed, wish.reason)
-            return books.exchange(wish.job, wish.devices, wish.instead_of, place)
+            return books.preempt_for(wish.job, wish.devices, place)
         return books.place(wish.job, wish.devices, wish.borrowed, wish.reason)
     match wish:
         case Stop(job, reason):
             books.stop(job, reason)
             return True
-        case Promote(job, reason, instead_of):
+        case Promote(job, reason, preempts):
             promote = partial(books.promote, job, reason)
-            return books.exchange(job, job.borrowed_counts, instead_of, promote) if instead_of else promote()
+            return books.preempt_for(job, job.borrowed_counts, promote) if preempts else promote()
         case Share(job, host, reason):
             return books.share(job, host, reason)
         case Forgive(job):

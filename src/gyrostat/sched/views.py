@@ -24,8 +24,29 @@ class JobView:
     """One job that has been submitted and has not finished."""
 
     __slots__ = (
-        "request", "id", "number", "vc", "devices", "borrowed", "counts", "borrowed_counts", "host", "guest", "queue", "entry",
-        "started", "since", "waiting_since", "starts", "_service", "_executed", "_forgiven", "_seconds_on", "_done", "_rate", "_done_at",
+        "_done",
+        "_done_at",
+        "_executed",
+        "_forgiven",
+        "_rate",
+        "_seconds_on",
+        "_service",
+        "borrowed",
+        "borrowed_counts",
+        "counts",
+        "devices",
+        "entry",
+        "guest",
+        "host",
+        "id",
+        "number",
+        "queue",
+        "request",
+        "since",
+        "started",
+        "starts",
+        "vc",
+        "waiting_since",
     )  # fmt: skip
 
     def __init__(self, request: JobRequest, number: int, vc: VcView, now: float) -> None:
@@ -255,6 +276,24 @@ class VcView:
         self.borrowing = Queue()
         self.holding = Queue(by_shape=False)
         self._rate = rate
+        self._hopeless: dict[object, tuple[Key, int, JobView]] = {}
+
+    def is_hopeless(self, job: JobView) -> bool:
+        """Whether stopping jobs of lower rank was of no help to this one or a better one of its shape, and cannot be
+        now.
+        """
+        known = self._hopeless.get(job.request.shape)
+        return known is not None and known <= _entry(job)
+
+    def note_hopeless(self, job: JobView) -> None:
+        """(For the books.)"""
+        self._hopeless[job.request.shape] = _entry(job)
+
+    def note_departure(self, job: JobView | None) -> None:
+        """(For the books) a job that holds devices leaves its place; it may help those that rank behind it. None: all."""
+        for shape, entry in list(self._hopeless.items()):
+            if job is None or _entry(job) < entry:
+                del self._hopeless[shape]
 
     def free(self, type_: str) -> int:
         """Devices of its guarantee that its jobs do not hold."""

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import Part, Placed, Refused
-from gyrostat.sched.placers.room import Candidate, choose_victims
+from gyrostat.sched.placers.room import Candidate, Want, choose_victims
 
 
 class NodePlacer:
@@ -88,19 +88,19 @@ class NodePlacer:
         if self._quotas is not None:
             left = self._quotas.get(request.vc, {}).get(type_, 0) - self._used.get((request.vc, type_), 0)
             short = max(short, wanted - left)
-        return choose_victims(
-            candidates,
-            wanted=wanted,
+        want = Want(
+            devices=wanted,
             short=short,
+            fits=request.affinity is Affinity.SOFT or self._find(type_, wanted, request.affinity) is not None,
             size=self._largest[type_],
             empty=len(self._by_free[type_][-1]),
-            fits=request.affinity is Affinity.SOFT or self._find(type_, wanted, request.affinity) is not None,
-            node_of=self.fleet.node_of,
             available=self._available,
         )
+        return choose_victims(candidates, want, self.fleet.node_of)
 
     def _available(self, position: int) -> int:
-        return len(self._free[position]) + sum(self._borrowers[position].values())
+        borrowers = self._borrowers[position]
+        return len(self._free[position]) + (sum(borrowers.values()) if borrowers else 0)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
         part = Part(request.id, borrowed)

@@ -7,7 +7,8 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from gyrostat.core.devices import Devices
 from gyrostat.core.request import JobId
@@ -15,83 +16,78 @@ from gyrostat.core.request import JobId
 Candidate = tuple[JobId, Devices]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Want:
+    """What a job needs, and what there is without anybody going."""
+
+    devices: int
+    short: int
+    """So many devices must be given up in any case, wherever they are."""
+    fits: bool
+    """There is a place for it; only the number of devices stands against it."""
+    size: int
+    """Of a node."""
+    empty: int
+    """Nodes that are wholly available."""
+    available: Callable[[int], int]
+    """How many devices of a node are."""
+
+
 def choose_victims(
-    candidates: Sequence[Candidate],
-    *,
-    wanted: int,
-    short: int,
-    size: int,
-    empty: int,
-    fits: bool,
-    node_of: Sequence[int],
-    available: Callable[[int], int],
+    candidates: Sequence[Candidate], want: Want, node_of: Sequence[int]
 ) -> tuple[JobId, ...] | None:
-    """`candidates`, best first, to make room for `wanted` devices; None if not even all of them do.
-
-    `short`: so many devices must be given up in any case (a quota). `size`: of a node. `empty`: nodes that are wholly
-    available. `fits`: there is a place already, whoever goes. `available`: of a node, without anybody going.
-    """
-    chosen = set() if fits else _clear_nodes(candidates, wanted, size, empty, node_of, available)
-    if chosen is None:
-        return None
-    victims: list[JobId] = []
-    for job, devices in reversed(candidates):
-        in_the_way = any(node_of[device] in chosen for device in devices)
-        if in_the_way:
-            victims.append(job)
-            short -= len(devices)
-    for job, devices in reversed(candidates):
-        if short <= 0:
-            break
-        if job not in victims:
-            victims.append(job)
-            short -= len(devices)
-    return tuple(victims) if short <= 0 else None
-
-
-class _Nodes:
-    """What nodes would have, as more and more jobs go."""
-
-    def __init__(self, size: int, empty: int, available: Callable[[int], int]) -> None:
-        self.size = size
-        self.whole: list[int] = []
-        """Nodes that have become wholly available."""
-        self.empty = empty
-        self.room: dict[int, int] = {}
-        self._available = available
-
-    def add(self, nodes: Iterable[int]) -> None:
-        for node in nodes:
-            room = self.room.get(node)
-            room = (self._available(node) if room is None else room) + 1
-            self.room[node] = room
-            if room == self.size:
-                self.whole.append(node)
+    """Those of the `candidates` (best first) that must go; None if not even all of them make room."""
+    short, victims = want.short, []
+    spared = reversed(candidates)
+    if not want.fits:
+        found = _clear(candidates, want, node_of)
+        if found is None:
+            return None
+        nodes, considered = found
+        tail = candidates[len(candidates) - considered :]
+        rest = []
+        for candidate in reversed(tail):
+            if any(node_of[device] in nodes for device in candidate[1]):
+                victims.append(candidate[0])
+                short -= len(candidate[1])
+            else:
+                rest.append(candidate)
+        spared = iter([*rest, *reversed(candidates[: len(candidates) - considered])])
+    while short > 0:
+        further = next(spared, None)
+        if further is None:
+            return None
+        victims.append(further[0])
+        short -= len(further[1])
+    return tuple(victims)
 
 
-def _clear_nodes(
-    candidates: Sequence[Candidate],
-    wanted: int,
-    size: int,
-    empty: int,
-    node_of: Sequence[int],
-    available: Callable[[int], int],
-) -> set[int] | None:
-    """Nodes that would be a place if all candidates on them went; those in the way there are the last possible ones."""
-    whole, rest = divmod(wanted, size)
-    nodes = _Nodes(size, empty, available)
-    for _, devices in reversed(candidates):
-        touched = [node_of[device] for device in devices]
-        nodes.add(touched)
-        if whole == 0:
-            fitting = [node for node in touched if nodes.room[node] >= rest]
+def _clear(
+    candidates: Sequence[Candidate], want: Want, node_of: Sequence[int]
+) -> tuple[set[int], int] | None:
+    """Nodes that would have the room, and how many candidates had to be considered for that."""
+    whole, rest = divmod(want.devices, want.size)
+    room: dict[int, int] = {}
+    cleared: list[int] = []
+    """Nodes that have become wholly available."""
+    for considered, (_, devices) in enumerate(reversed(candidates), 1):
+        for device in devices:
+            node = node_of[device]
+            left = room.get(node)
+            left = room[node] = (want.available(node) if left is None else left) + 1
+            if left == want.size:
+                cleared.append(node)
+        if not whole:
+            fitting = [node for device in devices if room[node := node_of[device]] >= rest]
             if fitting:
-                return {min(fitting, key=lambda node: (nodes.room[node], node))}
-        elif nodes.empty + len(nodes.whole) >= whole:
-            chosen = set(nodes.whole[: max(0, whole - nodes.empty)])
-            if not rest or nodes.empty + len(nodes.whole) > whole:
-                return chosen | set(nodes.whole[len(chosen) : len(chosen) + 1] if rest else ())
-            beside = [node for node, room in nodes.room.items() if room >= rest and node not in chosen]
+                return {min(fitting, key=lambda node: (room[node], node))}, considered
+        elif want.empty + len(cleared) >= whole:
+            nodes = set(cleared[: max(0, whole - want.empty)])
+            if not rest:
+                return nodes, considered
+            beside = [node for node, left in room.items() if left >= rest and node not in nodes]
+            if want.empty + len(cleared) > whole and not beside:
+                return nodes, considered
             if beside:
-                return chosen | {min(beside, key=lambda node: (nodes.room[node], node))}
+                return nodes | {min(beside, key=lambda node: (room[node], node))}, considered
     return None

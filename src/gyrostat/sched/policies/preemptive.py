@@ -8,46 +8,35 @@ hold; of these the lowest give way, as few as needed. If it does not fit, nobody
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
-from gyrostat.sched.policy import Forgive, Promote, Run, Wishes
+from gyrostat.sched.policy import Forgive, Promote, Run, Wish, Wishes
 from gyrostat.sched.views import JobView, VcView
 
 
-def by_rank(view: VcView, why: Callable[[JobView], str], *, starving: Callable[[JobView], bool] | None = None) ->
-Wishes:
-    """Wishes that give the devices of the guarantee to the best-ranked jobs. Jobs that are `starving` start from anew.
-    """
+def by_rank(
+    view: VcView, why: Callable[[JobView], str], *, starving: Callable[[JobView], bool] | None = None
+) -> Wishes:
+    """Wishes that give the guarantee's devices to the best-ranked jobs. Jobs that are `starving` start from anew."""
     blocked: set[object] = set()
     while (job := view.next(without=blocked)) is not None:
+        if view.is_hopeless(job) and not _free_enough(view, job):
+            blocked.add(job.request.shape)
+            continue
         if starving is not None and starving(job):
             yield Forgive(job)
-        for type_ in view.types_for(job.request):
-            candidates = may_give_way(view, job, type_)
-            if candidates is None:
-                continue
-            if job.borrowed:
-                granted = yield Promote(job, why(job), candidates)
-            else:
-                granted = yield Run(job, {type_: job.request.devices}, why(job), instead_of=candidates)
-            if granted:
-                break
-        else:
+        if not (yield from _run(view, job, why(job))):
             blocked.add(job.request.shape)
 
 
-def may_give_way(view: VcView, job: JobView, type_: str) -> tuple[JobView, ...] | None:
-    """Jobs of lower rank, of whom some must give way for `job`; None if even all of them have too little."""
-    wanted = job.request.devices - view.free(type_)
-    if wanted <= 0:
-        return ()
-    worst = view.holding.worst()
-    if worst is None or worst.precedes(job):
-        return None
-    behind = view.holding.behind(job)
-    for other in reversed(behind):
-        if other.host is None:
-            wanted -= other.counts.get(type_, 0)
-            if wanted <= 0:
-                return tuple(behind)
-    return None
+def _free_enough(view: VcView, job: JobView) -> bool:
+    return any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request))
+
+
+def _run(view: VcView, job: JobView, reason: str) -> Generator[Wish, bool, bool]:
+    if job.borrowed:
+        return (yield Promote(job, reason, preempts=True))
+    for type_ in view.types_for(job.request):
+        if (yield Run(job, {type_: job.request.devices}, reason, preempts=True)):
+            return True
+    return False
