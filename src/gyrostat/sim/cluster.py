@@ -82,6 +82,8 @@ class ActiveJob:
         """When its devices last changed."""
         self.version = 0
         """Of its finishing event: an outdated one is ignored."""
+        self.partner: ActiveJob | None = None
+        """The job that it shares its devices with."""
         self.first_start: float | None = None
         self.ran = 0.0
         """Seconds with devices; the rest of its life it waited."""
@@ -141,8 +143,10 @@ class SimCluster:
             job = self.active[action.job]
             before = job.devices
             match action:
-                case Start(_, devices, _, borrowed):
+                case Start(_, devices, _, borrowed, shares_with):
                     job.starts += 1
+                    if shares_with is not None:
+                        self._pair(job, self.active[shares_with])
                     if job.first_start is None:
                         job.first_start = now
                     self._run(job, devices, pause=self._costs.start)
@@ -259,26 +263,46 @@ class SimCluster:
 
     def _run(self, job: ActiveJob, devices: Devices, *, pause: float) -> None:
         """From now on with these, after a pause."""
+        if job.partner is not None and job.devices:
+            self._part(job)
+        self._settle(job)
+        job.devices = devices
+        self._pace(job, self.clock.now() + pause)
+
+    def _settle(self, job: ActiveJob) -> None:
+        """Account for what it did with the devices that it has had until now."""
         now = self.clock.now()
         if job.devices:
             job.left = max(0.0, job.left - job.rate * max(0.0, now - job.since))
             job.ran += now - job.held_since
             job.service += (now - job.held_since) * len(job.devices)
         job.held_since = now
-        job.devices = devices
+
+    def _pace(self, job: ActiveJob, since: float) -> None:
+        """From then on at the rate that its devices allow."""
         job.version += 1
-        if not devices:
-            job.rate = 0.0
-            job.since = now
-            return
-        job.rate = self._rate(job)
-        job.since = now + pause
+        job.since = since
+        job.rate = self._rate(job) if job.devices else 0.0
         if job.rate > 0:
-            finish = job.since + job.left / job.rate
+            finish = since + job.left / job.rate
             heapq.heappush(self._finishing, (finish, next(self._counter), job, job.version))
         if job.job.request.work is not None:
             done = job.job.request.work - job.left
             self._changes.append(Progressed(job.job.request.id, done, job.rate))
+
+    def _pair(self, guest: ActiveJob, host: ActiveJob) -> None:
+        """The host is slower from now on; the guest when it gets its devices."""
+        guest.partner, host.partner = host, guest
+        self._settle(host)
+        self._pace(host, max(host.since, self.clock.now()))
+
+    def _part(self, job: ActiveJob) -> None:
+        """It is about to lose its devices; its partner has them for itself."""
+        partner = job.partner
+        assert partner is not None
+        job.partner = partner.partner = None
+        self._settle(partner)
+        self._pace(partner, max(partner.since, self.clock.now()))
 
     def _rate(self, job: ActiveJob) -> float:
         request = job.job.request
@@ -287,4 +311,4 @@ class SimCluster:
             size = max(node.count for node in self.fleet.nodes)
             extra = self.fleet.spread(job.devices) - -(-len(job.devices) // size)
             rate *= max(0.25, 1.0 - self._costs.spread * extra)
-        return rate
+        return rate if job.partner is None else rate * self._costs.sharing

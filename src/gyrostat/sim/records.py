@@ -91,13 +91,14 @@ class Records:
         self.broken = Curve(began)
         """Nodes that cannot give all their devices to one guaranteed job, since another has some of them."""
         self.preempted_devices = 0
+        self._users = [0] * len(fleet)
         self._guaranteed = [0] * len(fleet.nodes)
         self._was_borrowed: dict[str, bool] = {}
 
     def changed(self, now: float, job: ActiveJob, before: Devices, after: Devices, kind: str) -> None:
         id_ = job.job.request.id
         was = self._was_borrowed.get(id_, False)
-        self.busy.add(now, len(after) - len(before))
+        self.busy.add(now, self._use(before, -1) + self._use(after, 1))
         if was or job.borrowed:
             self.lent.add(now, len(after) * job.borrowed - len(before) * was)
         if after and job.borrowed:
@@ -120,6 +121,15 @@ class Records:
                 guaranteed[node] += 1
         if broken:
             self.broken.add(now, broken)
+
+    def _use(self, devices: Devices, change: int) -> int:
+        """How many more devices are in use; two jobs may share one."""
+        users, difference = self._users, 0
+        for device in devices:
+            before = users[device]
+            users[device] = before + change
+            difference += (before + change > 0) - (before > 0)
+        return difference
 
     def finished_job(self, now: float, job: ActiveJob) -> None:
         request = job.job.request

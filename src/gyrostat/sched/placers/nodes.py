@@ -18,6 +18,7 @@ from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import Part, Placed, Refused
 from gyrostat.sched.placers.room import Candidate, Want, choose_victims
+from gyrostat.sched.placers.withdraw import least_harm
 
 
 class NodePlacer:
@@ -158,25 +159,7 @@ class NodePlacer:
                 self._totals[self.fleet.type_of(device)] += 1
 
     def choose(self, type_: str, number: int) -> Devices:
-        def cost(position: int) -> tuple[int, int, int]:
-            node = self.fleet.nodes[position]
-            lent = sum(self._borrowers[position].values())
-            return (node.count - len(self._free[position]) - lent, lent, -position)
-
-        chosen: list[DeviceId] = []
-        for want_free, want_lent in ((True, False), (False, True), (False, False)):
-            for position in sorted(range(len(self.fleet.nodes)), key=cost):
-                node = self.fleet.nodes[position]
-                if node.type != type_:
-                    continue
-                for device in node.devices:
-                    if len(chosen) == number:
-                        return tuple(sorted(chosen))
-                    part = self._owner.get(device)
-                    kind = (part is None, part is not None and part.borrowed)
-                    if device not in self._gone and kind == (want_free, want_lent):
-                        chosen.append(device)
-        return tuple(sorted(chosen))
+        return least_harm(self.fleet, type_, number, self._owner, self._gone)
 
     # How it finds a place.
 

@@ -1,0 +1,353 @@
+"""Cells: a VC has at any time the places that a cluster of its own would give it (HiveD).
+
+`sched.cells` decides; this module speaks its language. A part of a job is one or more gangs there: the first one as large as
+it started, further ones where it grew. A gang larger than a node is one pod per node. With `dynamic=False` every cell of a VC is
+bound once and for all, as HiveD compares with in §5.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import count
+
+from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
+from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.cells.allocator import CellCluster
+from gyrostat.sched.cells.bindings import Change, JobBinding, PodBinding, restore
+from gyrostat.sched.cells.physical import Pool
+from gyrostat.sched.cells.request import OPPORTUNISTIC, Affinity, CellRequest, Grant, PodGroup, Refusal
+from gyrostat.sched.cells.spec import CellSpec
+from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.placers.base import Part, Placed, Refused
+from gyrostat.sched.placers.room import Candidate, Want, choose_victims
+from gyrostat.sched.placers.withdraw import least_harm
+
+
+def fleet_of(spec: CellSpec) -> Fleet:
+    """All machines of a specification, in its order."""
+    return Fleet(
+        (node, hierarchy.device_type, hierarchy.sizes[hierarchy.node_level])
+        for hierarchy in spec.hierarchies
+        for node in spec.layouts[hierarchy.name].nodes
+        if node is not None
+    )
+
+
+class CellPlacer:
+    """HiveD behind the placers' interface."""
+
+    def __init__(
+        self, spec: CellSpec, *, fleet: Fleet | None = None, lends: bool = False, dynamic: bool = True
+    ) -> None:
+        """`fleet`: of which the specification's machines are a part; by default they are all of it."""
+        self.fleet = fleet_of(spec) if fleet is None else fleet
+        self.lends = lends
+        self._cells = CellCluster(spec)
+        self._gangs: dict[Part, list[Grant]] = {}
+        self._parts: dict[str, Part] = {}
+        """By the name of a gang."""
+        self._held: dict[Part, Devices] = {}
+        self._owner: dict[DeviceId, Part] = {}
+        self._numbers = count()
+        self._gone: set[DeviceId] = set()
+        self._on_node: dict[tuple[str, int], int] = {}
+        """By VC and node: devices that its guaranteed jobs have there."""
+        self._pools: dict[str, list[Pool]] = {}
+        """By device type."""
+        self._ids: dict[Pool, list[DeviceId]] = {}
+        """By the pool's own number of a device: the fleet's."""
+        for pool in self._cells.pools.values():
+            self._pools.setdefault(pool.hierarchy.device_type, []).append(pool)
+            per_node = pool.sizes[pool.hierarchy.node_level]
+            firsts = [
+                -per_node if node is None else self.fleet.nodes[self.fleet.position[node]].first
+                for node in pool.layout.nodes
+            ]
+            self._ids[pool] = [first + k for first in firsts for k in range(per_node)]
+        self._lendable = _Idle(self._pools)
+        if not dynamic:
+            self._bind_all()
+
+    # What the scheduler asks.
+
+    def capacity(self, vc: str) -> Counts:
+        counts: dict[str, int] = {}
+        for group in self._cells.tenants[vc].all_groups():
+            type_ = group.pool.hierarchy.device_type
+            counts[type_] = counts.get(type_, 0) + group.count * group.sizes[-1] - group.bad
+        return counts
+
+    def lendable(self) -> Counts:
+        return self._lendable if self.lends else {}
+
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
+        part = Part(request.id, borrowed)
+        now = self.fleet.count(self._held[part]) if part in self._held else {}
+        if any(counts.get(type_, 0) < number for type_, number in now.items()):
+            return self._shrink(part, request, counts, now)
+        victims: list[JobId] = []
+        added: list[Grant] = []
+        for type_, number in counts.items():
+            more = number - now.get(type_, 0)
+            if more <= 0:
+                continue
+            answer = self._allocate(part, request, type_, more, victims)
+            if isinstance(answer, Refused):
+                for grant in added:
+                    self._drop(part, grant)
+                return answer
+            added.append(answer)
+        return Placed(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
+
+    def make_room(
+        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+    ) -> tuple[JobId, ...] | None:
+        ((type_, wanted),) = counts.items()
+        groups = self._groups(request.vc, type_)
+        hierarchy = self._pools[type_][0].hierarchy
+        size = hierarchy.sizes[hierarchy.node_level]
+        empty = sum(
+            len(whole) * (group.sizes[level] // size)
+            for group in groups
+            for level, whole in enumerate(group.views[0].whole)
+            if level >= hierarchy.node_level
+        )
+        want = Want(
+            devices=wanted,
+            short=wanted - sum(group.views[0].left for group in groups),
+            fits=str(request.affinity) == "soft",
+            size=size,
+            empty=empty,
+            available=lambda node: size - self._on_node.get((request.vc, node), 0),
+        )
+        return choose_victims(candidates, want, self.fleet.node_of)
+
+    def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
+        part = Part(request.id, borrowed)
+        for grant in list(self._gangs.get(part, ())):
+            self._drop(part, grant)
+        per_type: dict[str, list[DeviceId]] = {}
+        for device in devices:
+            per_type.setdefault(self.fleet.type_of(device), []).append(device)
+        return all([self._restore(part, request.vc, type_, of_type) for type_, of_type in per_type.items()])
+
+    def release(self, job: JobId, borrowed: bool) -> None:
+        part = Part(job, borrowed)
+        for grant in list(self._gangs.get(part, ())):
+            self._drop(part, grant)
+
+    def promote(self, request: JobRequest) -> Placed | Refused:
+        """Where the VC's own cells have room; which is seldom where it borrowed."""
+        counts = self.fleet.count(self._held[Part(request.id, True)])
+        placed = self.place(request, counts, False)
+        if isinstance(placed, Placed):
+            self.release(request.id, True)
+            placed = Placed(placed.devices, tuple(job for job in placed.victims if job != request.id))
+        return placed
+
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
+        part = Part(request.id, borrowed)
+        if borrowed or self.fleet.spread(devices) != 1 or len(self._gangs[part]) != 1:
+            return Refused("only a guaranteed job within one node is moved to pack nodes")
+        (old,) = self._gangs[part]
+        here = self.fleet.node_of[devices[0]]
+        victims: list[JobId] = []
+        found = self._allocate(part, request, self.fleet.nodes[here].type, len(devices), victims)
+        if isinstance(found, Refused):
+            return found
+        there = self.fleet.node_of[self._devices(found)[0]]
+        beside = {node: self._on_node[request.vc, node] - len(devices) for node in {here, there}}
+        better = beside[there] > beside[here]
+        self._drop(part, old if better or victims else found)
+        return Placed(self._held[part], tuple(victims)) if better or victims else Refused("it is best where it is")
+
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
+        gone = [device for device in devices if device not in self._gone]
+        lost: dict[Part, Devices] = {}
+        for device in gone:
+            part = self._owner.get(device)
+            if part is not None and part not in lost:
+                lost[part] = self._held[part]
+        vcs = {part: self._gangs[part][0].vc for part in lost}
+        for part in lost:
+            self.release(part.job, part.borrowed)
+        self._gone.update(gone)
+        for device in gone:
+            self._cells.set_health(self._name(device), False)
+        left = []
+        for part, had in lost.items():
+            rest = [device for device in had if device not in self._gone]
+            for type_ in {self.fleet.type_of(device) for device in rest}:
+                of_type = [device for device in rest if self.fleet.type_of(device) == type_]
+                self._restore(part, vcs[part], type_, of_type)
+            left.append((part, self._held.get(part, ())))
+        return left
+
+    def give_back(self, devices: Iterable[DeviceId]) -> None:
+        for device in devices:
+            if device in self._gone:
+                self._gone.remove(device)
+                self._cells.set_health(self._name(device), True)
+
+    def choose(self, type_: str, number: int) -> Devices:
+        return least_harm(self.fleet, type_, number, self._owner, self._gone)
+
+    # How it asks for cells.
+
+    def _groups(self, vc: str, type_: str) -> list[Group]:
+        tenant = self._cells.tenants[vc]
+        return [group for pool in self._pools[type_] for group in tenant.groups.get(pool.hierarchy.name, ())]
+
+    def _allocate(
+        self, part: Part, request: JobRequest, type_: str, number: int, victims: list[JobId]
+    ) -> Grant | Refused:
+        if type_ not in self._pools:
+            return Refused(f"there are no {type_} here")
+        if part.borrowed:
+            if not self.lends:
+                return Refused("nothing is lent here")
+            room = self._lendable[type_]
+        else:
+            room = sum(group.views[0].left for group in self._groups(request.vc, type_))
+        if number > room:
+            return Refused(f"{number} {type_} wanted, {room} free")
+        hierarchy = self._pools[type_][0].hierarchy
+        whole, rest = divmod(number, hierarchy.sizes[hierarchy.node_level])
+        pods = [PodGroup(hierarchy.sizes[hierarchy.node_level], whole)] if whole else []
+        pods += [PodGroup(rest)] if rest else []
+        answer = self._cells.allocate(
+            CellRequest(
+                job=self._new_name(part),
+                vc=request.vc,
+                pods=tuple(pods),
+                priority=OPPORTUNISTIC if part.borrowed else 0,
+                device_type=type_,
+                affinity=Affinity(str(request.affinity)),
+            )
+        )
+        if isinstance(answer, Refusal):
+            return Refused(answer.reason)
+        for gang in answer.preempted:
+            victim = self._parts[gang]
+            victims.append(victim.job)
+            for grant in list(self._gangs[victim]):
+                self._drop(victim, grant, lost=grant.job in answer.preempted)
+        self._take(part, answer)
+        return answer
+
+    def _shrink(self, part: Part, request: JobRequest, counts: Counts, now: Counts) -> Placed | Refused:
+        """Keep what is on the nodes where the part has most; what is missing of other types is then added."""
+        had = self._held[part]
+        per_node: dict[int, int] = {}
+        for device in had:
+            node = self.fleet.node_of[device]
+            per_node[node] = per_node.get(node, 0) + 1
+        keep: list[DeviceId] = []
+        for type_, number in now.items():
+            of_type = [device for device in had if self.fleet.type_of(device) == type_]
+            of_type.sort(key=lambda device: (-per_node[self.fleet.node_of[device]], device))
+            keep += of_type[: min(number, counts.get(type_, 0))]
+        restored = self.restore(request, tuple(sorted(keep)), part.borrowed)
+        assert restored, f"{part} cannot keep a part of what it has"
+        grown = self.place(request, counts, part.borrowed) if len(keep) < sum(counts.values()) else None
+        if isinstance(grown, Refused):
+            self.restore(request, had, part.borrowed)
+            return grown
+        return grown or Placed(self._held.get(part, ()))
+
+    def _restore(self, part: Part, vc: str, type_: str, devices: list[DeviceId]) -> bool:
+        """The part has exactly these once more."""
+        per_node: dict[int, list[str]] = {}
+        for device in devices:
+            per_node.setdefault(self.fleet.node_of[device], []).append(self._name(device))
+        binding = JobBinding(
+            job=self._new_name(part),
+            vc=vc,
+            priority=OPPORTUNISTIC if part.borrowed else 0,
+            hierarchy=self._pools[type_][0].hierarchy.name,
+            pods=tuple(PodBinding((), tuple(names), 1) for names in per_node.values()),
+        )
+        change = restore(self._cells, binding)
+        if change is not None and change.change is not Change.REBOUND:
+            self._cells.release(binding.job)
+            return False
+        self._take(part, self._cells.jobs[binding.job])
+        return True
+
+    def _bind_all(self) -> None:
+        """Every cell of every VC to a physical one, for good: it always has a user."""
+        groups = [group for tenant in self._cells.tenants.values() for group in tenant.all_groups()]
+        for group in sorted(groups, key=lambda group: -group.root):
+            for root in range(group.count):
+                if group.pinned is None:
+                    physical = group.pool.choose(group.root)
+                    assert physical is not None
+                    group.bind_root(root, physical)
+                    group.users[root] += 1
+
+    # The books.
+
+    def _new_name(self, part: Part) -> str:
+        return f"{part.job}{'~' if part.borrowed else '.'}{next(self._numbers)}"
+
+    def _name(self, device: DeviceId) -> str:
+        node = self.fleet.nodes[self.fleet.node_of[device]]
+        return f"{node.name}/{device - node.first}"
+
+    def _devices(self, grant: Grant) -> list[DeviceId]:
+        devices: list[DeviceId] = []
+        for pod in grant.pods:
+            ids, sizes = self._ids[pod.pool], pod.pool.sizes
+            for piece in pod.pieces:
+                start = piece.at * sizes[piece.level]
+                devices += ids[start : start + sizes[piece.level]]
+        return devices
+
+    def _take(self, part: Part, grant: Grant) -> None:
+        self._parts[grant.job] = part
+        self._gangs.setdefault(part, []).append(grant)
+        devices = self._devices(grant)
+        self._held[part] = tuple(sorted((*self._held.get(part, ()), *devices)))
+        for device in devices:
+            self._owner[device] = part
+        if not part.borrowed:
+            for device in devices:
+                key = (grant.vc, self.fleet.node_of[device])
+                self._on_node[key] = self._on_node.get(key, 0) + 1
+
+    def _drop(self, part: Part, grant: Grant, *, lost: bool = False) -> None:
+        """`lost`: its cells are gone already."""
+        if not lost:
+            self._cells.release(grant.job)
+        del self._parts[grant.job]
+        gangs = self._gangs[part]
+        gangs.remove(grant)
+        devices = self._devices(grant)
+        if gangs:
+            gone = set(devices)
+            self._held[part] = tuple(device for device in self._held[part] if device not in gone)
+        else:
+            del self._gangs[part], self._held[part]
+        for device in devices:
+            del self._owner[device]
+            if not part.borrowed:
+                key = (grant.vc, self.fleet.node_of[device])
+                self._on_node[key] -= 1
+                if not self._on_node[key]:
+                    del self._on_node[key]
+
+
+class _Idle(Mapping[str, int]):
+    """Devices that nobody uses, by type, as it is when looked at."""
+
+    def __init__(self, pools: Mapping[str, list[Pool]]) -> None:
+        self._pools = pools
+
+    def __getitem__(self, type_: str) -> int:
+        return sum(pool.idle.left for pool in self._pools[type_])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._pools)
+
+    def __len__(self) -> int:
+        return len(self._pools)

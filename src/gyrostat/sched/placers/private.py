@@ -1,0 +1,79 @@
+"""A cluster of its own for each VC: what sharing is measured against. Nothing is lent, nobody is in anybody's way.
+
+Each VC has its own nodes and its own placer; only their numbers of devices are those of one fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
+from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.placers.base import Part, Placed, Placer, Refused
+from gyrostat.sched.placers.room import Candidate
+
+
+class PrivatePlacer:
+    lends = False
+
+    def __init__(self, fleet: Fleet, placers: Mapping[str, Placer], nodes: Mapping[str, Iterable[str]]) -> None:
+        """`placers` by VC, all of which speak of devices of `fleet`; `nodes`: the names of each VC's."""
+        self.fleet = fleet
+        self._placers = placers
+        self._vc: dict[JobId, str] = {}
+        self._vc_of = {
+            device: vc
+            for vc, names in nodes.items()
+            for name in names
+            for device in fleet.nodes[fleet.position[name]].devices
+        }
+
+    def capacity(self, vc: str) -> Counts:
+        return self._placers[vc].capacity(vc)
+
+    def lendable(self) -> Counts:
+        return {}
+
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
+        if borrowed:
+            return Refused("nothing is lent here")
+        self._vc[request.id] = request.vc
+        return self._placers[request.vc].place(request, counts, borrowed)
+
+    def make_room(
+        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+    ) -> tuple[JobId, ...] | None:
+        return self._placers[request.vc].make_room(request, counts, candidates)
+
+    def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
+        self._vc[request.id] = request.vc
+        return self._placers[request.vc].restore(request, devices, borrowed)
+
+    def release(self, job: JobId, borrowed: bool) -> None:
+        self._placers[self._vc.pop(job)].release(job, borrowed)
+
+    def promote(self, request: JobRequest) -> Placed | Refused:
+        return Refused("nothing is lent here")
+
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
+        return self._placers[request.vc].pack(request, devices, borrowed)
+
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
+        return [loss for vc, mine in self._split(devices).items() for loss in self._placers[vc].take_away(mine)]
+
+    def give_back(self, devices: Iterable[DeviceId]) -> None:
+        for vc, mine in self._split(devices).items():
+            self._placers[vc].give_back(mine)
+
+    def choose(self, type_: str, number: int) -> Devices:
+        chosen: list[DeviceId] = []
+        for placer in self._placers.values():
+            chosen += placer.choose(type_, number - len(chosen))
+        return tuple(sorted(chosen))
+
+    def _split(self, devices: Iterable[DeviceId]) -> dict[str, list[DeviceId]]:
+        per_vc: dict[str, list[DeviceId]] = {}
+        for device in devices:
+            if device in self._vc_of:
+                per_vc.setdefault(self._vc_of[device], []).append(device)
+        return per_vc

@@ -1,0 +1,28 @@
+"""Which devices to take when others need some (a serving load): those whose loss hurts least."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from gyrostat.core.devices import DeviceId, Devices, Fleet
+from gyrostat.sched.placers.base import Part
+
+
+def least_harm(
+    fleet: Fleet, type_: str, number: int, owner: Mapping[DeviceId, Part], gone: Container[DeviceId]
+) -> Devices:
+    """Free ones, then borrowed ones, then the rest; of each kind those on nodes where least is in use. Fewer if there are not
+    so many."""
+
+    def kind(device: DeviceId) -> int:
+        part = owner.get(device)
+        return 0 if part is None else 1 if part.borrowed else 2
+
+    ranked: list[tuple[int, int, int]] = []
+    for node in fleet.nodes:
+        if node.type != type_:
+            continue
+        kinds = [(kind(device), device) for device in node.devices if device not in gone]
+        in_use = sum(of_kind == 2 for of_kind, _ in kinds)
+        ranked += [(of_kind, in_use, -device) for of_kind, device in kinds]
+    return tuple(sorted(-device for _, _, device in sorted(ranked)[:number]))
