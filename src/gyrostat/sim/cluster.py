@@ -60,6 +60,7 @@ class ActiveJob:
         "job",
         "left",
         "migrations",
+        "partner",
         "preemptions",
         "ran",
         "rate",
@@ -67,7 +68,7 @@ class ActiveJob:
         "since",
         "starts",
         "version",
-    )  # fmt: skip
+    )
 
     def __init__(self, job: TraceJob, work: float) -> None:
         self.job = job
@@ -107,7 +108,9 @@ class SimCluster:
         happenings: Iterable[Iterator[tuple[float, Change]]] = (),
         horizon: float | None = None,
     ) -> None:
-        """`happenings`: streams of what else changes (nodes, serving load), each in order of time; they may be endless."""
+        """`happenings`: streams of what else changes (nodes, serving load), each in order of time; they may be
+        endless.
+        """
         self.fleet = fleet
         self.clock = VirtualClock()
         self.active: dict[JobId, ActiveJob] = {}

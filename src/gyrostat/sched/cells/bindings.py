@@ -105,7 +105,7 @@ def rebuild(spec: CellSpec, bindings: Bindings) -> tuple[CellCluster, list[JobCh
     order = {binding.job: place for place, binding in enumerate(bindings.jobs)}
     # Guaranteed jobs first, the highest priorities before others: who comes late may find the tenant's cells gone.
     for binding in sorted(bindings.jobs, key=lambda binding: -binding.priority):
-        change = _restore(cluster, binding)
+        change = restore(cluster, binding)
         if change is not None:
             changes[binding.job] = change
     cluster.jobs = dict(sorted(cluster.jobs.items(), key=lambda item: order[item[0]]))
@@ -155,7 +155,8 @@ class _Place(NamedTuple):
     virtual: int
 
 
-def _restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
+def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
+    """One job into a cluster; what has become of it if it could not have exactly its cells."""
     found = _cells_of(cluster, binding) or _devices_of(cluster, binding)
     if found is None:
         cluster.outside.add(binding.job)

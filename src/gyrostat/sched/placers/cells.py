@@ -1,8 +1,11 @@
 """Cells: a VC has at any time the places that a cluster of its own would give it (HiveD).
 
-`sched.cells` decides; this module speaks its language. A part of a job is one or more gangs there: the first one as large as
-it started, further ones where it grew. A gang larger than a node is one pod per node. With `dynamic=False` every cell of a VC is
-bound once and for all, as HiveD compares with in §5.3.
+`sched.cells` decides; this module speaks its language. A part of a job is one or more gangs there: the first one as
+large as it started, further ones where it grew. A gang larger than a node is one pod per node.
+
+Two things that HiveD is compared with differ in little and are here, too. With `dynamic=False` every cell of a VC is
+bound once and for all (§5.3). With `quotas` the whole cluster belongs to one tenant, `EVERYBODY`, and VCs are only
+limited in the number of devices that they have: places are found in the same way, but nobody is promised any (§2).
 """
 
 from __future__ import annotations
@@ -33,11 +36,20 @@ def fleet_of(spec: CellSpec) -> Fleet:
     )
 
 
+EVERYBODY = "everybody"
+
+
 class CellPlacer:
     """HiveD behind the placers' interface."""
 
     def __init__(
-        self, spec: CellSpec, *, fleet: Fleet | None = None, lends: bool = False, dynamic: bool = True
+        self,
+        spec: CellSpec,
+        *,
+        fleet: Fleet | None = None,
+        lends: bool = False,
+        dynamic: bool = True,
+        quotas: Mapping[str, Counts] | None = None,
     ) -> None:
         """`fleet`: of which the specification's machines are a part; by default they are all of it."""
         self.fleet = fleet_of(spec) if fleet is None else fleet
@@ -48,10 +60,14 @@ class CellPlacer:
         """By the name of a gang."""
         self._held: dict[Part, Devices] = {}
         self._owner: dict[DeviceId, Part] = {}
+        self._quotas = quotas
+        self._used: dict[tuple[str, str], int] = {}
+        """With quotas, by VC and type."""
+        self._vcs: dict[Part, str] = {}
         self._numbers = count()
         self._gone: set[DeviceId] = set()
         self._on_node: dict[tuple[str, int], int] = {}
-        """By VC and node: devices that its guaranteed jobs have there."""
+        """By tenant and node: devices that its guaranteed jobs have there."""
         self._pools: dict[str, list[Pool]] = {}
         """By device type."""
         self._ids: dict[Pool, list[DeviceId]] = {}
@@ -71,6 +87,8 @@ class CellPlacer:
     # What the scheduler asks.
 
     def capacity(self, vc: str) -> Counts:
+        if self._quotas is not None:
+            return self._quotas.get(vc, {})
         counts: dict[str, int] = {}
         for group in self._cells.tenants[vc].all_groups():
             type_ = group.pool.hierarchy.device_type
@@ -103,6 +121,7 @@ class CellPlacer:
         self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
+        tenant = self._tenant(request.vc)
         groups = self._groups(request.vc, type_)
         hierarchy = self._pools[type_][0].hierarchy
         size = hierarchy.sizes[hierarchy.node_level]
@@ -114,11 +133,11 @@ class CellPlacer:
         )
         want = Want(
             devices=wanted,
-            short=wanted - sum(group.views[0].left for group in groups),
+            short=wanted - self._room(request.vc, type_),
             fits=str(request.affinity) == "soft",
             size=size,
             empty=empty,
-            available=lambda node: size - self._on_node.get((request.vc, node), 0),
+            available=lambda node: size - self._on_node.get((tenant, node), 0),
         )
         return choose_victims(candidates, want, self.fleet.node_of)
 
@@ -129,7 +148,8 @@ class CellPlacer:
         per_type: dict[str, list[DeviceId]] = {}
         for device in devices:
             per_type.setdefault(self.fleet.type_of(device), []).append(device)
-        return all([self._restore(part, request.vc, type_, of_type) for type_, of_type in per_type.items()])
+        restored = [self._restore(part, request.vc, type_, mine) for type_, mine in per_type.items()]
+        return all(restored)
 
     def release(self, job: JobId, borrowed: bool) -> None:
         part = Part(job, borrowed)
@@ -137,8 +157,19 @@ class CellPlacer:
             self._drop(part, grant)
 
     def promote(self, request: JobRequest) -> Placed | Refused:
-        """Where the VC's own cells have room; which is seldom where it borrowed."""
-        counts = self.fleet.count(self._held[Part(request.id, True)])
+        """Where the VC's own cells have room, which is seldom where it borrowed; under a quota any place is as good."""
+        devices = self._held[Part(request.id, True)]
+        counts = self.fleet.count(devices)
+        if self._quotas is not None:
+            for type_, number in counts.items():
+                if number > self._room(request.vc, type_):
+                    return Refused(
+                        f"{number} {type_} wanted, {self._room(request.vc, type_)} left of the quota"
+                    )
+            self.release(request.id, True)
+            kept = self.restore(request, devices, False)
+            assert kept, f"{request.id} cannot keep what it borrowed"
+            return Placed(devices)
         placed = self.place(request, counts, False)
         if isinstance(placed, Placed):
             self.release(request.id, True)
@@ -156,10 +187,15 @@ class CellPlacer:
         if isinstance(found, Refused):
             return found
         there = self.fleet.node_of[self._devices(found)[0]]
-        beside = {node: self._on_node[request.vc, node] - len(devices) for node in {here, there}}
+        tenant = self._tenant(request.vc)
+        beside = {node: self._on_node[tenant, node] - len(devices) for node in {here, there}}
         better = beside[there] > beside[here]
         self._drop(part, old if better or victims else found)
-        return Placed(self._held[part], tuple(victims)) if better or victims else Refused("it is best where it is")
+        return (
+            Placed(self._held[part], tuple(victims))
+            if better or victims
+            else Refused("it is best where it is")
+        )
 
     def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
         gone = [device for device in devices if device not in self._gone]
@@ -168,7 +204,7 @@ class CellPlacer:
             part = self._owner.get(device)
             if part is not None and part not in lost:
                 lost[part] = self._held[part]
-        vcs = {part: self._gangs[part][0].vc for part in lost}
+        vcs = {part: self._vcs[part] for part in lost}
         for part in lost:
             self.release(part.job, part.borrowed)
         self._gone.update(gone)
@@ -194,8 +230,18 @@ class CellPlacer:
 
     # How it asks for cells.
 
+    def _tenant(self, vc: str) -> str:
+        return vc if self._quotas is None else EVERYBODY
+
+    def _room(self, vc: str, type_: str) -> int:
+        """Devices that the VC may have besides those that its guaranteed jobs have."""
+        left = sum(group.views[0].left for group in self._groups(vc, type_))
+        if self._quotas is not None:
+            left = min(left, self._quotas[vc].get(type_, 0) - self._used.get((vc, type_), 0))
+        return left
+
     def _groups(self, vc: str, type_: str) -> list[Group]:
-        tenant = self._cells.tenants[vc]
+        tenant = self._cells.tenants[self._tenant(vc)]
         return [group for pool in self._pools[type_] for group in tenant.groups.get(pool.hierarchy.name, ())]
 
     def _allocate(
@@ -208,7 +254,7 @@ class CellPlacer:
                 return Refused("nothing is lent here")
             room = self._lendable[type_]
         else:
-            room = sum(group.views[0].left for group in self._groups(request.vc, type_))
+            room = self._room(request.vc, type_)
         if number > room:
             return Refused(f"{number} {type_} wanted, {room} free")
         hierarchy = self._pools[type_][0].hierarchy
@@ -218,7 +264,7 @@ class CellPlacer:
         answer = self._cells.allocate(
             CellRequest(
                 job=self._new_name(part),
-                vc=request.vc,
+                vc=self._tenant(request.vc),
                 pods=tuple(pods),
                 priority=OPPORTUNISTIC if part.borrowed else 0,
                 device_type=type_,
@@ -232,7 +278,7 @@ class CellPlacer:
             victims.append(victim.job)
             for grant in list(self._gangs[victim]):
                 self._drop(victim, grant, lost=grant.job in answer.preempted)
-        self._take(part, answer)
+        self._take(part, request.vc, answer)
         return answer
 
     def _shrink(self, part: Part, request: JobRequest, counts: Counts, now: Counts) -> Placed | Refused:
@@ -262,7 +308,7 @@ class CellPlacer:
             per_node.setdefault(self.fleet.node_of[device], []).append(self._name(device))
         binding = JobBinding(
             job=self._new_name(part),
-            vc=vc,
+            vc=self._tenant(vc),
             priority=OPPORTUNISTIC if part.borrowed else 0,
             hierarchy=self._pools[type_][0].hierarchy.name,
             pods=tuple(PodBinding((), tuple(names), 1) for names in per_node.values()),
@@ -271,7 +317,7 @@ class CellPlacer:
         if change is not None and change.change is not Change.REBOUND:
             self._cells.release(binding.job)
             return False
-        self._take(part, self._cells.jobs[binding.job])
+        self._take(part, vc, self._cells.jobs[binding.job])
         return True
 
     def _bind_all(self) -> None:
@@ -303,17 +349,16 @@ class CellPlacer:
                 devices += ids[start : start + sizes[piece.level]]
         return devices
 
-    def _take(self, part: Part, grant: Grant) -> None:
+    def _take(self, part: Part, vc: str, grant: Grant) -> None:
         self._parts[grant.job] = part
+        self._vcs[part] = vc
         self._gangs.setdefault(part, []).append(grant)
         devices = self._devices(grant)
         self._held[part] = tuple(sorted((*self._held.get(part, ()), *devices)))
         for device in devices:
             self._owner[device] = part
         if not part.borrowed:
-            for device in devices:
-                key = (grant.vc, self.fleet.node_of[device])
-                self._on_node[key] = self._on_node.get(key, 0) + 1
+            self._count(grant, vc, devices, 1)
 
     def _drop(self, part: Part, grant: Grant, *, lost: bool = False) -> None:
         """`lost`: its cells are gone already."""
@@ -323,18 +368,24 @@ class CellPlacer:
         gangs = self._gangs[part]
         gangs.remove(grant)
         devices = self._devices(grant)
+        if not part.borrowed:
+            self._count(grant, self._vcs[part], devices, -1)
+        for device in devices:
+            del self._owner[device]
         if gangs:
             gone = set(devices)
             self._held[part] = tuple(device for device in self._held[part] if device not in gone)
         else:
-            del self._gangs[part], self._held[part]
+            del self._gangs[part], self._held[part], self._vcs[part]
+
+    def _count(self, grant: Grant, vc: str, devices: list[DeviceId], sign: int) -> None:
+        on_node, node_of, tenant = self._on_node, self.fleet.node_of, grant.vc
         for device in devices:
-            del self._owner[device]
-            if not part.borrowed:
-                key = (grant.vc, self.fleet.node_of[device])
-                self._on_node[key] -= 1
-                if not self._on_node[key]:
-                    del self._on_node[key]
+            key = (tenant, node_of[device])
+            on_node[key] = on_node.get(key, 0) + sign
+        if self._quotas is not None:
+            used = (vc, grant.device_type)
+            self._used[used] = self._used.get(used, 0) + sign * len(devices)
 
 
 class _Idle(Mapping[str, int]):

@@ -16,7 +16,9 @@ from gyrostat.sched.placers.room import Candidate
 class PrivatePlacer:
     lends = False
 
-    def __init__(self, fleet: Fleet, placers: Mapping[str, Placer], nodes: Mapping[str, Iterable[str]]) -> None:
+    def __init__(
+        self, fleet: Fleet, placers: Mapping[str, Placer], nodes: Mapping[str, Iterable[str]]
+    ) -> None:
         """`placers` by VC, all of which speak of devices of `fleet`; `nodes`: the names of each VC's."""
         self.fleet = fleet
         self._placers = placers
@@ -59,7 +61,9 @@ class PrivatePlacer:
         return self._placers[request.vc].pack(request, devices, borrowed)
 
     def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
-        return [loss for vc, mine in self._split(devices).items() for loss in self._placers[vc].take_away(mine)]
+        return [
+            loss for vc, mine in self._split(devices).items() for loss in self._placers[vc].take_away(mine)
+        ]
 
     def give_back(self, devices: Iterable[DeviceId]) -> None:
         for vc, mine in self._split(devices).items():

@@ -11,7 +11,8 @@ from gyrostat.sched.placers.base import Part
 def least_harm(
     fleet: Fleet, type_: str, number: int, owner: Mapping[DeviceId, Part], gone: Container[DeviceId]
 ) -> Devices:
-    """Free ones, then borrowed ones, then the rest; of each kind those on nodes where least is in use. Fewer if there are not
+    """Free ones, then borrowed ones, then the rest; of each kind those on nodes where least is in use. Fewer if there
+    are not
     so many."""
 
     def kind(device: DeviceId) -> int:

@@ -1,10 +1,11 @@
 """Gandiva-style (Xiao et al., OSDI 2018): nobody waits for a tidy place. Small jobs move, and full devices are shared.
 
-Jobs start in the order in which they came, later ones passing those that do not fit. For a job that finds enough devices, but
-scattered ones, running jobs migrate: each to the fullest node that takes it, those on the emptiest nodes first, at most `moves` of
-them per decision. When devices run out, jobs are packed: a waiting job shares the devices of a running one of its size, if two on a
-device get more done than one (`packed` is the speed that each keeps; 0.5 is no gain, and nothing is packed). What Gandiva
-finds by introspection, profiling pairs of jobs on the fly, is here the one setting.
+Jobs start in the order in which they came, later ones passing those that do not fit. For a job that finds enough
+devices, but scattered ones, running jobs migrate: each to the fullest node that takes it, those on the emptiest nodes
+first, at most `moves` of them per decision. When devices run out, jobs are packed: a waiting job shares the devices
+of a running one of its size, if two on a device get more done than one (`packed` is the speed that each keeps; 0.5 is
+no gain, and nothing is packed). What Gandiva finds by introspection, profiling pairs of jobs on the fly, is here the
+one setting.
 """
 
 from __future__ import annotations

@@ -1,0 +1,137 @@
+"""Ways in which tenants share one cluster, as HiveD compares them: each alone, by quota, by cells; or not divided at
+all.
+
+All find places in the same way, by the same cells within nodes: with `private` each VC has nodes of its own, with
+`quota` all VCs draw from one pool, with `cells` each has cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from gyrostat.core.devices import Fleet
+from gyrostat.core.errors import UsageError
+from gyrostat.sched.cells.spec import Assigned, CellSpec, Hierarchy, TopCell, VirtualCluster, sound
+from gyrostat.sched.placers.base import Placer
+from gyrostat.sched.placers.cells import EVERYBODY, CellPlacer, fleet_of
+from gyrostat.sched.placers.nodes import NodePlacer
+from gyrostat.sched.placers.private import PrivatePlacer
+
+
+class Sharing(StrEnum):
+    CELLS = "cells"
+    """HiveD: a VC has cells, and may borrow what others do not use."""
+    QUOTA = "quota"
+    """A VC has a number of devices, wherever they are, and may borrow."""
+    PRIVATE = "private"
+    """Every VC for itself, on nodes of its own."""
+    FLAT = "flat"
+    """All devices belong to all; VCs are only names."""
+
+
+def build(
+    spec: CellSpec, sharing: Sharing, *, lends: bool = True, dynamic: bool = True
+) -> tuple[Fleet, Placer]:
+    """The fleet of a specification, and a placer for it. `lends` and `dynamic` are about cells and quotas."""
+    match sharing:
+        case Sharing.CELLS:
+            cells = CellPlacer(spec, lends=lends, dynamic=dynamic)
+            return cells.fleet, cells
+        case Sharing.QUOTA:
+            quota = CellPlacer(undivided(spec), lends=lends, quotas=quotas(spec))
+            return quota.fleet, quota
+        case Sharing.FLAT:
+            fleet = fleet_of(spec)
+            return fleet, NodePlacer(fleet)
+    alone = {vc.name: private(spec, vc) for vc in spec.virtual_clusters}
+    fleet = Fleet(
+        (node.name, node.type, node.count) for one in alone.values() for node in fleet_of(one).nodes
+    )
+    placers = {name: CellPlacer(one, fleet=fleet) for name, one in alone.items()}
+    nodes = {name: [node.name for node in fleet_of(one).nodes] for name, one in alone.items()}
+    return fleet, PrivatePlacer(fleet, placers, nodes)
+
+
+def quotas(spec: CellSpec) -> dict[str, dict[str, int]]:
+    """Devices that each VC has, by type."""
+    found: dict[str, dict[str, int]] = {}
+    for vc in spec.virtual_clusters:
+        counts = found.setdefault(vc.name, {})
+        cells = [(each.hierarchy, each.level, each.count) for each in vc.cells]
+        cells += [(each.hierarchy, each.level, 1) for each in vc.pinned]
+        for name, level, number in cells:
+            hierarchy = spec.hierarchy(name)
+            type_ = hierarchy.device_type
+            counts[type_] = counts.get(type_, 0) + hierarchy.sizes[level] * number
+    return found
+
+
+def undivided(spec: CellSpec) -> CellSpec:
+    """All machines as cells of one tenant."""
+    cells = []
+    for hierarchy in spec.hierarchies:
+        for level in range(hierarchy.node_level, len(hierarchy.types)):
+            number = sum(cell.hierarchy == hierarchy.name and cell.level == level for cell in spec.top_cells)
+            if number:
+                cells.append(Assigned(hierarchy.name, level, number))
+    return replace(spec, virtual_clusters=(VirtualCluster(EVERYBODY, tuple(cells)),))
+
+
+def private(spec: CellSpec, vc: VirtualCluster) -> CellSpec:
+    """A cluster that has just the VC's cells: whole machines, as many as they need."""
+    if vc.pinned:
+        raise UsageError(f"VC {vc.name} has pinned cells, which have no counterpart in a private cluster")
+    tops: list[TopCell] = []
+    for hierarchy in spec.hierarchies:
+        size = hierarchy.sizes[hierarchy.node_level]
+        mine = [cells for cells in vc.cells if cells.hierarchy == hierarchy.name]
+        small = sum(
+            hierarchy.sizes[cells.level] * cells.count for cells in mine if cells.level < hierarchy.node_level
+        )
+        large = [cells for cells in mine if cells.level >= hierarchy.node_level]
+        wanted = [(cells.level, cells.count) for cells in large] + [(hierarchy.node_level, -(-small // size))]
+        for level, number in wanted:
+            for _ in range(number):
+                start = sum(len(top.nodes) for top in tops)
+                names = (f"{vc.name}-{start + k}" for k in range(hierarchy.nodes_in(level)))
+                tops.append(TopCell(hierarchy.name, level, tuple(names)))
+    used = {top.hierarchy for top in tops}
+    hierarchies = tuple(hierarchy for hierarchy in spec.hierarchies if hierarchy.name in used)
+    return sound(replace(spec, hierarchies=hierarchies, top_cells=tuple(tops), virtual_clusters=(vc,)))
+
+
+NODE = Hierarchy(types=("gpu", "pcie-switch", "socket", "node"), sizes=(1, 2, 4, 8), node_level=3)
+"""HiveD's machines (§5.1)."""
+
+
+def cluster_of_nodes(
+    nodes: Mapping[str, int], *, spare: int = 0, weights: Mapping[str, float] | None = None
+) -> CellSpec:
+    """Machines with 8 devices, so many for each VC, as cells of a whole machine; and `spare` ones that belong to
+    nobody.
+    """
+    return cluster_of_cells(
+        {vc: {3: number} for vc, number in nodes.items()}, nodes=sum(nodes.values()) + spare, weights=weights
+    )
+
+
+def cluster_of_cells(
+    cells: Mapping[str, Mapping[int, int]], *, nodes: int, weights: Mapping[str, float] | None = None
+) -> CellSpec:
+    """`nodes` machines with 8 devices; VCs with so many cells of each level, 0 being a device and 3 a machine."""
+    return sound(
+        CellSpec(
+            hierarchies=(NODE,),
+            top_cells=tuple(TopCell(NODE.name, 3, (f"n{k}",)) for k in range(nodes)),
+            virtual_clusters=tuple(
+                VirtualCluster(
+                    vc,
+                    tuple(Assigned(NODE.name, level, number) for level, number in levels.items() if number),
+                    weight=(weights or {}).get(vc, 1.0),
+                )
+                for vc, levels in cells.items()
+            ),
+        )
+    )
