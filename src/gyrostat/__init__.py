@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gyrostat.core.errors import GyrostatError
-    from gyrostat.data.shards.feed import batch_end, shards
+    from gyrostat.data.shards.loop import batch_end, shards
     from gyrostat.engine.digest import digest
     from gyrostat.engine.job import Job
     from gyrostat.engine.reduce.hook import tree_hook
@@ -23,10 +23,10 @@ __all__ = ["GyrostatError", "Job", "__version__", "batch_end", "digest", "init",
 _HOMES = {
     "GyrostatError": "gyrostat.core.errors",
     "Job": "gyrostat.engine.job",
-    "batch_end": "gyrostat.data.shards.feed",
+    "batch_end": "gyrostat.data.shards.loop",
     "digest": "gyrostat.engine.digest",
     "init": "gyrostat.engine.session",
-    "shards": "gyrostat.data.shards.feed",
+    "shards": "gyrostat.data.shards.loop",
     "tree_hook": "gyrostat.engine.reduce.hook",
 }
 

@@ -23,7 +23,7 @@ def run(name: str, *args: str) -> str:
 KILLER = """
 import os, runpy, signal, sys
 import gyrostat.data.shards.saves as saves
-from gyrostat.data.shards.feed import Feed
+from gyrostat.data.shards.loop import ShardFeed
 
 where, at, sys.argv = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 
@@ -35,7 +35,9 @@ def dying(original, when):
     return call
 
 feeds = []
-Feed.batch_end = dying(Feed.batch_end, lambda feed, samples: feeds.append(feed) or (where == "update" and feed.step == at))
+ShardFeed.batch_end = dying(
+    ShardFeed.batch_end, lambda feed, samples: feeds.append(feed) or (where == "update" and feed.step == at)
+)
 saves._sync = dying(saves._sync, lambda path: where == "save" and feeds[-1].step >= at)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

@@ -64,7 +64,7 @@ class HeldShard:
                 )
 
 
-class Feed:
+class ShardFeed:
     """The shards of a training, epoch after epoch. Iterate it once; `gyrostat.batch_end` reports to it."""
 
     def __init__(self, queues: Queues, *, epochs: int, saves: Saves | None) -> None:
@@ -159,7 +159,7 @@ class Feed:
 class _Process:
     """This process's feed: one at a time, which `batch_end` reports to."""
 
-    feed: Feed | None = None
+    feed: ShardFeed | None = None
 
 
 def shards(
@@ -172,7 +172,7 @@ def shards(
     shuffle: bool = True,
     directory: str | os.PathLike[str] | None = None,
     keep: int = 3,
-) -> Feed:
+) -> ShardFeed:
     """The shards of `samples` indexed samples, or of `files` (names with the number of samples in each), to loop over.
 
     Every epoch has every sample exactly once, shards in another random order each time (`shuffle=False`: as they
@@ -197,7 +197,7 @@ def shards(
     queues = Queues(layout, seed=seed, shuffle=shuffle, lease_seconds=inf)  # nobody else could take over
     saves = Saves(Path(directory), keep=keep) if directory is not None else None
     try:
-        feed = Feed(queues, epochs=epochs, saves=saves)
+        feed = ShardFeed(queues, epochs=epochs, saves=saves)
     except BaseException:
         if saves is not None:
             saves.close()
