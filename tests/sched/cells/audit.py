@@ -7,7 +7,8 @@ from copy import deepcopy
 
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.forest import Forest
-from gyrostat.sched.cells.physical import TAKEN, Pool
+from gyrostat.sched.cells.free_lists import TAKEN
+from gyrostat.sched.cells.physical import Pool
 from gyrostat.sched.cells.request import OPPORTUNISTIC
 from gyrostat.sched.cells.shortfall import gaps
 from gyrostat.sched.cells.virtual import Group

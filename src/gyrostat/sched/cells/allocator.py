@@ -15,12 +15,12 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.fairness import fair_shares
-from gyrostat.sched.cells.forest import Cell, Forest, Room
+from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.physical import Pool
+from gyrostat.sched.cells.plan import Placed, Pod, TooLittle, bind_roots, plan_pods, unbind_unused
 from gyrostat.sched.cells.request import (
     OPPORTUNISTIC,
     Affinity,
@@ -81,27 +81,6 @@ class HealthChange:
     """Jobs that run on them."""
     virtual_clusters: tuple[str, ...]
     """Tenants in whose bound cells they are."""
-
-
-class _Placed(NamedTuple):
-    """A piece of a plan: whose cells, and which virtual cell."""
-
-    group: Group
-    level: int
-    at: int
-
-
-class _Pod(NamedTuple):
-    number: int
-    devices: int
-    level: int
-
-
-class _TooLittle(NamedTuple):
-    """Why there is no plan: the first pod that had no room, and how many like it."""
-
-    pod: _Pod
-    short: int
 
 
 class CellCluster:
@@ -196,14 +175,14 @@ class CellCluster:
             raise UsageError(f"there is no device type {request.device_type!r}; there are {known}")
         return [pool for pool in pools if pool.hierarchy.device_type == request.device_type]
 
-    def _pods(self, request: CellRequest, pool: Pool) -> list[_Pod] | Refusal:
+    def _pods(self, request: CellRequest, pool: Pool) -> list[Pod] | Refusal:
         """Single pods, largest first, with the level that each is to lie in."""
         types = pool.hierarchy.types
         if request.level is not None and request.level not in types:
             return Refusal(
                 request.job, f"{types[-1]} has no cells {request.level!r}; it has {', '.join(types)}"
             )
-        pods: list[_Pod] = []
+        pods: list[Pod] = []
         for group in request.pods:
             if request.level is None:
                 level = min(bisect_left(pool.sizes, group.devices), pool.top)
@@ -214,7 +193,7 @@ class CellCluster:
                 reason = f"a pod of {group.devices} devices does not fit into a {types[level]} of {size}"
                 return Refusal(request.job, reason, types[level], group.count)
             for _ in range(group.count):
-                pods.append(_Pod(len(pods), group.devices, level))
+                pods.append(Pod(len(pods), group.devices, level))
         if len(pods) > 1:
             pods.sort(key=lambda pod: (-pod.level, -pod.devices, pod.number))
         return pods
@@ -222,37 +201,23 @@ class CellCluster:
     # Guaranteed jobs ----------------------------------------------------------------------------------------------
 
     def _guarantee(
-        self, request: CellRequest, tenant: Tenant, pool: Pool, pods: list[_Pod]
+        self, request: CellRequest, tenant: Tenant, pool: Pool, pods: list[Pod]
     ) -> Grant | Refusal:
         pinned = request.pinned
         groups = tenant.groups[pool.hierarchy.name] if pinned is None else [tenant.pinned[pinned]]
         bound: list[tuple[Group, int]] = []
         while True:
-            plan = self._plan(request, groups, pods)
-            if isinstance(plan, _TooLittle):
-                _unbind_unused(bound)
+            plan = plan_pods(request, groups, pods)
+            if isinstance(plan, TooLittle):
+                unbind_unused(bound)
                 return self._too_little(request, pool, groups, plan)
-            if not _bind_roots(plan, bound):
+            if not bind_roots(plan, bound):
                 break
         preempted = self._commit(request, plan)
-        _unbind_unused(bound)
+        unbind_unused(bound)
         return self._grant(request, pool, pods, plan, preempted)
 
-    def _plan(
-        self, request: CellRequest, groups: list[Group], pods: list[_Pod]
-    ) -> list[list[_Placed]] | _TooLittle:
-        """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
-        plan = _plan_seen_by(0, request, groups, pods)
-        if not request.priority or not isinstance(plan, _TooLittle):
-            return plan
-        lower = {held for group in groups for held in group.priorities if held < request.priority}
-        for priority in sorted(lower):
-            plan = _plan_seen_by(priority + 1, request, groups, pods)
-            if not isinstance(plan, _TooLittle):
-                break
-        return plan
-
-    def _commit(self, request: CellRequest, plan: list[list[_Placed]]) -> tuple[str, ...]:
+    def _commit(self, request: CellRequest, plan: list[list[Placed]]) -> tuple[str, ...]:
         pieces = [piece for pod in plan for piece in pod]
         lower: dict[str, None] = {}
         for group, level, index in pieces:
@@ -277,8 +242,8 @@ class CellCluster:
         self,
         request: CellRequest,
         pool: Pool,
-        pods: list[_Pod],
-        plan: list[list[_Placed]],
+        pods: list[Pod],
+        plan: list[list[Placed]],
         preempted: tuple[str, ...],
     ) -> Grant:
         grants = []
@@ -292,7 +257,7 @@ class CellCluster:
         return _granted(request, pool, grants, preempted)
 
     def _too_little(
-        self, request: CellRequest, pool: Pool, groups: list[Group], failed: _TooLittle
+        self, request: CellRequest, pool: Pool, groups: list[Group], failed: TooLittle
     ) -> Refusal:
         kind = pool.hierarchy.types[failed.pod.level]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
@@ -309,7 +274,7 @@ class CellCluster:
 
     # Opportunistic jobs -------------------------------------------------------------------------------------------
 
-    def _lend(self, request: CellRequest, pool: Pool, pods: list[_Pod]) -> Grant | Refusal:
+    def _lend(self, request: CellRequest, pool: Pool, pods: list[Pod]) -> Grant | Refusal:
         if request.pinned is not None:
             raise UsageError(f"job {request.job}: opportunistic jobs cannot ask for a pinned cell")
         grants: list[tuple[int, PodGrant]] = []
@@ -330,7 +295,7 @@ class CellCluster:
             grants.append((pod.number, PodGrant(pool, request.vc, None, taken, pod.level + 1)))
         return _granted(request, pool, grants, ())
 
-    def _idle_pieces(self, request: CellRequest, pool: Pool, pod: _Pod) -> list[Cell] | None:
+    def _idle_pieces(self, request: CellRequest, pool: Pool, pod: Pod) -> list[Cell] | None:
         if pod.devices > pool.idle.left:
             return None
         soft = request.affinity is Affinity.SOFT
@@ -502,99 +467,6 @@ class CellCluster:
         pools = [pool for pool in self.pools.values() if pool.hierarchy.device_type == device_type]
         capacity = sum(pool.idle.left + pool.low_devices for pool in pools)
         return fair_shares(capacity, demands, {name: tenant.weight for name, tenant in self.tenants.items()})
-
-
-def _plan_seen_by(
-    priority: int, request: CellRequest, groups: list[Group], pods: list[_Pod]
-) -> list[list[_Placed]] | _TooLittle:
-    """The plan of one who sees only jobs of this priority and above."""
-    if len(pods) == 1:
-        placed = _place(priority, request.affinity, groups, pods[0], alone=True)
-        return _TooLittle(pods[0], 1) if placed is None else [placed]
-    plan: list[list[_Placed]] = []
-    failed = None
-    for place, pod in enumerate(pods):
-        placed = _place(priority, request.affinity, groups, pod, alone=False)
-        if placed is None:
-            failed = _TooLittle(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
-            break
-        plan.append(placed)
-    for group, level, index in (piece for placed in reversed(plan) for piece in reversed(placed)):
-        group.views[priority].give(level, index)
-    return failed or plan
-
-
-def _place(
-    priority: int, affinity: Affinity, groups: list[Group], pod: _Pod, alone: bool
-) -> list[_Placed] | None:
-    """Where one pod goes. Unless it is alone its cells are taken, for the next to see."""
-    best: tuple[Room, Group] | None = None
-    devices = pod.devices
-    for level in range(pod.level, groups[-1].root + 1 if affinity is Affinity.SOFT else pod.level + 1):
-        for group in groups:
-            if group.root >= level and devices <= group.sizes[level]:
-                room = group.view(priority).find(level, devices)
-                if room is not None and (best is None or room < best[0]):
-                    best = (room, group)
-                    if room.block == level and room.free == devices:
-                        break  # nothing fits better
-        if best is not None:
-            room, group = best
-            forest = group.views[priority]
-            pieces = forest.carve(level, room.at, devices)
-            if not alone:
-                _take_all(forest, pieces)
-            return [_Placed(group, *piece) for piece in pieces]
-    return _scatter(priority, groups, devices, alone) if affinity is Affinity.SOFT else None
-
-
-def _scatter(priority: int, groups: list[Group], devices: int, alone: bool) -> list[_Placed] | None:
-    """Any free devices of the tenant, from its emptiest cells."""
-    if sum(group.view(priority).left for group in groups) < devices:
-        return None
-    placed: list[_Placed] = []
-    while devices:
-        rooms = [
-            (room.free, -at, room, group)
-            for at, group in enumerate(groups)
-            if (room := group.views[priority].fullest())
-        ]
-        _, _, room, group = max(rooms, key=lambda found: found[:2])
-        share = min(devices, room.free)
-        pieces = group.views[priority].carve(group.root, room.at, share)
-        _take_all(group.views[priority], pieces)
-        placed += [_Placed(group, *piece) for piece in pieces]
-        devices -= share
-    if alone:
-        for group, level, index in reversed(placed):
-            group.views[priority].give(level, index)
-    return placed
-
-
-def _take_all(forest: Forest, pieces: list[Cell]) -> None:
-    for level, index in pieces:
-        forest.take(level, index)
-
-
-def _bind_roots(plan: list[list[_Placed]], bound: list[tuple[Group, int]]) -> bool:
-    """Give physical cells to those of the tenant's cells that the plan needs. True if some of them came with bad devices."""
-    bad = False
-    for pod in plan:
-        for group, level, index in pod:
-            root = index // (group.sizes[-1] // group.sizes[level])
-            if group.physical[group.root][root] < 0:
-                physical = group.pool.choose(group.root)
-                if physical is None:
-                    physical = group.pool.choose_any(group.root)
-                bad |= group.bind_root(root, physical)
-                bound.append((group, root))
-    return bad
-
-
-def _unbind_unused(bound: list[tuple[Group, int]]) -> None:
-    for group, root in reversed(bound):
-        if not group.users[root]:
-            group.unbind_root(root)
 
 
 def drop_piece(group: Group, level: int, index: int, physical: int) -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gyrostat.sched.cells.forest import Forest
-from gyrostat.sched.cells.physical import TAKEN, Pool
+from gyrostat.sched.cells.free_lists import TAKEN
+from gyrostat.sched.cells.physical import Pool
 
 _NOBODY = ""
 """Whose the bad devices within a tenant's bound cells are."""

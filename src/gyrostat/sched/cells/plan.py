@@ -1,0 +1,136 @@
+"""Where a tenant's pods go among its own cells, and which of these need a physical one. No other tenant is looked at."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from gyrostat.sched.cells.forest import Cell, Forest, Room
+from gyrostat.sched.cells.request import Affinity, CellRequest
+from gyrostat.sched.cells.virtual import Group
+
+
+class Placed(NamedTuple):
+    """A piece of a plan: whose cells, and which virtual cell."""
+
+    group: Group
+    level: int
+    at: int
+
+
+class Pod(NamedTuple):
+    number: int
+    devices: int
+    level: int
+
+
+class TooLittle(NamedTuple):
+    """Why there is no plan: the first pod that had no room, and how many like it."""
+
+    pod: Pod
+    short: int
+
+
+def plan_pods(request: CellRequest, groups: list[Group], pods: list[Pod]) -> list[list[Placed]] | TooLittle:
+    """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
+    plan = _plan_seen_by(0, request, groups, pods)
+    if not request.priority or not isinstance(plan, TooLittle):
+        return plan
+    lower = {held for group in groups for held in group.priorities if held < request.priority}
+    for priority in sorted(lower):
+        plan = _plan_seen_by(priority + 1, request, groups, pods)
+        if not isinstance(plan, TooLittle):
+            break
+    return plan
+
+
+def _plan_seen_by(
+    priority: int, request: CellRequest, groups: list[Group], pods: list[Pod]
+) -> list[list[Placed]] | TooLittle:
+    """The plan of one who sees only jobs of this priority and above."""
+    if len(pods) == 1:
+        placed = _place(priority, request.affinity, groups, pods[0], alone=True)
+        return TooLittle(pods[0], 1) if placed is None else [placed]
+    plan: list[list[Placed]] = []
+    failed = None
+    for place, pod in enumerate(pods):
+        placed = _place(priority, request.affinity, groups, pod, alone=False)
+        if placed is None:
+            failed = TooLittle(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
+            break
+        plan.append(placed)
+    for group, level, index in (piece for placed in reversed(plan) for piece in reversed(placed)):
+        group.views[priority].give(level, index)
+    return failed or plan
+
+
+def _place(
+    priority: int, affinity: Affinity, groups: list[Group], pod: Pod, alone: bool
+) -> list[Placed] | None:
+    """Where one pod goes. Unless it is alone its cells are taken, for the next to see."""
+    best: tuple[Room, Group] | None = None
+    devices = pod.devices
+    for level in range(pod.level, groups[-1].root + 1 if affinity is Affinity.SOFT else pod.level + 1):
+        for group in groups:
+            if group.root >= level and devices <= group.sizes[level]:
+                room = group.view(priority).find(level, devices)
+                if room is not None and (best is None or room < best[0]):
+                    best = (room, group)
+                    if room.block == level and room.free == devices:
+                        break  # nothing fits better
+        if best is not None:
+            room, group = best
+            forest = group.views[priority]
+            pieces = forest.carve(level, room.at, devices)
+            if not alone:
+                _take_all(forest, pieces)
+            return [Placed(group, *piece) for piece in pieces]
+    return _scatter(priority, groups, devices, alone) if affinity is Affinity.SOFT else None
+
+
+def _scatter(priority: int, groups: list[Group], devices: int, alone: bool) -> list[Placed] | None:
+    """Any free devices of the tenant, from its emptiest cells."""
+    if sum(group.view(priority).left for group in groups) < devices:
+        return None
+    placed: list[Placed] = []
+    while devices:
+        rooms = [
+            (room.free, -at, room, group)
+            for at, group in enumerate(groups)
+            if (room := group.views[priority].fullest())
+        ]
+        _, _, room, group = max(rooms, key=lambda found: found[:2])
+        share = min(devices, room.free)
+        pieces = group.views[priority].carve(group.root, room.at, share)
+        _take_all(group.views[priority], pieces)
+        placed += [Placed(group, *piece) for piece in pieces]
+        devices -= share
+    if alone:
+        for group, level, index in reversed(placed):
+            group.views[priority].give(level, index)
+    return placed
+
+
+def _take_all(forest: Forest, pieces: list[Cell]) -> None:
+    for level, index in pieces:
+        forest.take(level, index)
+
+
+def bind_roots(plan: list[list[Placed]], bound: list[tuple[Group, int]]) -> bool:
+    """Give physical cells to those of the tenant's cells that the plan needs. True if some of them came with bad devices."""
+    bad = False
+    for pod in plan:
+        for group, level, index in pod:
+            root = index // (group.sizes[-1] // group.sizes[level])
+            if group.physical[group.root][root] < 0:
+                physical = group.pool.choose(group.root)
+                if physical is None:
+                    physical = group.pool.choose_any(group.root)
+                bad |= group.bind_root(root, physical)
+                bound.append((group, root))
+    return bad
+
+
+def unbind_unused(bound: list[tuple[Group, int]]) -> None:
+    for group, root in reversed(bound):
+        if not group.users[root]:
+            group.unbind_root(root)
