@@ -73,6 +73,16 @@ def test_a_file_becomes_a_spec() -> None:
     assert spec.layouts["rack"].nodes == ("n0", "n1", "n2", "n3", "spare", None)
 
 
+def test_priorities_have_names() -> None:
+    spec, _ = parse(GOOD)
+    assert spec is not None
+    assert [spec.priority(name) for name in ("low", "high", "opportunistic", "7")] == [0, 5, -1, 7]
+    with pytest.raises(
+        UsageError, match="no priority 'hgih'; there are opportunistic, low, high, and numbers from 0"
+    ):
+        spec.priority("hgih")
+
+
 def test_the_example_is_sound_and_fits_the_schema() -> None:
     assert len(load(EXAMPLE).virtual_clusters) == 3
     described = schema()["$defs"]

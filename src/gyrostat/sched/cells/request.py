@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from gyrostat.core.errors import UsageError
+from gyrostat.sched.cells.spec import OPPORTUNISTIC as OPPORTUNISTIC
 
 if TYPE_CHECKING:
     from gyrostat.sched.cells.physical import Pool
-
-OPPORTUNISTIC = -1
-"""The priority of jobs that run on what others leave, and go when these come. Guaranteed priorities are 0 and more."""
 
 
 class Affinity(StrEnum):

@@ -17,6 +17,9 @@ from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.file import CellFile, Lines, Problem, TopCellEntry, read
 from gyrostat.sched.cells.shortfall import divide, gaps
 
+OPPORTUNISTIC = -1
+"""The priority of jobs that run on what others leave, and go when these come. Guaranteed priorities are 0 and more."""
+
 
 @dataclass(frozen=True)
 class Hierarchy:
@@ -93,6 +96,17 @@ class CellSpec:
 
     def hierarchy(self, name: str) -> Hierarchy:
         return self._by_name[name]
+
+    def priority(self, name: str) -> int:
+        """What a job's priority is: a name of the file's, a number, or `opportunistic`."""
+        if name in self.priorities:
+            return self.priorities[name]
+        if name == "opportunistic":
+            return OPPORTUNISTIC
+        if name.isdecimal():
+            return int(name)
+        known = ", ".join(["opportunistic", *self.priorities])
+        raise UsageError(f"there is no priority {name!r}; there are {known}, and numbers from 0")
 
     @cached_property
     def _by_name(self) -> dict[str, Hierarchy]:
