@@ -138,7 +138,7 @@ def test_nobody_is_ended_by_another_specification(data: st.DataObject) -> None:
     successor, changes = reconfigured(cluster, new)
     audit(successor)
     told = {change.job: change.change for change in changes}
-    assert successor.jobs.keys() | successor.outside == cluster.jobs.keys()
+    assert successor.jobs.keys() | successor.outside.keys() == cluster.jobs.keys()
     there = {
         device for pool in successor.pools.values() for device in all_devices(successor, pool.hierarchy.name)
     }
@@ -151,6 +151,11 @@ def test_nobody_is_ended_by_another_specification(data: st.DataObject) -> None:
             assert sorted(after.devices) == sorted(before.devices)
             downgraded = before.priority != OPPORTUNISTIC and after.priority == OPPORTUNISTIC
             assert (told.get(job) is Change.DOWNGRADED) == downgraded
+    back, _ = reconfigured(successor, cluster.spec)
+    audit(back)
+    assert {job: sorted(grant.devices) for job, grant in back.jobs.items()} == {
+        job: sorted(grant.devices) for job, grant in cluster.jobs.items()
+    }
 
 
 def all_devices(cluster: CellCluster, hierarchy: str) -> list[str]:

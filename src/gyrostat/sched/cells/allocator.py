@@ -15,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.fairness import fair_shares
@@ -33,6 +34,9 @@ from gyrostat.sched.cells.request import (
 from gyrostat.sched.cells.shortfall import Shortfall, divide, gaps
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.virtual import Group
+
+if TYPE_CHECKING:
+    from gyrostat.sched.cells.bindings import JobBinding
 
 
 @dataclass(frozen=True)
@@ -94,8 +98,8 @@ class CellCluster:
         self.jobs: dict[str, Grant] = {}
         self.opportunistic: dict[str, dict[str, int]] = {}
         """Devices that opportunistic jobs have, by device type and tenant."""
-        self.outside: set[str] = set()
-        """Jobs on devices that a reconfiguration has taken out of the cluster."""
+        self.outside: dict[str, JobBinding] = {}
+        """Jobs on devices that a reconfiguration has taken out of the cluster; the next may bring them back."""
         for vc in spec.virtual_clusters:
             tenant = self.tenants[vc.name] = Tenant(vc.name, vc.weight)
             for pin in vc.pinned:
@@ -143,7 +147,7 @@ class CellCluster:
     def release(self, job: str) -> None:
         """The job's devices are free again."""
         if job in self.outside:
-            self.outside.discard(job)
+            del self.outside[job]
             return
         if job not in self.jobs:
             raise UsageError(f"job {job} has no devices; known are {len(self.jobs)} jobs")

@@ -89,7 +89,7 @@ class JobChange:
 def bindings_of(cluster: CellCluster) -> Bindings:
     """What to store."""
     return Bindings(
-        tuple(_stored(grant) for grant in cluster.jobs.values()),
+        (*map(_stored, cluster.jobs.values()), *cluster.outside.values()),
         tuple(
             BadDevice(pool.device_name(device), _shown_as(pool, device))
             for pool in cluster.pools.values()
@@ -116,9 +116,7 @@ def rebuild(spec: CellSpec, bindings: Bindings) -> tuple[CellCluster, list[JobCh
 
 def reconfigured(cluster: CellCluster, spec: CellSpec) -> tuple[CellCluster, list[JobChange]]:
     """The cluster under another specification, on the fly: jobs keep their devices."""
-    successor, changes = rebuild(spec, bindings_of(cluster))
-    successor.outside |= cluster.outside
-    return successor, changes
+    return rebuild(spec, bindings_of(cluster))
 
 
 def _stored(grant: Grant) -> JobBinding:
@@ -159,7 +157,7 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
     """One job into a cluster; what has become of it if it could not have exactly its cells."""
     found = _cells_of(cluster, binding) or _devices_of(cluster, binding)
     if found is None:
-        cluster.outside.add(binding.job)
+        cluster.outside[binding.job] = binding
         return JobChange(binding.job, Change.OUTSIDE, "its devices are not in the cluster any more")
     pool, places = found
     every = [place for pod in places for place in pod]
@@ -175,7 +173,7 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
                 return JobChange(binding.job, Change.REBOUND, f"it counts as other cells of {binding.vc} now")
         reason = f"{binding.vc} has no cells left that its devices could be; "
     if not all(pool.idle.is_free(place.level, place.at) for place in every):
-        cluster.outside.add(binding.job)
+        cluster.outside[binding.job] = binding
         return JobChange(binding.job, Change.OUTSIDE, reason + "its devices belong to another job")
     apart = [
         [Piece(*cell, None, -1) for cell in pool.apart([(p.level, p.at) for p in pod])] for pod in places
