@@ -4,13 +4,18 @@ GyrostatError
 ├── UsageError                 bad input: nothing was done; exit code 2
 │   ├── Refused                a model or option that cannot be exact, found at `track`
 │   ├── Misuse                 the surface was used in an order that has no meaning
-│   └── NotYet                 a capability that this version does not have
+│   ├── NotYet                 a capability that this version does not have
+│   └── StoreUnusable          a lease store that cannot be opened: wrong address, no server there, wrong credentials
 ├── CheckpointError            a checkpoint that cannot be used
 │   ├── DamagedCheckpoint      cut off or bit-flipped
 │   ├── ForeignCheckpoint      of another job
 │   └── OtherFingerprint       of this job, but other hardware or settings decide its bits
 ├── MalformedState             bytes from disk or another worker that no state is written as
 ├── Diverged                   replicas that must be equal are not
+├── LeaseError                 a lease store did not do what it was asked
+│   ├── StoreUnreachable       it did not answer; it may have done it; to be tried again
+│   ├── StoreRefused           it answered with an error
+│   └── Deposed                a write or renewal under a lease that is over; nothing was written; never to be tried again
 ├── ProtocolError              a message that does not belong to the protocol (in `job.protocol`)
 ├── PeerLost                   another worker went away in the middle of a collective
 └── ScriptFailed               the user's script raised, or one of its workers died
@@ -43,6 +48,10 @@ class NotYet(UsageError):
     """A capability that this version does not have."""
 
 
+class StoreUnusable(UsageError):
+    """A lease store that cannot be opened."""
+
+
 class CheckpointError(GyrostatError):
     """A checkpoint that cannot be used."""
 
@@ -61,6 +70,22 @@ class OtherFingerprint(CheckpointError):
 
 class MalformedState(GyrostatError):
     """Bytes or a skeleton that no state is written as. Nothing has been made of them."""
+
+
+class LeaseError(GyrostatError):
+    """A lease store did not do what it was asked."""
+
+
+class StoreUnreachable(LeaseError):
+    """No answer from a lease store. It may have done what it was asked; trying again may help."""
+
+
+class StoreRefused(LeaseError):
+    """A lease store answered with an error."""
+
+
+class Deposed(LeaseError):
+    """A write or renewal under a lease that is over. Nothing was written, and trying again cannot help."""
 
 
 class Diverged(GyrostatError):
