@@ -19,6 +19,7 @@ COMMANDS = (
     "ddp_accumulation",
     "ddp_throughput",
     "determinism_cost",
+    "elastic_tick",
     "memory",
     "order_1e9",
     "shard_handout",

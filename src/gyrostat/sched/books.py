@@ -73,7 +73,8 @@ class Books:
         self.now = 0.0
         self.jobs: dict[JobId, JobView] = {}
         self.vcs = {
-            vc.name: VcBook(vc, VcView(vc.name, weight=vc.weight, rate=self.throughput.rate)) for vc in vcs
+            vc.name: VcBook(vc, VcView(vc.name, weight=vc.weight, rate=self.throughput.rate, fleet=fleet))
+            for vc in vcs
         }
         self.touched: dict[JobId, tuple[Devices, Devices]] = {}
         """In this tick: what jobs had before it, their own devices and the borrowed ones."""

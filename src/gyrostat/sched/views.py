@@ -13,7 +13,7 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from gyrostat.core.devices import Counts, Devices
+from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest
 
 Key = tuple[float, ...]
@@ -256,9 +256,13 @@ class Histogram:
 class VcView:
     """One virtual cluster: what it is guaranteed, what it uses, and its jobs."""
 
-    def __init__(self, name: str, *, weight: float, rate: Callable[[JobRequest, Counts], float]) -> None:
+    def __init__(
+        self, name: str, *, weight: float, rate: Callable[[JobRequest, Counts], float], fleet: Fleet
+    ) -> None:
         self.name = name
         self.weight = weight
+        self.fleet = fleet
+        """Which node and type a device belongs to."""
         self.now = 0.0
         self.capacity: Counts = {}
         """The devices that it is guaranteed and that are there, by type."""

@@ -35,7 +35,7 @@ class EasyScale(SteadyPolicy):
 
     def assign(self, view: VcView, now: float) -> Assignment:
         table = Table(view, mixed=self.mixed)
-        self._start(table, view, now)
+        self._start(table, view)
         if any(table.free.values()):
             self._grow(table, view, now)
         return table.assignment
@@ -44,48 +44,65 @@ class EasyScale(SteadyPolicy):
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
-    def _start(self, table: Table, view: VcView, now: float) -> None:
+    def _start(self, table: Table, view: VcView) -> None:
         """Everybody who waits gets a first device, free or from whoever loses least by giving one up."""
-        donors: list[tuple[float, int, JobView]] | None = None
+        donors: _Donors | None = None
         for job in sorted((*view.waiting, *view.borrowing), key=lambda each: each.entry or ()):
-            if not job.request.elastic:
-                if (type_ := table.roomiest(job, job.request.devices)) is not None:
-                    table.give(job, {type_: job.request.devices}, "all that it asked for is free")
-                continue
-            first = max(job.request.smallest, 1)
-            if (type_ := table.roomiest(job, first)) is not None:
-                table.give(job, {type_: first}, "a first device")
-                continue
-            if donors is None:
-                donors = [
-                    (loss, each.number, each)
-                    for each in view.holding
-                    if (loss := table.loss(each)) is not None
-                ]
-                heapq.heapify(donors)
-            if first > 1 or not self._take_from(table, donors, job):
-                return
-
-    def _take_from(self, table: Table, donors: list[tuple[float, int, JobView]], job: JobView) -> bool:
-        while donors:
-            expected, number, donor = heapq.heappop(donors)
-            loss = table.loss(donor)
-            if loss is None:
-                continue
-            if loss > expected:
-                heapq.heappush(donors, (loss, number, donor))
-                continue
-            type_ = table.dispensable(donor)
-            if type_ not in table.types(job):
-                continue
-            table.give(donor, {**table.held(donor), type_: table.held(donor)[type_] - 1}, f"{job.id} starts")
-            table.give(job, {type_: 1}, f"a first device, from {donor.id}, which loses least")
-            if (loss := table.loss(donor)) is not None:
-                heapq.heappush(donors, (loss, number, donor))
-            return True
-        return False
+            first = max(job.request.smallest, 1) if job.request.elastic else job.request.devices
+            if (type_ := table.fastest(job, first)) is not None:
+                table.give(
+                    job, {type_: first}, "a first device" if first == 1 else f"the first {first} devices"
+                )
+            elif job.request.elastic and first == 1:
+                donors = donors or _Donors(table, view)
+                if not donors.help(job):
+                    return
 
     def _grow(self, table: Table, view: VcView, now: float) -> None:
         """Those that were not resized just now make proposals."""
         jobs = [job for job in view.jobs.values() if job.request.elastic and table.held(job)]
         grow(table, [job for job in jobs if not job.counts or now >= job.since + self.hold])
+
+
+class _Donors:
+    """Running jobs that can give up a device, by its type, those first that lose least."""
+
+    def __init__(self, table: Table, view: VcView) -> None:
+        self._table = table
+        self._heaps: dict[str, list[tuple[float, int, JobView]]] = {type_: [] for type_ in view.capacity}
+        for job in view.holding:
+            self._offer(job)
+
+    def _offer(self, job: JobView) -> None:
+        for type_ in self._table.held(job):
+            if (loss := self._table.loss(job, type_)) is not None:
+                heapq.heappush(self._heaps[type_], (loss, job.number, job))
+
+    def _least(self, type_: str) -> tuple[float, JobView] | None:
+        """Who loses least by giving up one of this type; offers that no longer hold are dropped."""
+        heap = self._heaps.get(type_, [])
+        while heap:
+            loss, _, donor = heap[0]
+            if self._table.loss(donor, type_) == loss:
+                return loss, donor
+            heapq.heappop(heap)
+        return None
+
+    def help(self, job: JobView) -> bool:
+        """Take a device for `job` where its speed there outweighs the donor's loss most."""
+        speeds = {type_: self._table.view.rate(job, {type_: 1}) for type_ in self._table.types(job)}
+        best: tuple[float, str, JobView] | None = None
+        for type_, speed in speeds.items():
+            least = self._least(type_)
+            if least is not None and speed > 0:
+                worth = speed / max(speeds.values()) - least[0]
+                if best is None or worth > best[0]:
+                    best = (worth, type_, least[1])
+        if best is None:
+            return False
+        _, type_, donor = best
+        table, held = self._table, self._table.held(donor)
+        table.give(donor, {**held, type_: held[type_] - 1}, f"{job.id} starts")
+        table.give(job, {type_: 1}, f"a first device, from {donor.id}, which loses least")
+        self._offer(donor)
+        return True

@@ -8,9 +8,11 @@ work) or `srtf` (one over what remains). Inelastic jobs take part with exactly w
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
@@ -53,18 +55,47 @@ class FairShare(SteadyPolicy):
         claims = {job.id: self._claim(job, now) for job in running}
         shares = fair_shares(claims, total)
         admitted = list(running)
-        for job in sorted((*view.waiting, *view.borrowing), key=lambda each: self.rank(each, now)[0]):
-            with_it = {**claims, job.id: self._claim(job, now)}
-            tried = fair_shares(with_it, total)
-            mine = with_it[job.id].weight
-            if tried[job.id] < 1 or any(
-                tried[other] < shares[other] and claims[other].weight > mine for other in claims
-            ):
+        queue = sorted((*view.waiting, *view.borrowing), key=lambda each: self.rank(each, now)[0])
+        for weight, group in groupby(queue, key=lambda each: self.weight(each, now)):
+            candidates = list(group)
+            number, claims, shares = self._admit(claims, shares, candidates, weight, total, now)
+            admitted += candidates[:number]
+            if number < len(candidates):
                 break
-            claims, shares = with_it, tried
-            admitted.append(job)
         reasons = {id_: f"fair share {share} of {total}" for id_, share in shares.items()}
         return Assignment(hand_out(view, admitted, shares), reasons)
+
+    def _admit(
+        self,
+        claims: Mapping[JobId, Claim],
+        shares: dict[JobId, int],
+        candidates: Sequence[JobView],
+        weight: float,
+        total: int,
+        now: float,
+    ) -> tuple[int, dict[JobId, Claim], dict[JobId, int]]:
+        """As many candidates of one weight, in order, as get something without taking from a heavier job.
+
+        The more are admitted, the less there is for each, so the number is found by doubling and halving.
+        """
+
+        def sharing(number: int) -> tuple[int, dict[JobId, Claim], dict[JobId, int]] | None:
+            with_them = {**claims, **{job.id: self._claim(job, now) for job in candidates[:number]}}
+            tried = fair_shares(with_them, total)
+            if any(tried[job.id] < 1 for job in candidates[:number]):
+                return None
+            if any(tried[id_] < shares[id_] for id_, claim in claims.items() if claim.weight > weight):
+                return None
+            return number, with_them, tried
+
+        best, step = (0, dict(claims), shares), 1
+        refused = len(candidates) + 1
+        while (number := min(best[0] + step, len(candidates), refused - 1)) > best[0]:
+            if (found := sharing(number)) is not None:
+                best, step = found, 2 * step
+            else:
+                refused, step = number, max(1, (number - best[0]) // 2)
+        return best
 
     def borrow(self, view: VcView, now: float) -> Wishes:
         yield from Policy.borrow(self, view, now)
@@ -79,22 +110,44 @@ class FairShare(SteadyPolicy):
 
 def fair_shares(claims: Mapping[JobId, Claim], total: int) -> dict[JobId, int]:
     """Whole devices in proportion to weights, within every claim's limits; heavier claims first where not all fit."""
-    order = sorted(claims, key=lambda id_: -claims[id_].weight)
     shares = dict.fromkeys(claims, 0)
     left = total
-    for id_ in order:
-        if claims[id_].least <= left:
-            shares[id_] = claims[id_].least
-            left -= claims[id_].least
-    while left > 0:
-        open_ = [id_ for id_ in order if 0 < shares[id_] < claims[id_].most]
-        if not open_:
-            break
-        # One device at a time goes to whoever has the least for its weight: water filling in whole devices.
-        poorest = min(open_, key=lambda id_: (shares[id_] + 1) / claims[id_].weight)
-        shares[poorest] += 1
-        left -= 1
+    sharing: list[tuple[JobId, Claim]] = []
+    for id_, claim in sorted(claims.items(), key=lambda item: -item[1].weight):
+        if claim.least <= left:
+            shares[id_] = claim.least
+            left -= claim.least
+            sharing.append((id_, claim))
+    shares.update(_filled(sharing, left + sum(claim.least for _, claim in sharing)))
     return shares
+
+
+def _filled(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, int]:
+    """Water filling in whole devices: as if each went to whoever has the least for its weight."""
+
+    def at(level: float) -> list[int]:
+        return [min(claim.most, max(claim.least, int(level * claim.weight))) for _, claim in sharing]
+
+    low, high = 0.0, max((claim.most / claim.weight for _, claim in sharing), default=0.0)
+    if sum(at(high)) > total:
+        while high - low > 1e-6 * high and sum(at(low)) < total:
+            middle = (low + high) / 2
+            low, high = (middle, high) if sum(at(middle)) <= total else (low, middle)
+    else:
+        low = high
+    given = at(low)
+    left = total - sum(given)
+    poorest = [
+        ((given[k] + 1) / claim.weight, k) for k, (_, claim) in enumerate(sharing) if given[k] < claim.most
+    ]
+    heapq.heapify(poorest)
+    while left > 0 and poorest:
+        _, k = heapq.heappop(poorest)
+        given[k] += 1
+        left -= 1
+        if given[k] < sharing[k][1].most:
+            heapq.heappush(poorest, ((given[k] + 1) / sharing[k][1].weight, k))
+    return {id_: given[k] for k, (id_, _) in enumerate(sharing)}
 
 
 def hand_out(

@@ -21,6 +21,7 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from scipy.optimize import linprog
@@ -113,11 +114,12 @@ class Gavel(Policy):
             )
             kinds[job.request.devices, job.request.weight, fits].append(job)
         rows = [Kind(len(jobs), *key) for key, jobs in kinds.items()]  # type: ignore[arg-type]
-        solved = max_min_shares(rows, [view.capacity[type_] for type_ in types])
+        solved = max_min_shares(tuple(rows), tuple(view.capacity[type_] for type_ in types))
         return {job.id: solved[row] for row, jobs in enumerate(kinds.values()) for job in jobs}
 
 
-def max_min_shares(kinds: Sequence[Kind], devices: Sequence[int]) -> list[list[float]]:
+@lru_cache(maxsize=4096)  # most rounds have the jobs of the round before
+def max_min_shares(kinds: tuple[Kind, ...], devices: tuple[int, ...]) -> list[list[float]]:
     """X: by kind, the share of time that each of its jobs spends on each type."""
     types, total = len(devices), sum(devices)
     usable = [any(kind.speeds) for kind in kinds]

@@ -61,24 +61,22 @@ class Table:
     def types(self, job: JobView) -> tuple[str, ...]:
         return self.view.types_for(job.request)
 
-    def roomiest(self, job: JobView, number: int) -> str | None:
+    def fastest(self, job: JobView, number: int) -> str | None:
         """The type on which the job is fastest, of those with so many free."""
         fitting = [type_ for type_ in self.types(job) if self.free.get(type_, 0) >= number]
         rated = [(self.view.rate(job, {type_: number}), -place, type_) for place, type_ in enumerate(fitting)]
         rate, _, type_ = max(rated, default=(0.0, 0, None))
         return type_ if rate > 0 else None
 
-    def dispensable(self, job: JobView) -> str:
-        """The type of which it would give up one."""
+    def loss(self, job: JobView, type_: str) -> float | None:
+        """The share of its speed that a job loses with one device of a type; None if it cannot give one up."""
         held = self.held(job)
-        return max(held, key=lambda type_: self.view.rate(job, {**held, type_: held[type_] - 1}))
-
-    def loss(self, job: JobView) -> float | None:
-        """The share of its speed that a job loses with one device; None if it cannot give one up."""
-        held = self.held(job)
-        if not job.request.elastic or sum(held.values()) <= max(job.request.smallest, 1):
+        if (
+            not job.request.elastic
+            or sum(held.values()) <= max(job.request.smallest, 1)
+            or not held.get(type_)
+        ):
             return None
-        type_ = self.dispensable(job)
         fewer = {name: number - (name == type_) for name, number in held.items() if number > (name == type_)}
         return 1 - self.view.rate(job, fewer) / self.view.rate(job, held)
 

@@ -23,6 +23,7 @@ from gyrostat.sched.policy import Policy
 GROUP = "gyrostat.policies"
 OURS: Mapping[str, str] = {
     "easyscale": "gyrostat.sched.policies.easyscale:EasyScale",
+    "elastic-tiresias": "gyrostat.sched.policies.elastic_tiresias:ElasticTiresias",
     "fifo": "gyrostat.sched.policies.fifo:Fifo",
     "gandiva": "gyrostat.sched.policies.gandiva:Gandiva",
     "gavel": "gyrostat.sched.policies.gavel:Gavel",

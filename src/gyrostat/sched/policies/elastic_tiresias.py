@@ -1,0 +1,286 @@
+"""Elastic-Tiresias: Tiresias with two rules on top (EDL §5.1). Inelastic jobs have what they asked for, or nothing.
+
+- R1, compaction, before Tiresias decides, so that whom it can help preempts nobody. If more than `crowd` jobs wait, they are
+  looked at in their order. Each is given the number of devices p, from `least` of what it asked for up to all of it, that
+  raises the efficiency of devices most: its own, less what running jobs lose that give devices up. Running jobs of the
+  first queue give nothing, and none is left with less than `least` of what it asked for. What running jobs give up for it
+  comes from one node, within the paper's limit of as many nodes as it would need.
+- R2, expansion, after it. If nobody waits, idle devices go one by one to the job that gains most by it:
+  (S(p+1) - S(p)) / S(p).
+
+When somebody waits again, jobs that were expanded first give back what they have beyond their request.
+
+The efficiency of p devices is their throughput per device relative to the best such; p devices at that efficiency are worth
+S(p) / max_q S(q)/q devices (`worth`). A running job is resized at most every `hold` seconds for its own sake, and only
+if what it gains in that time outweighs standing still for `price` seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from weakref import WeakKeyDictionary
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.request import Affinity, JobRequest
+from gyrostat.sched.policies.proposals import grow_borrowed
+from gyrostat.sched.policies.steady import check_price, limit
+from gyrostat.sched.policies.tiresias import Tiresias
+from gyrostat.sched.policy import Run, Wake, Wish, Wishes
+from gyrostat.sched.views import JobView, Key, VcView
+
+_REFUSALS = 8  # so many jobs that cannot grow where they are end the search for one that can
+
+
+@dataclass(frozen=True)
+class _Donor:
+    """A job that may be left with `least` devices; those that it gives up until then are on one node."""
+
+    job: JobView
+    node: int
+    least: int
+
+
+@dataclass
+class _Index:
+    """Running elastic jobs of a VC by what may be done with them. Only a shortcut: `rank` sees every change of a job."""
+
+    jobs: dict[int, JobView] = field(default_factory=dict)
+    expanded: dict[int, JobView] = field(default_factory=dict)
+    donors: dict[int, _Donor] = field(default_factory=dict)
+    """Those with more than their least."""
+    gains: list[tuple[float, int, int]] = field(default_factory=list)
+    """A heap of (-gain, number, devices); outdated entries are dropped when they are met."""
+
+
+class ElasticTiresias(Tiresias):
+    def __init__(
+        self,
+        *,
+        queues: tuple[float, ...] = (500.0, 10_000.0),
+        promote: float = 0.0,
+        crowd: int = 10,
+        least: float = 0.5,
+        price: float = 0.0,
+        hold: float = 0.0,
+    ) -> None:
+        super().__init__(queues=queues, promote=promote)
+        if not 0 < least <= 1:
+            raise UsageError(
+                f"least is the share of its devices that a job keeps, above 0 and up to 1; got {least}"
+            )
+        check_price(price, hold)
+        self.crowd = crowd
+        self.least = least
+        self.price = price
+        self.hold = hold
+        self._indices: WeakKeyDictionary[VcView, _Index] = WeakKeyDictionary()
+        self._best: dict[object, float] = {}
+
+    def rank(self, job: JobView, now: float) -> tuple[Key, float]:
+        self._note(job)
+        return super().rank(job, now)
+
+    def decide(self, view: VcView, now: float) -> Wishes:
+        if len(view.waiting):
+            yield from self._give_back(view)
+        if len(view.waiting) > self.crowd:
+            yield from self._compact(view)
+        yield from super().decide(view, now)
+        if not len(view.waiting):
+            yield from self._expand(view, now)
+
+    def borrow(self, view: VcView, now: float) -> Wishes:
+        yield from super().borrow(view, now)
+        yield from grow_borrowed(view)
+
+    def floor(self, request: JobRequest) -> int:
+        """The fewest devices that a job is left with, or started on."""
+        return max(request.smallest, math.ceil(self.least * request.devices), 1)
+
+    # What each job is.
+
+    def _note(self, job: JobView) -> None:
+        if not job.request.elastic:
+            return
+        index = self._indices.setdefault(job.vc, _Index())
+        held = len(job.devices)
+        if not held:
+            for group in (index.jobs, index.expanded, index.donors):
+                group.pop(job.number, None)
+            return
+        index.jobs[job.number] = job
+        if held > job.request.devices:
+            index.expanded[job.number] = job
+        else:
+            index.expanded.pop(job.number, None)
+        if held > self.floor(job.request) and len(job.counts) == 1:
+            index.donors[job.number] = self._donor(job)
+        else:
+            index.donors.pop(job.number, None)
+        if held < limit(job) and len(job.counts) == 1:
+            gain = self._gain(job)
+            if gain > 0:
+                heapq.heappush(index.gains, (-gain, job.number, held))
+
+    def _donor(self, job: JobView) -> _Donor:
+        """Placers take from where a job has the fewest devices; that may be less than it could give in all."""
+        per_node = Counter(job.vc.fleet.node_of[device] for device in job.devices)
+        node = min(per_node, key=lambda position: (per_node[position], -position))
+        return _Donor(job, node, max(self.floor(job.request), len(job.devices) - per_node[node]))
+
+    def _gain(self, job: JobView) -> float:
+        ((type_, held),) = job.counts.items()
+        before = job.vc.rate(job, {type_: held})
+        return job.vc.rate(job, {type_: held + 1}) / before - 1 if before else 0.0
+
+    def worth(self, job: JobView, type_: str, devices: int) -> float:
+        """S(p) / max_q S(q)/q: what p devices of the job count for when each counts for its efficiency."""
+        if not devices:
+            return 0.0
+        request = job.request
+        key = (request.workload, request.devices, request.virtual_workers, request.largest, type_)
+        best = self._best.get(key)
+        if best is None:
+            numbers = range(1, max(limit(job), request.devices) + 1)
+            best = self._best[key] = max(job.vc.rate(job, {type_: number}) / number for number in numbers)
+        return job.vc.rate(job, {type_: devices}) / best if best else 0.0
+
+    # R1.
+
+    def _compact(self, view: VcView) -> Wishes:
+        blocked: set[object] = set()
+        donors = self._donors(view)
+        while (donors or any(view.frees().values())) and len(view.waiting) > self.crowd:
+            job = view.waiting.best(blocked)
+            if job is None:
+                return
+            for type_ in view.types_for(job.request):
+                if (yield from self._squeeze_in(view, job, type_, donors)):
+                    donors = self._donors(view)
+                    break
+            else:
+                blocked.add(job.request.shape)
+
+    def _squeeze_in(
+        self, view: VcView, job: JobView, type_: str, donors: Mapping[int, Sequence[_Donor]]
+    ) -> Generator[Wish, bool, bool]:
+        """Start a waiting job on what is free, or on that and what running jobs give up on one node."""
+        floor, wanted = self.floor(job.request), job.request.devices
+        for number in range(min(wanted, view.free(type_)), floor - 1, -1):
+            if (
+                yield Run(
+                    job, {type_: number}, f"compaction: {number} of the {wanted} that it asked for are free"
+                )
+            ):
+                return True
+        plan = self._best_plan(job, type_, floor, donors)
+        if plan is None:
+            return False
+        number, giving = plan
+        for donor, left in giving:
+            yield Run(donor, {type_: left}, f"compaction: {job.id} makes better use of them")
+        for devices in range(wanted, number - 1, -1):  # the node may have had free devices, too
+            if (yield Run(job, {type_: devices}, f"compaction: {devices} of the {wanted} that it asked for")):
+                return True
+        return False
+
+    def _best_plan(
+        self, job: JobView, type_: str, floor: int, by_node: Mapping[int, Sequence[_Donor]]
+    ) -> tuple[int, list[tuple[JobView, int]]] | None:
+        """The number of devices, and the donors with what is left to them, that gain most; from one node."""
+        best: tuple[float, int, list[tuple[JobView, int]]] | None = None
+        for donors in by_node.values():
+            if type_ not in donors[0].job.counts:
+                continue
+            loss, taken, left = 0.0, 0, {donor.job.number: len(donor.job.devices) for donor in donors}
+            heap = [
+                (self._loss(each.job, type_, len(each.job.devices)), each.job.number, each) for each in donors
+            ]
+            heapq.heapify(heap)
+            while heap and taken < job.request.devices:
+                cost, number, donor = heapq.heappop(heap)
+                loss += cost
+                taken += 1
+                left[number] -= 1
+                if left[number] > donor.least:
+                    heapq.heappush(heap, (self._loss(donor.job, type_, left[number]), number, donor))
+                gain = self.worth(job, type_, taken) - loss
+                if taken >= floor and gain > 1e-9 and (best is None or gain > best[0]):
+                    giving = [(each.job, left[each.job.number]) for each in donors]
+                    best = (gain, taken, [(each, n) for each, n in giving if n < len(each.devices)])
+        return None if best is None else best[1:]
+
+    def _loss(self, donor: JobView, type_: str, devices: int) -> float:
+        return self.worth(donor, type_, devices) - self.worth(donor, type_, devices - 1)
+
+    def _donors(self, view: VcView) -> dict[int, list[_Donor]]:
+        """Running jobs that may give devices up, by the node where they would; none of the first queue."""
+        found: dict[int, list[_Donor]] = {}
+        index = self._indices.get(view)
+        for number in sorted(index.donors) if index is not None else ():
+            assert index is not None
+            donor = index.donors[number]
+            job = donor.job
+            if job.id not in view.jobs:
+                del index.donors[number]
+            elif job.entry is not None and job.entry[0][0] > 0 and job.guest is None and job.host is None:
+                found.setdefault(donor.node, []).append(donor)
+        return found
+
+    # R2, and back.
+
+    def _expand(self, view: VcView, now: float) -> Wishes:
+        index = self._indices.get(view)
+        if index is None:
+            return
+        refused: list[tuple[float, int, int]] = []
+        look_again = math.inf
+        while index.gains and len(refused) < _REFUSALS and any(view.frees().values()):
+            entry = heapq.heappop(index.gains)
+            number, held = entry[1:]
+            job = index.jobs.get(number)
+            if job is None or job.id not in view.jobs or len(job.devices) != held or len(job.counts) != 1:
+                continue
+            ((type_, _),) = job.counts.items()
+            gain = -entry[0]
+            if gain * self.hold < (1 + gain) * self.price:
+                continue
+            if view.free(type_) < 1 or now < job.since + self.hold:
+                look_again = min(
+                    look_again, job.since + self.hold if now < job.since + self.hold else math.inf
+                )
+                refused.append(entry)
+            elif not (yield Run(job, {type_: held + 1}, f"expansion: {gain:.0%} faster with an idle device")):
+                refused.append(entry)
+        for entry in refused:
+            heapq.heappush(index.gains, entry)
+        if look_again < math.inf:
+            yield Wake(look_again)
+
+    def _give_back(self, view: VcView) -> Wishes:
+        """Jobs with more than they asked for, as far as those who wait can use it: it may be scattered over nodes."""
+        index = self._indices.get(view)
+        if index is None or not index.expanded:
+            return
+        waiting = list(view.waiting)
+        need = sum(job.request.devices for job in waiting) - sum(view.frees().values())
+        scattered = all(job.request.affinity is Affinity.SOFT for job in waiting)
+        for job in list(_alive(index.expanded, view)):
+            if scattered and need <= 0:
+                return
+            ((type_, held),) = job.counts.items()
+            yield Run(job, {type_: job.request.devices}, "others wait: back to what it asked for")
+            need -= held - job.request.devices
+
+
+def _alive(group: dict[int, JobView], view: VcView) -> Iterator[JobView]:
+    """Those that have not finished, in the order of their submission; the others are dropped."""
+    for number in sorted(group):
+        if group[number].id in view.jobs:
+            yield group[number]
+        else:
+            del group[number]
