@@ -1,0 +1,81 @@
+"""`gyrostat experiment`: the papers' experiments, again, on virtual time."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gyrostat.core.errors import UsageError
+from gyrostat.sim.experiments.finding import Context, Finding
+from gyrostat.sim.experiments.page import write_page
+from gyrostat.sim.experiments.registry import EXPERIMENTS, run
+
+_HELP = "\n\n".join(
+    [
+        "Run an experiment of one of the papers on virtual time, and show the paper's figures beside ours.",
+        "  gyrostat experiment virtualflow-3-jobs --data DIR",
+        "  gyrostat experiment --all --data DIR --page docs/results.md",
+        "DIR holds the traces and tables (see docs/experiments.md). Without a name, the experiments are listed.",
+    ]
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("experiment", help=_HELP, short_help="Run the papers' experiments again.")(experiment)
+
+
+def experiment(
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which one.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Run all of them.")] = False,
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", envvar="GYROSTAT_DATA", help="Where traces and tables are.")
+    ] = Path("data"),
+    page: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default="docs/results.md with --all", help="Write a page with plots."
+        ),
+    ] = None,
+) -> None:
+    if every and name is not None:
+        raise UsageError(f"give either a name or --all, not both ({name})")
+    console = Console(soft_wrap=True, highlight=False)
+    if not every and name is None:
+        for known, title in EXPERIMENTS.items():
+            console.print(f"{known:22} {title}")
+        return
+    names = list(EXPERIMENTS) if name is None else [name]
+    findings = []
+    for number, each in enumerate(names, start=1):
+        began = time.monotonic()
+        with console.status(each) as status:
+
+            def show(text: str, label: str = f"[{number}/{len(names)}] {each}") -> None:
+                status.update(f"{label}: {text}")
+
+            finding = run(each, Context(data=data, progress=show))
+        findings.append(finding)
+        _print(console, finding, time.monotonic() - began)
+    target = Path("docs/results.md") if every and page is None else page
+    if target is not None:
+        write_page(findings, target)
+        console.print(f"written to {target}")
+
+
+def _print(console: Console, finding: Finding, took: float) -> None:
+    console.print(f"\n[bold]{finding.title}[/bold] ({took:.1f} s)")
+    compared = Table("figure", "paper", "ours", "", box=None)
+    for each in finding.compared:
+        verdict = "" if each.reached is None else "reached" if each.reached else "NOT REACHED"
+        compared.add_row(each.figure, each.paper, each.ours, verdict)
+    console.print(compared)
+    for table in finding.tables:
+        shown = Table(*table.columns, box=None, title=table.title, title_justify="left")
+        for row in table.rows:
+            shown.add_row(*row)
+        console.print(shown)
