@@ -57,7 +57,7 @@ class Launch:
         probe: Probe | None = None,
         stop_after: int | None = None,
         threads: int = 1,
-        reduction: Reduction = Reduction.DDP,
+        reduction: Reduction | None = Reduction.DDP,
         determinism: Determinism = Determinism.ELASTIC,
         pool: Pool | None = None,
         check_fingerprint: bool = True,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.core.job import CheckpointPolicy, Reduction
+from gyrostat.core.job import Carrier, CheckpointPolicy, Reduction, ReductionChoice
 from tests.conftest import Launch
 from tests.determinism.test_digests import ZOO
 
@@ -32,6 +32,38 @@ def test_equals_ddp_with_the_hook(launch: Launch, name: str) -> None:
         outcome = launch(ZOO, placement=placement, args=[name], reduction=Reduction.TREE)
         assert outcome.losses == reference.losses
         assert outcome.digest == reference.digest
+
+
+# Makes a worker believe in a GPU of its own and in NCCL, which is played by gloo.
+AS_OVER_NCCL = """
+import os, runpy
+from gyrostat.engine import determinism, group, session, torch_internals
+
+group.nccl_group = torch_internals.gloo_group
+session.is_nccl_available = lambda: True
+determinism.gpu = lambda device: "GPU of worker " + os.environ["RANK"]
+runpy.run_path({zoo!r}, run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("name", ["batch_norm_and_dropout", "unused_parameters", "several_default_buckets"])
+def test_equals_ddp_with_the_hook_as_over_nccl(launch: Launch, name: str) -> None:
+    reference = launch(ZOO, virtual_workers=5, reference=True, args=[name], reduction=Reduction.TREE)
+    script = AS_OVER_NCCL.format(zoo=str(ZOO))
+    for placement in ([5], [2, 3], [1, 3, 1]):
+        outcome = launch(script, placement=placement, args=[name], reduction=Reduction.TREE)
+        assert outcome.digest == reference.digest
+        assert outcome.reduction is not None
+        assert outcome.reduction.carrier is (Carrier.NCCL if len(placement) > 1 else None)
+
+
+def test_without_a_word_the_order_is_that_of_ddp_where_there_is_no_gpu(launch: Launch) -> None:
+    outcome = launch(ZOO, placement=[2, 1], args=["batch_norm_and_dropout"], reduction=None)
+    assert outcome.reduction == ReductionChoice(
+        order=Reduction.DDP,
+        carrier=Carrier.GLOO,
+        reason="the default on devices of type cpu; gloo carries what is in host memory",
+    )
 
 
 @pytest.mark.parametrize("n", range(1, 18))

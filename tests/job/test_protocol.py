@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyrostat.core.job import Assignment, CheckpointPolicy, Probe
+from gyrostat.core.job import Assignment, Carrier, CheckpointPolicy, Probe, Reduction, ReductionChoice
 from gyrostat.core.placement import Placement
 from gyrostat.job import protocol
 from gyrostat.job.protocol import (
@@ -50,6 +50,7 @@ SPEC = WorkerSpec(
 FROM_WORKER = [
     Hello(protocol.VERSION, 17),
     Started(3, "/tmp/c/3", ["4 is cut off"], 1.5),
+    Started(0, None, [], 1.5, 4, ReductionChoice(order=Reduction.TREE, carrier=Carrier.NCCL, reason="so")),
     Steps([Step(4, 0, 0.25, 64, 2.5), Step(5, 0, None, 64, 2.75)]),
     Failed(FailureKind.PEER_LOST, "gone", "Traceback …"),
 ]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.job import Reduction, ReductionChoice
 from gyrostat.job.outcome import Tally
 from gyrostat.job.protocol import Finished, Logged, Started, Step, Steps
 from gyrostat.job.report import check_writable, write_report
@@ -16,7 +17,8 @@ from gyrostat.job.watch import Cause, Failure
 
 def test_it_says_what_the_design_promises(tmp_path: Path) -> None:
     tally = Tally(virtual_workers=4, workers=1, asked_at=10.0)
-    tally.add(0, Started(0, None, [], 11.0), 11.0)
+    chosen = ReductionChoice(order=Reduction.TREE, carrier=None, reason="asked for")
+    tally.add(0, Started(0, None, [], 11.0, reduction=chosen), 11.0)
     tally.add(0, Steps([Step(1, 0, 0.5, 32, 12.0), Step(2, 0, float("nan"), 32, 13.0)]), 13.0)
     tally.add(0, Logged(2, {"accuracy": 0.75}), 13.0)
     tally.add(0, Finished(2, "abc", 13.0), 13.0)
@@ -36,6 +38,7 @@ def test_it_says_what_the_design_promises(tmp_path: Path) -> None:
         "digest": "abc",
         "resumed_from": None,
         "refused_checkpoints": [],
+        "reduction": {"order": "tree", "carrier": None, "reason": "asked for"},
         "checkpoints": [],
         "events": [],
         "exit_codes": [0],

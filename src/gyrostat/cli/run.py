@@ -94,8 +94,13 @@ def run(
         ),
     ] = 1,
     reduction: Annotated[
-        Reduction, typer.Option(help="The order in which gradients are added.", rich_help_panel=_JOB)
-    ] = Reduction.DDP,
+        Reduction | None,
+        typer.Option(
+            show_default="ddp; tree on GPUs with NCCL",
+            help="The order in which gradients are added.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
     determinism: Annotated[
         Determinism, typer.Option(help="What may change without changing a bit.", rich_help_panel=_JOB)
     ] = Determinism.ELASTIC,

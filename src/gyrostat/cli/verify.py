@@ -83,12 +83,13 @@ def verify(
         int, typer.Option(metavar="T", help="Threads of each worker; they decide bits.", rich_help_panel=_JOB)
     ] = 1,
     reduction: Annotated[
-        Reduction,
+        Reduction | None,
         typer.Option(
+            show_default="ddp; tree on GPUs with NCCL",
             help="The order in which gradients are added; under tree, DDP gets it as a hook.",
             rich_help_panel=_JOB,
         ),
-    ] = Reduction.DDP,
+    ] = None,
     pool: Annotated[
         str | None,
         typer.Option(

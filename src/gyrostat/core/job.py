@@ -15,6 +15,23 @@ class Reduction(StrEnum):
     TREE = "tree"
 
 
+class Carrier(StrEnum):
+    """What gradients travel over."""
+
+    GLOO = "gloo"
+    NCCL = "nccl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReductionChoice:
+    """How a job's gradients are added, and why so."""
+
+    order: Reduction
+    carrier: Carrier | None
+    """None for a lone worker, whose gradients do not travel. Decides no bits."""
+    reason: str
+
+
 class Determinism(StrEnum):
     """How much may change without changing a bit (EasyScale's D0, D1, D2)."""
 
@@ -83,7 +100,8 @@ class Assignment:
     """Path of the rendezvous file of this generation; not needed by a lone worker."""
     virtual_workers_given: bool = True
     """False for a plain `python train.py`, where the script may choose N itself."""
-    reduction: Reduction = Reduction.DDP
+    reduction: Reduction | None = None
+    """None: what suits the worker's device; `engine/carrier.py` says which."""
     determinism: Determinism = Determinism.ELASTIC
     threads: int = 1
     """What the worker was started with; a pool's number goes before it."""

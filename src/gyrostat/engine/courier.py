@@ -1,7 +1,8 @@
-"""A thread that reduces buckets, one after the other, while the last virtual worker's backward still runs.
+"""What reduces buckets, one after the other, while the last virtual worker's backward still runs.
 
-Sums and transfers release Python's lock, and so does backward. One thread and one queue: all workers reduce the same buckets
-in the same order, so that nobody waits for a message that is behind another one.
+In host memory it is a thread: sums and transfers release Python's lock, and so does backward. On a GPU it is a stream, and no
+thread is needed: what is handed over is only queued there. One of them, and one queue: all workers reduce the same buckets in
+the same order, so that nobody waits for a message that is behind another one.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from typing import Any
+
+import torch
 
 from gyrostat.engine.trace import COURIER, NoTracer
 
@@ -57,3 +61,32 @@ class Courier:
             errand = self._errands.get()
             with self._tracer.span(errand.name, track=COURIER):
                 errand.run()
+
+
+class StreamCourier:
+    """Does errands on a stream of a GPU, beside the one that computes. Neither thread nor host ever waits for them.
+
+    Written with care, but not run: there was no GPU to run it on.
+    """
+
+    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
+        self._device, self._cuda = device, cuda
+        self._stream = cuda.Stream(device)
+
+    def send(self, work: Callable[[], object], name: str) -> Arrival:
+        """`work` queues operations, which find what has been queued on the current stream so far."""
+        self._stream.wait_stream(self._cuda.current_stream(self._device))
+        with self._cuda.stream(self._stream):
+            work()
+        return Arrival(self._stream.record_event(), lambda: self._cuda.current_stream(self._device))
+
+
+class Arrival:
+    """The end of an errand on a stream."""
+
+    def __init__(self, event: Any, current_stream: Callable[[], Any]) -> None:
+        self._event, self._current_stream = event, current_stream
+
+    def wait(self) -> None:
+        """What is queued on the current stream from now on comes after it."""
+        self._current_stream().wait_event(self._event)

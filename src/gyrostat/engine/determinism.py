@@ -49,6 +49,11 @@ def prepare(assignment: Assignment) -> torch.device:
     return device
 
 
+def gpu(device: torch.device) -> str:
+    """A name that no other GPU has, on no machine; empty if the device is none."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
 def threads(assignment: Assignment) -> int:
     """The number of threads that the worker computes with."""
     return assignment.threads if assignment.pool is None else assignment.pool.threads
@@ -82,6 +87,7 @@ def cpu() -> tuple[str, frozenset[str]]:
 
 
 def _cuda_device() -> torch.device:
+    """A GPU for each worker of this machine; they share where there are more workers than GPUs."""
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
 
 

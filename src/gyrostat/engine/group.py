@@ -3,7 +3,8 @@
 Every collective begins with an envelope that names its kind, generation and progress. Workers that are not at the same
 place in the script find out there, with an error that names both places, instead of adding gradients that do not
 belong together. Gradients and buffers have process groups of their own, so that they may travel while the script's thread
-talks. A lone worker has the same methods and no process group.
+talks. All are gloo's, but for that of gradients where `carrier.py` has chosen NCCL. A lone worker has the same methods
+and no process group.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch
 
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
-from gyrostat.engine.courier import Courier
-from gyrostat.engine.torch_internals import file_store, gloo_group
+from gyrostat.engine.courier import Courier, StreamCourier
+from gyrostat.engine.torch_internals import file_store, gloo_group, nccl_group
 from gyrostat.engine.trace import NoTracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 _FIRST_ROUND = 1024  # bytes; a second round follows only if somebody's payload does not fit
 
@@ -40,7 +41,7 @@ class Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass
 class Traffic:
-    """Bytes of gradients that this worker sent and received point to point."""
+    """Bytes of gradients that this worker sent and received, other than by gloo's all-reduce."""
 
     sent: int = 0
     received: int = 0
@@ -63,21 +64,36 @@ class Group:
         self.rank, self.size, self.generation = rank, size, generation
         self.traffic = Traffic()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
-        self.courier = Courier(self.tracer)
+        self.courier: Courier | StreamCourier = Courier(self.tracer)
+        self.gradients_on = torch.device("cpu")
+        """Where tensors must be for gradients to travel."""
+        self.by_collectives = False
+        """Whether gradients travel by collectives; if not, point to point."""
+        self._store, self._timeout = store, timedelta(seconds=timeout_s)
         self._gloo: Any = None
         self._gradients: Any = None
         self._buffers: Any = None
         if size > 1:
-            timeout = timedelta(seconds=timeout_s)
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
             with _peers():
                 self._gloo, self._gradients, self._buffers = (
-                    gloo_group(
-                        file_store(store, size, f"generation-{generation}-{purpose}"), rank, size, timeout
-                    )
+                    gloo_group(self._rendezvous(purpose), rank, size, self._timeout)
                     for purpose in ("control", "gradients", "buffers")
                 )
+
+    def use_nccl(self, device: torch.device) -> None:
+        """From now on NCCL carries gradients, in the memory of `device`.
+
+        By collectives: NCCL's messages from point to point wait for each other where gloo's do not.
+        """
+        self._gradients = nccl_group(self._rendezvous("nccl"), self.rank, self.size, self._timeout)
+        self.gradients_on, self.by_collectives = device, True
+        if device.type == "cuda":
+            self.courier = StreamCourier(device)
+
+    def _rendezvous(self, purpose: str) -> Any:
+        return file_store(str(self._store), self.size, f"generation-{self.generation}-{purpose}")
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
         """Give every worker everybody's payload, in worker order."""
@@ -149,6 +165,29 @@ class Group:
             self.courier.send(partial(_wait_for, pending.works), name)
         return pending
 
+    def all_to_all(
+        self,
+        received: torch.Tensor,
+        sent: torch.Tensor,
+        received_splits: Sequence[int],
+        sent_splits: Sequence[int],
+    ) -> Pending:
+        """Parts of `sent` for every worker, of so many elements; `received` are those of every worker for this one."""
+        away = sum(sent_splits) - sent_splits[self.rank]
+        others = sum(received_splits) - received_splits[self.rank]
+        self.traffic.sent += away * sent.element_size()
+        self.traffic.received += others * received.element_size()
+        with _peers():
+            work = self._gradients.alltoall_base(received, sent, list(received_splits), list(sent_splits))
+            return Pending([work], received)
+
+    def all_gather(self, everyone: torch.Tensor, mine: torch.Tensor) -> Pending:
+        """Every worker's `mine`, all of one length, one after the other."""
+        self.traffic.sent += (self.size - 1) * mine.nbytes
+        self.traffic.received += (self.size - 1) * mine.nbytes
+        with _peers():
+            return Pending([self._gradients._allgather_base(everyone, mine)], everyone)
+
     def broadcast(self, tensor: torch.Tensor) -> Pending:
         """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
         with _peers():
@@ -172,6 +211,7 @@ class Pending:
         self.works, self.tensor = works, tensor
 
     def wait(self) -> torch.Tensor:
+        """Until it is complete; of NCCL's, the current stream waits, and the host does not."""
         with _peers():
             _wait_for(self.works)
         self.works = []

@@ -16,7 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment
+from gyrostat.core.job import Assignment, ReductionChoice
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
@@ -63,6 +63,7 @@ class Job:
         seed: int,
         device: torch.device,
         fingerprint: dict[str, str],
+        reduction: ReductionChoice,
     ) -> None:
         self.device = device
         self.seed = seed
@@ -90,7 +91,7 @@ class Job:
             if isinstance(runner, VirtualRunner)
             else None
         )
-        self._fingerprint = fingerprint
+        self._fingerprint, self._reduction = fingerprint, reduction
         self._hook = register_optimizer_step_pre_hook(self._before_update)
 
     # What the script can ask.
@@ -447,7 +448,7 @@ class Job:
                 self._loops.resume_at(target.progress, finished=target.finished)
                 step = target.progress.step
         if self.is_main:
-            self._supervisor.started(step, found, refused, self.virtual_workers)
+            self._supervisor.started(step, found, refused, self.virtual_workers, self._reduction)
 
     def _load_if_at_end(self) -> None:
         if self._loops.at_end:

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Reduction
+from gyrostat.core.job import Carrier, Reduction, ReductionChoice
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
@@ -43,12 +43,12 @@ class ReferenceRunner(Runner):
         seed: int,
         store: str | None,
         timeout_s: float,
-        order: Reduction,
+        reduction: ReductionChoice,
     ) -> None:
         super().__init__(placement=placement, group=group, seed=seed)
-        self._order = order
+        self._order = reduction.order
         dist.init_process_group(
-            "gloo",
+            "cpu:gloo,cuda:nccl" if reduction.carrier is Carrier.NCCL else "gloo",
             store=hash_store() if store is None else file_store(store, group.size, "reference"),
             rank=group.rank,
             world_size=group.size,

@@ -14,11 +14,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed import is_nccl_available
+
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, CheckpointPolicy, Reduction
+from gyrostat.core.job import Assignment, Carrier, CheckpointPolicy, Reduction, ReductionChoice
 from gyrostat.core.placement import Placement
+from gyrostat.core.progress import Progress
 from gyrostat.data.rng import seed_all
 from gyrostat.engine import determinism
+from gyrostat.engine.carrier import choose_carrier, choose_order
 from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Group
 from gyrostat.engine.job import Job, Stopped
@@ -82,13 +87,18 @@ def init(
     assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
     device = determinism.prepare(assignment)
     seed_all(seed)
+    order, reason = choose_order(assignment.reduction, device=device.type, nccl=is_nccl_available())
+    assignment = replace(assignment, reduction=order)
+    group = _make_group(assignment)
+    choice = _connect_gradients(group, order, reason, device)
     job = Job(
         assignment=assignment,
-        runner=_make_runner(assignment, seed),
+        runner=_make_runner(assignment, group, choice, seed),
         supervisor=_Process.supervisor or Alone(),
         seed=seed,
         device=device,
         fingerprint=fingerprint(assignment, device),
+        reduction=choice,
     )
     job.listen_to(_Process.requests)
     _Process.job = job
@@ -154,8 +164,8 @@ def _make_tracer(assignment: Assignment) -> NoTracer:
     return Tracer(Path(assignment.trace) / f"worker-{assignment.worker}.json", assignment.worker)
 
 
-def _make_runner(assignment: Assignment, seed: int) -> Runner:
-    group = Group(
+def _make_group(assignment: Assignment) -> Group:
+    return Group(
         rank=assignment.worker,
         size=assignment.placement.workers,
         generation=assignment.generation,
@@ -163,6 +173,19 @@ def _make_runner(assignment: Assignment, seed: int) -> Runner:
         timeout_s=assignment.timeout_s,
         tracer=_make_tracer(assignment),
     )
+
+
+def _connect_gradients(group: Group, order: Reduction, reason: str, device: torch.device) -> ReductionChoice:
+    """Workers tell each other which GPUs they have, so that all choose alike what gradients travel over."""
+    mine = determinism.gpu(device)
+    gpus = [gpu.decode() for gpu in group.exchange("gpus", Progress(), mine.encode())]
+    carrier, because = choose_carrier(order, gpus, nccl=is_nccl_available())
+    if carrier is Carrier.NCCL:
+        group.use_nccl(device)
+    return ReductionChoice(order=order, carrier=carrier, reason=f"{reason}; {because}")
+
+
+def _make_runner(assignment: Assignment, group: Group, choice: ReductionChoice, seed: int) -> Runner:
     if assignment.reference:
         return ReferenceRunner(
             placement=assignment.placement,
@@ -170,8 +193,8 @@ def _make_runner(assignment: Assignment, seed: int) -> Runner:
             seed=seed,
             store=assignment.store,
             timeout_s=assignment.timeout_s,
-            order=assignment.reduction,
+            reduction=choice,
         )
-    if assignment.reduction is Reduction.DDP:
+    if choice.order is Reduction.DDP:
         check_gloo_order(assignment.placement.virtual_workers)
-    return VirtualRunner(placement=assignment.placement, group=group, seed=seed, order=assignment.reduction)
+    return VirtualRunner(placement=assignment.placement, group=group, seed=seed, order=choice.order)

@@ -10,14 +10,23 @@ import sys
 from collections.abc import Mapping
 from typing import Protocol
 
+from gyrostat.core.job import ReductionChoice
+
 
 class Supervisor(Protocol):
     """Receives what happens in a worker. Calls must be quick and must not raise."""
 
-    def started(self, step: int, resumed_from: str | None, refused: list[str], virtual_workers: int) -> None:
+    def started(
+        self,
+        step: int,
+        resumed_from: str | None,
+        refused: list[str],
+        virtual_workers: int,
+        reduction: ReductionChoice,
+    ) -> None:
         """Training begins at `step`, from a checkpoint or from scratch; `refused` says which ones could not be used.
 
-        `virtual_workers` is N, which the script may have chosen.
+        `virtual_workers` is N, which the script may have chosen; `reduction` is how gradients are added, and why so.
         """
 
     def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
@@ -39,7 +48,14 @@ class Supervisor(Protocol):
 class Alone:
     """The supervisor of a worker that nobody watches."""
 
-    def started(self, step: int, resumed_from: str | None, refused: list[str], virtual_workers: int) -> None:
+    def started(
+        self,
+        step: int,
+        resumed_from: str | None,
+        refused: list[str],
+        virtual_workers: int,
+        reduction: ReductionChoice,
+    ) -> None:
         for reason in refused:
             print(f"gyrostat: {reason}", file=sys.stderr)
         if resumed_from:

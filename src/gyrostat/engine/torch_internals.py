@@ -1,6 +1,6 @@
 """The private parts of torch that gyrostat leans on, all in one place.
 
-They are what DDP itself is made of: its bucket assignment, raw gloo process groups and their stores. None is public, so
+They are what DDP itself is made of: its bucket assignment, raw process groups and their stores. None is public, so
 this is the file to look at when a new torch comes out.
 """
 
@@ -49,6 +49,13 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     options._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
     options._timeout = timeout
     return _dist.ProcessGroupGloo(store, rank, size, options)
+
+
+def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
+    """A raw NCCL process group. It connects with its first collective, on the device of that one's tensors."""
+    options = _dist.ProcessGroupNCCL.Options()
+    options._timeout = timeout
+    return _dist.ProcessGroupNCCL(store, rank, size, options)
 
 
 def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:

@@ -49,7 +49,7 @@ class RunRequest:
     virtual_workers_given: bool = True
     """False: the script may choose their number itself."""
     threads: int = 1
-    reduction: Reduction = Reduction.DDP
+    reduction: Reduction | None = None
     determinism: Determinism = Determinism.ELASTIC
     pool: Pool | None = None
     """Device types of a `heterogeneous` job."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from gyrostat.core.job import ReductionChoice
 from gyrostat.job.protocol import (
     Channel,
     Checkpointed,
@@ -45,8 +46,15 @@ class Messenger:
         except OSError:
             self.heard = False
 
-    def started(self, step: int, resumed_from: str | None, refused: list[str], virtual_workers: int) -> None:
-        self._send(Started(step, resumed_from, refused, time.monotonic(), virtual_workers))
+    def started(
+        self,
+        step: int,
+        resumed_from: str | None,
+        refused: list[str],
+        virtual_workers: int,
+        reduction: ReductionChoice,
+    ) -> None:
+        self._send(Started(step, resumed_from, refused, time.monotonic(), virtual_workers, reduction))
 
     def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
         now = time.monotonic()

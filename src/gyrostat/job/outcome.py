@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
+from gyrostat.core.job import ReductionChoice
 from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
 from gyrostat.job.watch import Failure
 
@@ -65,6 +66,8 @@ class Outcome:
     resumed_from: str | None
     refused: tuple[str, ...]
     """Checkpoints that could not be used, with reasons."""
+    reduction: ReductionChoice | None
+    """How gradients were added; None if training did not begin."""
     checkpoints: tuple[CheckpointRecord, ...]
     logs: tuple[LogRecord, ...]
     probes: tuple[ProbeRecord, ...]
@@ -185,6 +188,7 @@ class Tally:
             digest=next(iter(digests.values()), None),
             resumed_from=self.started.resumed_from if self.started else None,
             refused=tuple(self.started.refused) if self.started else (),
+            reduction=self.started.reduction if self.started else None,
             checkpoints=tuple(self.checkpoints),
             logs=tuple(self.logs),
             probes=tuple(self.probes),

@@ -24,7 +24,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gyrostat.core.errors import GyrostatError
-from gyrostat.core.job import Assignment
+from gyrostat.core.job import Assignment, ReductionChoice
 
 VERSION = 1
 MAX_FRAME = 16 << 20
@@ -99,6 +99,7 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     """Seconds of the machine's monotonic clock, as everywhere below."""
     virtual_workers: int | None = None
     """Their number, which the script may have chosen."""
+    reduction: ReductionChoice | None = None
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):

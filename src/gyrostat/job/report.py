@@ -36,6 +36,7 @@ def report(outcome: Outcome, request: RunRequest | None = None) -> dict[str, obj
         "digest": outcome.digest,
         "resumed_from": outcome.resumed_from,
         "refused_checkpoints": list(outcome.refused),
+        "reduction": None if outcome.reduction is None else dataclasses.asdict(outcome.reduction),
         "checkpoints": [dataclasses.asdict(checkpoint) for checkpoint in outcome.checkpoints],
         "events": [event.as_json() for event in outcome.events],
         "exit_codes": list(outcome.exit_codes),

@@ -36,6 +36,7 @@ class Bucketed(ABC):
         self._parameters = list(parameters)
         self._placement, self._group = placement, group
         self._ranks = placement.virtual_workers
+        self._home = torch.device("cpu")  # where gloo adds
         self._copies = HostCopies(self._parameters[0].device)
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
 
@@ -52,7 +53,8 @@ class Bucketed(ABC):
         self._forget()
 
     def _new_buffers(self) -> FlatBuckets:
-        return FlatBuckets(self._like, self._layout, pinned=self._parameters[0].is_cuda)
+        pinned = self._parameters[0].is_cuda and self._home.type == "cpu"
+        return FlatBuckets(self._like, self._layout, home=self._home, pinned=pinned)
 
     def _forget(self) -> None:
         self._under_way: list[Transfer] = []

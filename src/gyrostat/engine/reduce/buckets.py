@@ -22,6 +22,7 @@ from gyrostat.engine.torch_internals import FIRST_BUCKET_BYTES, assign_buckets
 Layout = tuple[tuple[int, ...], ...]
 """Buckets as parameter numbers, in the order in which the buckets are reduced."""
 
+_HOST = torch.device("cpu")
 _MIB = 1 << 20
 _DEFAULT_CAP_MB = 25
 
@@ -105,16 +106,23 @@ def rebuilt_layout(parameters: Sequence[torch.Tensor], ready: Sequence[int], opt
 class FlatBuckets:
     """Memory for one set of gradients in a layout: a flat tensor per bucket, a view per parameter.
 
-    It is host memory, where gloo adds; gradients of a GPU are copied there (`hostcopy.py`) and back.
+    In host memory gradients of a GPU are copied to and fro (`hostcopy.py`), so it is pinned.
     """
 
-    def __init__(self, parameters: Sequence[torch.Tensor], layout: Layout, *, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        parameters: Sequence[torch.Tensor],
+        layout: Layout,
+        *,
+        home: torch.device = _HOST,
+        pinned: bool = False,
+    ) -> None:
         self.flats: list[torch.Tensor] = []
         views: list[torch.Tensor | None] = [None] * len(parameters)
         for bucket in layout:
             first = parameters[bucket[0]]
             size = sum(parameters[i].numel() for i in bucket)
-            flat = torch.empty(size, dtype=first.dtype, pin_memory=pinned)
+            flat = torch.empty(size, dtype=first.dtype, device=home, pin_memory=pinned)
             offset = 0
             for i in bucket:
                 views[i] = view_like(flat, parameters[i], offset)

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gyrostat.engine.reduce.tree import tree_sum
+from gyrostat.engine.reduce.tree_exchange import tree_sum
 
 
 def tree_hook(

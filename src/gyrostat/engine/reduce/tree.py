@@ -4,7 +4,10 @@
    tree become that node. So it holds at most log2 V + 1 sums, whatever V is.
 2. What is left are the largest subtrees that lie entirely here: one, where the placement is aligned.
 3. Every worker is responsible for a share of the elements. It receives that share of all subtrees' sums, adds them along the
-   tree, and sends the result to everybody.
+   tree, and sends the result to everybody (`tree_exchange.py`).
+
+Sums are folded where the gradients are; those of a GPU in pinned host memory instead, if the device has no room or if they
+travel through host memory anyway. That decides no bits: an addition rounds alike in both.
 
 Sent per worker: (K + 1)(1 - 1/P) times the gradients, with K subtrees here. An all-reduce sends 2(1 - 1/P) times them.
 No layout enters the bits: buckets only serve to overlap the reduction with backward.
@@ -12,17 +15,18 @@ No layout enters the bits: buckets only serve to overlap the reduction with back
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from gyrostat.core.placement import Placement
+from gyrostat.engine.carrier import has_room_to_fold
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, view_like
-from gyrostat.engine.reduce.tree_order import Node, maximal_nodes, siblings, split
+from gyrostat.engine.reduce.tree_exchange import exchange_sum
+from gyrostat.engine.reduce.tree_order import Node, maximal_nodes, siblings
 from gyrostat.engine.torch_internals import assign_buckets
 
 _FIRST_BUCKET = 1 << 20
@@ -36,12 +40,14 @@ class TreeOrder(Bucketed):
 
     def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> None:
         super().__init__(parameters, placement, group)
+        self._home = folding_home(self._parameters, placement, group)
+        self._staged = group.size > 1 and self._home != group.gradients_on
         self._siblings = siblings(self._ranks)
         self._nodes = [maximal_nodes(self._ranks, placement.held_by(w)) for w in range(placement.workers)]
         self._sums: list[tuple[Node, FlatBuckets]] = []
         self._merges: list[tuple[FlatBuckets, FlatBuckets]] = []
         self._use(_reversed_layout(self._parameters), totals_alone=0)
-        self._scratch = _scratch_views(self._like)
+        self._scratch = _scratch_views(self._like, self._home)
 
     def take(
         self,
@@ -51,7 +57,7 @@ class TreeOrder(Bucketed):
         weight: float | None,
     ) -> None:
         completes = bool(self._sums) and (self._sums[-1][0], (rank, rank + 1)) in self._siblings
-        if not completes or self._parameters[0].is_cuda:
+        if not completes or self._home != self._parameters[0].device:
             super().take(rank, gradients, divide, weight)
             return
         # The other half of this leaf's node waits here: add to it at once, parameter by parameter, in the caches.
@@ -102,6 +108,12 @@ class TreeOrder(Bucketed):
     def _result(self) -> FlatBuckets:
         return self._sums[0][1] if self._group.size == 1 else self._totals[0]
 
+    def mean(self) -> Sequence[torch.Tensor]:
+        totals = super().mean()
+        if self._staged:  # totals and sums are in host memory, which this thread may write to again
+            torch.cuda.current_stream(self._group.gradients_on).synchronize()
+        return totals
+
     def _after(self) -> None:
         self._release_merged()
         self._spare += [flats for _, flats in self._sums]
@@ -124,55 +136,19 @@ class TreeOrder(Bucketed):
         pass
 
 
-def tree_sum(sums: Mapping[Node, torch.Tensor], node: Node, into: torch.Tensor) -> None:
-    """Add the sums of subtrees that cover `node`, along the tree."""
-    into.copy_(sums[node]) if node in sums else torch.add(*_halves(sums, node), out=into)
+def folding_home(parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> torch.device:
+    """Where sums are folded."""
+    own, host = parameters[0].device, torch.device("cpu")
+    if own.type == "cpu" or (group.size > 1 and group.gradients_on != own):
+        return host
+    sets = most_sets(len(placement.held_by(group.rank)), group.size)
+    needed = sets * sum(parameter.nbytes for parameter in parameters)
+    return own if has_room_to_fold(needed, torch.cuda.mem_get_info(own)[0]) else host
 
 
-def _halves(sums: Mapping[Node, torch.Tensor], node: Node) -> tuple[torch.Tensor, torch.Tensor]:
-    middle = split(node)
-    return _value(sums, (node[0], middle)), _value(sums, (middle, node[1]))
-
-
-def _value(sums: Mapping[Node, torch.Tensor], node: Node) -> torch.Tensor:
-    return sums[node] if node in sums else torch.add(*_halves(sums, node))
-
-
-def exchange_sum(
-    sums: Mapping[Node, torch.Tensor], nodes: Sequence[Sequence[Node]], total: torch.Tensor, group: Group
-) -> None:
-    """Step 3: `sums` are this worker's subtrees, `nodes` those of every worker; fills `total` on all of them."""
-    shares = _shares(total.numel(), group.size)
-    mine = slice(*shares[group.rank])
-    others = [worker for worker in range(group.size) if worker != group.rank]
-    sending = [
-        group.send(sums[node][slice(*shares[worker])], worker, _TAG_SUM + number)
-        for worker in others
-        for number, node in enumerate(nodes[group.rank])
-    ]
-    parts = {node: tensor[mine] for node, tensor in sums.items()}
-    receiving = []
-    for worker in others:
-        for number, node in enumerate(nodes[worker]):
-            parts[node] = torch.empty(mine.stop - mine.start, dtype=total.dtype)
-            receiving.append(group.receive(parts[node], worker, _TAG_SUM + number))
-    for transfer in receiving:
-        transfer.wait()
-    tree_sum(parts, (0, max(stop for _, stop in parts)), total[mine])
-    sending += [group.send(total[mine], worker, _TAG_TOTAL) for worker in others]
-    for transfer in [group.receive(total[slice(*shares[worker])], worker, _TAG_TOTAL) for worker in others]:
-        transfer.wait()
-    for transfer in sending:
-        transfer.wait()
-
-
-_TAG_TOTAL = 0
-_TAG_SUM = 1
-
-
-def _shares(elements: int, workers: int) -> list[tuple[int, int]]:
-    cuts = [elements * worker // workers for worker in range(workers + 1)]
-    return list(pairwise(cuts))
+def most_sets(held: int, workers: int) -> int:
+    """How many sets of gradients a worker with `held` virtual workers keeps at most."""
+    return (held - 1).bit_length() + 1 + (2 if workers > 1 else 0)
 
 
 def _reversed_layout(parameters: Sequence[torch.Tensor]) -> Layout:
@@ -182,10 +158,10 @@ def _reversed_layout(parameters: Sequence[torch.Tensor]) -> Layout:
     return tuple(tuple(bucket) for bucket in assign_buckets([parameters[i] for i in numbers], caps, numbers))
 
 
-def _scratch_views(parameters: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+def _scratch_views(parameters: Sequence[torch.Tensor], home: torch.device) -> list[torch.Tensor]:
     """Room for one scaled gradient at a time, in the shape of each parameter."""
     largest: dict[torch.dtype, int] = {}
     for parameter in parameters:
         largest[parameter.dtype] = max(largest.get(parameter.dtype, 0), parameter.numel())
-    room = {dtype: torch.empty(elements, dtype=dtype) for dtype, elements in largest.items()}
+    room = {dtype: torch.empty(elements, dtype=dtype, device=home) for dtype, elements in largest.items()}
     return [view_like(room[parameter.dtype], parameter, 0) for parameter in parameters]

@@ -90,7 +90,7 @@ class Executor:
     parent: WorkerSource
     onlooker: Onlooker
     forward_signals: bool
-    reduction: Reduction = Reduction.DDP
+    reduction: Reduction | None = None
     pool: Pool | None = None
     """The device types of a heterogeneous job; None for an elastic one."""
 

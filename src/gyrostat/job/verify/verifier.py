@@ -43,7 +43,7 @@ class VerifyRequest:
     steps: int | None = None
     """Compare only so many; all if None."""
     threads: int = 1
-    reduction: Reduction = Reduction.DDP
+    reduction: Reduction | None = None
     """The order of addition; plain DDP then uses it, too, as its communication hook."""
     pool: Pool | None = None
     """The device types of a heterogeneous job; None for an elastic one."""

@@ -1,0 +1,49 @@
+"""In which order gradients are added if nobody said so, and what they travel over: two decisions, each with its reason.
+
+The order decides bits, so its default depends on nothing that may change while a job lives: not on the number of workers,
+only on the type of its devices and on its torch, which are in the fingerprint as the order is. What carries the gradients
+decides no bits: NCCL where every worker has a GPU of its own, otherwise gloo, through host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gyrostat.core.job import Carrier, Reduction
+
+
+def choose_order(wanted: Reduction | None, *, device: str, nccl: bool) -> tuple[Reduction, str]:
+    """The order for a job on devices of type `device`. `nccl`: torch has NCCL."""
+    if wanted is not None:
+        return wanted, "asked for"
+    if device == "cuda" and nccl:
+        return Reduction.TREE, "the default on GPUs with NCCL"
+    if device == "cuda":
+        return Reduction.DDP, "the default on GPUs with a torch that has no NCCL"
+    return Reduction.DDP, f"the default on devices of type {device}"
+
+
+def choose_carrier(order: Reduction, gpus: Sequence[str], *, nccl: bool) -> tuple[Carrier | None, str]:
+    """What gradients travel over among workers with these GPUs: a unique name of each worker's, empty if it has none."""
+    if len(gpus) == 1:
+        return None, "a lone worker's gradients do not travel"
+    if "" in gpus:
+        return Carrier.GLOO, "gloo carries what is in host memory"
+    if order is Reduction.DDP:
+        return Carrier.GLOO, "the order of DDP over gloo is gloo's"
+    if not nccl:
+        return Carrier.GLOO, "this torch has no NCCL"
+    if len(set(gpus)) < len(gpus):
+        return (
+            Carrier.GLOO,
+            f"{len(gpus)} workers share {len(set(gpus))} GPUs, and NCCL wants one for each",
+        )
+    return Carrier.NCCL, "every worker has a GPU of its own"
+
+
+def has_room_to_fold(needed: int, free: int) -> bool:
+    """Whether sums of `needed` bytes are kept on a device that has `free` bytes when its module is tracked.
+
+    A quarter: activations and the optimizer's state are still to come.
+    """
+    return needed <= free // 4

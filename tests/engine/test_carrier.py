@@ -1,0 +1,90 @@
+"""Which order gradients are added in, what they travel over, and where sums wait: decisions, each with its reason."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gyrostat.core.job import Carrier, Reduction
+from gyrostat.core.placement import Placement
+from gyrostat.engine.carrier import choose_carrier, choose_order, has_room_to_fold
+from gyrostat.engine.reduce.tree import folding_home, most_sets
+
+HOST, GPU = torch.device("cpu"), torch.device("cuda", 1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "device", "nccl", "order", "reason"),
+    [
+        (None, "cpu", False, Reduction.DDP, "the default on devices of type cpu"),
+        (None, "cpu", True, Reduction.DDP, "the default on devices of type cpu"),
+        (None, "cuda", False, Reduction.DDP, "the default on GPUs with a torch that has no NCCL"),
+        (None, "cuda", True, Reduction.TREE, "the default on GPUs with NCCL"),
+        (Reduction.DDP, "cuda", True, Reduction.DDP, "asked for"),
+        (Reduction.TREE, "cpu", False, Reduction.TREE, "asked for"),
+    ],
+)
+def test_order(wanted: Reduction | None, device: str, nccl: bool, order: Reduction, reason: str) -> None:
+    assert choose_order(wanted, device=device, nccl=nccl) == (order, reason)
+
+
+@pytest.mark.parametrize(
+    ("order", "gpus", "nccl", "carrier", "reason"),
+    [
+        (Reduction.TREE, ["a"], True, None, "a lone worker's gradients do not travel"),
+        (Reduction.TREE, ["a", "b"], True, Carrier.NCCL, "every worker has a GPU of its own"),
+        (Reduction.TREE, ["a", "b"], False, Carrier.GLOO, "this torch has no NCCL"),
+        (Reduction.DDP, ["a", "b"], True, Carrier.GLOO, "the order of DDP over gloo is gloo's"),
+        (Reduction.TREE, ["", ""], True, Carrier.GLOO, "gloo carries what is in host memory"),
+        (Reduction.TREE, ["a", ""], True, Carrier.GLOO, "gloo carries what is in host memory"),
+        (
+            Reduction.TREE,
+            ["a", "b", "a"],
+            True,
+            Carrier.GLOO,
+            "3 workers share 2 GPUs, and NCCL wants one for each",
+        ),
+    ],
+)
+def test_carrier(order: Reduction, gpus: list[str], nccl: bool, carrier: Carrier | None, reason: str) -> None:
+    assert choose_carrier(order, gpus, nccl=nccl) == (carrier, reason)
+
+
+def test_room() -> None:
+    assert has_room_to_fold(25, 100)
+    assert not has_room_to_fold(26, 100)
+
+
+@pytest.mark.parametrize(("held", "workers", "sets"), [(1, 1, 1), (1, 2, 3), (8, 1, 4), (8, 2, 6), (9, 2, 7)])
+def test_sets_of_gradients(held: int, workers: int, sets: int) -> None:
+    assert most_sets(held, workers) == sets
+
+
+@pytest.mark.parametrize(
+    ("own", "workers", "travels_on", "free", "home"),
+    [
+        (HOST, 1, HOST, 0, HOST),
+        (HOST, 2, GPU, 10**9, HOST),
+        (GPU, 2, HOST, 10**9, HOST),
+        (GPU, 2, GPU, 4 * 5000, GPU),
+        (GPU, 2, GPU, 4 * 5000 - 1, HOST),
+        (GPU, 1, HOST, 4 * 3000, GPU),
+        (GPU, 1, HOST, 4 * 3000 - 1, HOST),
+    ],
+)
+def test_where_sums_are_folded(
+    monkeypatch: pytest.MonkeyPatch,
+    own: torch.device,
+    workers: int,
+    travels_on: torch.device,
+    free: int,
+    home: torch.device,
+) -> None:
+    """Four virtual workers here, gradients of 1000 bytes: 3 sets of them, and 2 more where there are others."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free, 10**12))
+    parameters: list[Any] = [SimpleNamespace(device=own, nbytes=600), SimpleNamespace(device=own, nbytes=400)]
+    group: Any = SimpleNamespace(rank=0, size=workers, gradients_on=travels_on)
+    assert folding_home(parameters, Placement.even(4 * workers, workers), group) == home
