@@ -280,4 +280,5 @@ def resumable(job: gyrostat.Job, options: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     given = dict(argument.split("=") for argument in sys.argv[2:])
-    CASES[sys.argv[1]](gyrostat.init(seed=11), {key: int(value) for key, value in given.items()})
+    options = {key: int(value) if value.isdigit() else value for key, value in given.items()}
+    CASES[sys.argv[1]](gyrostat.init(seed=11), options)

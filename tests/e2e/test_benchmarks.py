@@ -20,6 +20,8 @@ COMMANDS = (
     "ddp_throughput",
     "determinism_cost",
     "elastic_tick",
+    "first_batch",
+    "loader_throughput",
     "memory",
     "order_1e9",
     "shard_handout",

@@ -24,7 +24,6 @@ _OTHERS: dict[str, Any] = {
     "generator": None,
     "prefetch_factor": None,
     "persistent_workers": False,
-    "pin_memory_device": "",
     "timeout": 0,
     "in_order": True,
 }
@@ -110,7 +109,8 @@ def _samplers(given: Any, ranks: Sequence[int]) -> dict[int, Any]:
 
 def _datasets(dataset: Any, ranks: Sequence[int]) -> tuple[bool, dict[int, Any]]:
     """Whether `dataset` makes datasets of ranks; and those."""
-    per_rank = callable(dataset) and not hasattr(dataset, "__getitem__") and not hasattr(dataset, "__iter__")
+    is_dataset = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    per_rank = isinstance(dataset, type) or (callable(dataset) and not is_dataset)
     datasets = _made(dataset, ranks) if per_rank else dict.fromkeys(ranks, dataset)
     made = datasets[ranks[0]]
     if isinstance(made, IterDataPipe | MapDataPipe):

@@ -81,6 +81,24 @@ class SharedFeed(Feed):
         self._queues[rank].until = batch
         self._pump()
 
+    def position_before(self, rank: int, batch: int) -> Position | None:
+        """The position when all micro-batches before `batch` will have been consumed; None as long as they are not ready.
+
+        With it another worker can prepare from there on while this one still trains. What the rank's sampler and its
+        own streams draw until then is not part of it: that is known when it has happened.
+        """
+        self.workers.take_in()
+        position = self.position(rank)
+        ahead = batch - position.consumed
+        asked = [asked for asked in self._queues[rank].asked if asked.after is None or not asked.after.ended]
+        if ahead < 0 or len(asked) < ahead or any(one.after is None for one in asked[:ahead]):
+            return None
+        pairs = dict(position.pairs) | {
+            one.worker: one.after for one in asked[:ahead] if one.after is not None
+        }
+        turn = (asked[ahead - 1].worker + 1) % self._count if ahead else position.turn
+        return replace(position, consumed=batch, pairs=pairs, turn=turn)
+
     # Beginning and end of a loop.
 
     def start(self, rank: int) -> None:
@@ -159,7 +177,7 @@ class SharedFeed(Feed):
 
     def _forget_step(self) -> None:
         for task in self._repeated.values():
-            self.workers.wait(task)
+            task.wanted = False
         self._step.clear()
         self._kept.clear()
         self._repeated.clear()

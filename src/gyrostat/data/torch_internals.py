@@ -7,6 +7,7 @@ same for the engine.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -62,7 +63,12 @@ def pinned(batch: Any) -> Any:
 
 def wrap_exception(number: int) -> Any:
     """The exception that is being handled, with its traceback as text: `reraise()` raises it anew elsewhere."""
-    return _torch_utils.ExceptionWrapper(where=f"in DataLoader worker process {number}")
+    wrapper = _torch_utils.ExceptionWrapper(where=f"in DataLoader worker process {number}")
+    try:
+        pickle.dumps(wrapper.exc_type)
+    except Exception:  # a class that only exists here: its name is in the text
+        wrapper.exc_type = RuntimeError
+    return wrapper
 
 
 def shared_storage(size: int) -> Any:

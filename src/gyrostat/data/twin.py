@@ -14,6 +14,7 @@ and is put into another twin elsewhere. What is shared is not part of it: a cach
 from __future__ import annotations
 
 import copy
+import operator
 import random
 import sys
 import types
@@ -24,8 +25,9 @@ import numpy as np
 import torch
 
 _LARGE = 256
-"""Lists, dicts, sets, tensors and arrays with more elements than this are shared."""
+"""Strings, lists, dicts, sets, tensors and arrays with more elements than this are shared."""
 _PLAIN = (types.NoneType, bool, int, float, complex, str, bytes)
+_OWN_WAYS = ("__del__", "__copy__", "__deepcopy__", "__getnewargs__", "__getnewargs_ex__")
 _MISSING = object()
 
 Path = tuple[tuple[str, Any], ...]
@@ -41,11 +43,12 @@ class Twin:
         self.parts = [_copied(original, memo) for original in originals]
         self._stateful = [offers_state(part) for part in self.parts]
         self._pristine = dict(_told(self._without_stateful(list(originals))))
+        self._known: tuple[_Watch, dict[Path, Any]] | None = None
 
     def held(self) -> Held | None:
         """What they hold, as a plain value; None if it is what the originals hold."""
         states = {
-            number: part.state_dict()
+            number: copy.deepcopy(part.state_dict())
             for number, (part, stateful) in enumerate(zip(self.parts, self._stateful, strict=True))
             if stateful
         }
@@ -68,7 +71,14 @@ class Twin:
             self.parts[number].load_state_dict(copy.deepcopy(state))
 
     def _changes(self) -> dict[Path, Any]:
-        now = dict(_told(self._without_stateful(self.parts)))
+        """What differs from the originals. Most datasets never change anything: then it is enough to see that."""
+        if self._known is None or self._known[0].changed():
+            parts = self._without_stateful(self.parts)
+            self._known = _Watch(parts), self._compare(parts)
+        return self._known[1]
+
+    def _compare(self, parts: list[Any]) -> dict[Path, Any]:
+        now = dict(_told(parts))
         changes = {
             path: value for path, value in now.items() if not _same(value, self._pristine.get(path, _MISSING))
         }
@@ -97,7 +107,7 @@ def _plain_size(value: Any, room: int) -> int:
     """How many plain values it consists of; more than `room` if there are more, or others."""
     kind = type(value)
     if kind in _PLAIN:
-        return 1
+        return 1 if kind not in (str, bytes) or len(value) <= _LARGE else room + 1
     if kind not in (list, tuple, dict, set) or len(value) > room:
         return room + 1
     size = 1
@@ -126,14 +136,20 @@ def _is_object(value: Any) -> bool:
     kind = type(value)
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names or isinstance(value, type):
         return False
-    if not hasattr(value, "__dict__") or hasattr(kind, "__del__") or hasattr(kind, "__deepcopy__"):
+    if not hasattr(value, "__dict__") or any(hasattr(kind, name) for name in _OWN_WAYS):
         return False
     own_way = any(
-        getattr(kind, name, None) is not getattr(object, name, None)
-        for name in ("__reduce__", "__reduce_ex__", "__getstate__")
+        getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__")
     )
+    own_way |= getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
+    own_way |= any(name not in ("__dict__", "__weakref__") for part in kind.__mro__ for name in _slots(part))
     own_new: Any = kind.__new__
     return (not own_way and own_new is object.__new__) or isinstance(value, torch.nn.Module)
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
 def _parts(value: Any) -> Iterator[tuple[tuple[str, Any], Any]] | None:
@@ -181,6 +197,49 @@ def _copied(value: Any, memo: dict[int, Any]) -> Any:
     return made
 
 
+class _Watch:
+    """Sees in microseconds whether anything has been changed since it was made."""
+
+    def __init__(self, root: Any) -> None:
+        self._bindings: list[tuple[Any, list[Any], list[Any]]] = []
+        """Containers with their keys and what these were bound to; it must stay alive, or another could take its place."""
+        self._contents: list[tuple[Any, Any]] = []
+        """What can be changed in place, with its content."""
+        seen: set[int] = set()
+        self._walk(root, seen)
+
+    def _walk(self, value: Any, seen: set[int]) -> None:
+        if type(value) in _PLAIN or id(value) in seen:
+            return
+        seen.add(id(value))
+        if (told := _tell(value)) is not None:
+            self._contents.append((value, told))
+            return
+        parts = _parts(value)
+        if parts is None or type(value) is types.MethodType:
+            for _, part in parts or ():
+                self._walk(part, seen)
+            return
+        container = value if isinstance(value, (list, tuple, dict)) else vars(value)
+        bound = list(container.values() if isinstance(container, dict) else container)
+        self._bindings.append((container, list(container) if isinstance(container, dict) else [], bound))
+        for part in bound:
+            self._walk(part, seen)
+
+    def changed(self) -> bool:
+        for container, keys, bound in self._bindings:
+            is_dict = isinstance(container, dict)
+            now = container.values() if is_dict else container
+            if len(now) != len(bound) or not all(map(operator.is_, now, bound)):
+                return True
+            if is_dict and list(container) != keys:
+                return True
+        for value, (kind, content) in self._contents:
+            if value != content if kind == "plain" else not _same(_tell(value), [kind, content]):
+                return True
+        return False
+
+
 # What they hold, as plain values.
 
 
@@ -201,10 +260,8 @@ def _told(root: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def _tell(value: Any) -> list[Any] | None:
-    if type(value) in _PLAIN:
-        return ["plain", value]
-    if type(value) in (list, tuple, dict, set) and len(value) <= _LARGE and _is_plain(value):
-        return ["plain", copy.deepcopy(value)]
+    if _is_plain(value):
+        return ["plain", value if type(value) in _PLAIN else copy.deepcopy(value)]
     if _is_small_array(value):
         return ["array", value.clone() if isinstance(value, torch.Tensor) else value.copy()]
     if _is_generator(value):
@@ -214,7 +271,7 @@ def _tell(value: Any) -> list[Any] | None:
             return ["random", list(value.getstate())]
         if isinstance(value, np.random.RandomState):
             return ["numpy legacy", value.get_state(legacy=False)]
-        return ["numpy", copy.deepcopy(value.bit_generator.state)]
+        return ["numpy", value.bit_generator.state]
     return None
 
 
@@ -227,7 +284,7 @@ def _same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):
         return list(one) == list(other) and all(_same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)):
+    if isinstance(one, (list, tuple)) and one[:1] != ["random"]:
         return len(one) == len(other) and all(_same(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other)
 

@@ -83,7 +83,7 @@ class Workers:
 
     def wait(self, task: Task) -> Answer:
         """Until the task is answered. What others have answered meanwhile is taken in, too."""
-        self._take_in()
+        self.take_in()
         deadline = time.monotonic() + self._timeout if self._timeout else None
         while task.answer is None:
             if not self._readable(task.process, deadline):
@@ -170,7 +170,8 @@ class Workers:
             task.received(answer)
         self._send(number)
 
-    def _take_in(self) -> None:
+    def take_in(self) -> None:
+        """Whatever has been answered."""
         poll = select.poll()
         for process in self._processes:
             poll.register(process.wire.fileno(), select.POLLIN)

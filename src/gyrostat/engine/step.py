@@ -109,13 +109,13 @@ class Steps:
             first_batch=done * self._accumulate,
         )
         self._runner.begin_loop(loop)
-        used_up = False
+        total = None if self._batches is None else -(-self._batches // self._accumulate)
         try:
-            while self._limit is None or done < self._limit:
+            while (self._limit is None or done < self._limit) and (total is None or done < total):
                 self._job.boundary()
                 plan = self._plan(done)
                 if plan is None:
-                    used_up = True
+                    total = done
                     break
                 step = Step(self._job, self._runner, plan, done)
                 self._job.begin_step(step, samples=self._samples(plan))
@@ -126,11 +126,8 @@ class Steps:
                     raise
                 self._job.leave_step(step, broke=False)
                 done += 1
-                if self._batches is not None and done * self._accumulate >= self._batches:
-                    used_up = self._limit is None or done < self._limit
-                    break
         finally:
-            self._runner.end_loop(used_up=used_up)
+            self._runner.end_loop(used_up=done == total and (self._limit is None or done < self._limit))
 
     def _plan(self, done: int) -> StepPlan | None:
         """What the next step consists of; None if there is no data for it."""
@@ -139,7 +136,7 @@ class Steps:
             count = self._runner.available(self._accumulate, self._job.progress)
         else:
             count = min(self._accumulate, self._batches - first)
-        if count <= 0:
+        if count == 0:
             return None
         return StepPlan(loader=self._loader, order=self._order, first_batch=first, micro_batches=count)
 

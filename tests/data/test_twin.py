@@ -1,0 +1,197 @@
+"""Twins live separate lives, share what is large, and what they hold can be told and put elsewhere."""
+
+from __future__ import annotations
+
+import random
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.utils.data import Dataset
+
+from gyrostat.data.twin import Twin
+from gyrostat.engine import statetree
+
+
+class Jitter:
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(3)
+
+
+class Holding(Dataset[Any]):
+    """Generators of every kind, counters, a list that grows, a tensor changed in place, one made when first needed."""
+
+    def __init__(self) -> None:
+        self.big = torch.zeros(10_000)
+        self.names = [str(number) for number in range(10_000)]
+        self.count = 0
+        self.torch = torch.Generator().manual_seed(1)
+        self.python = random.Random(2)
+        self.legacy = np.random.RandomState(3)
+        self.parts: list[Any] = [Jitter(), nn.Dropout(), Jitter()]
+        self.lazy: np.random.Generator | None = None
+        self.small = torch.zeros(3)
+        self.log: list[int] = []
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index: int) -> tuple[float, ...]:
+        self.count += 1
+        self.small += 1
+        self.log.append(index)
+        if self.lazy is None:
+            self.lazy = np.random.default_rng(5)
+        return (
+            float(self.count),
+            float(torch.rand((), generator=self.torch)),
+            self.python.gauss(0, 1),
+            float(self.legacy.normal()),
+            float(self.parts[0].rng.normal()),
+            float(self.lazy.random()),
+            float(self.small.sum()),
+            float(len(self.log)),
+        )
+
+    def collate(self, samples: Any) -> Any:
+        self.count += 100
+        return samples
+
+
+def draw(twin: Twin, count: int) -> list[Any]:
+    return [twin.parts[0][index] for index in range(count)]
+
+
+def carried(held: Any) -> Any:
+    """As a checkpoint, or the way to another worker, carries it."""
+    return statetree.decode(statetree.encode(held))
+
+
+def test_large_things_are_shared_and_small_ones_are_not() -> None:
+    original = Holding()
+    twin = Twin(original).parts[0]
+    assert twin is not original
+    assert twin.big is original.big
+    assert twin.names is original.names
+    assert twin.lock is original.lock
+    assert twin.torch is not original.torch
+    assert twin.parts[0] is not original.parts[0]
+    twin.small += 1
+    assert original.small.tolist() == [0, 0, 0]
+
+
+def test_nothing_is_told_while_nothing_changes() -> None:
+    assert Twin(Holding(), print, None).held() is None
+
+
+@given(first=st.integers(0, 5), second=st.integers(0, 5))
+@settings(max_examples=20, deadline=None)
+def test_what_is_held_goes_on_elsewhere(first: int, second: int) -> None:
+    one, other, untouched = Twin(Holding()), Twin(Holding()), Twin(Holding())
+    draw(one, first)
+    held = carried(one.held())
+    assert (held is None) == (first == 0)
+    expected = draw(one, second)
+    draw(other, 3)
+    other.hold(held)
+    assert draw(other, second) == expected
+    other.hold(None)
+    assert draw(other, 4) == draw(untouched, 4)
+
+
+def test_a_bound_method_belongs_to_the_twin() -> None:
+    original = Holding()
+    twin = Twin(original, original.collate)
+    twin.parts[1]([1])
+    assert twin.parts[0].count == 100
+    assert original.count == 0
+    held = carried(twin.held())
+    other = Twin(original, original.collate)
+    other.hold(held)
+    assert other.parts[0].count == 100
+
+
+def test_attributes_that_come_and_go() -> None:
+    class Plain:
+        def __init__(self) -> None:
+            self.here: Any = 1
+
+    one, other = Twin(Plain()), Twin(Plain())
+    del one.parts[0].here
+    one.parts[0].there = {"a": [1, 2]}
+    other.hold(carried(one.held()))
+    assert vars(other.parts[0]) == {"there": {"a": [1, 2]}}
+    other.hold(None)
+    assert vars(other.parts[0]) == {"here": 1}
+
+
+def test_a_value_that_comes_back_is_seen_to_have_changed() -> None:
+    class Counter:
+        value = 0.5
+
+    twin = Twin(Counter())
+    twin.parts[0].value = 1.5
+    assert twin.held() is not None
+    for value in (2.5, 3.5, 4.5, 5.5):
+        twin.parts[0].value = value
+        held = twin.held()
+        assert held is not None
+        assert held["changes"][0][1] == ["plain", value]
+
+
+def test_state_dict_is_preferred() -> None:
+    class Stateful(Holding):
+        def state_dict(self) -> dict[str, Any]:
+            return {"count": self.count}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.count = state["count"]
+
+    one, other = Twin(Stateful()), Twin(Stateful())
+    draw(one, 2)
+    assert one.held() == {"state_dicts": {0: {"count": 2}}, "changes": []}
+    other.hold(carried(one.held()))
+    assert other.parts[0].count == 2
+
+
+class OwnWay:
+    def __init__(self) -> None:
+        self.closed = False
+
+    def __reduce__(self) -> str:
+        raise TypeError("cannot be copied")
+
+
+class Closing:
+    def __init__(self) -> None:
+        self.file = 3
+
+    def __del__(self) -> None:
+        pass
+
+
+class Slotted:
+    __slots__ = ("__dict__", "hidden")
+
+    def __init__(self) -> None:
+        self.hidden = 1
+
+
+@pytest.mark.parametrize("kind", [OwnWay, Closing, Slotted, threading.Event])
+def test_what_cannot_be_copied_safely_is_shared(kind: Any) -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.thing = kind()
+
+    original = Holder()
+    assert Twin(original).parts[0].thing is original.thing
+
+
+def test_a_kept_thing_is_not_copied() -> None:
+    generator = torch.Generator()
+    original = Holding()
+    original.torch = generator
+    assert Twin(original, keep=(generator,)).parts[0].torch is generator
