@@ -195,3 +195,25 @@ def test_a_kept_thing_is_not_copied() -> None:
     original = Holding()
     original.torch = generator
     assert Twin(original, keep=(generator,)).parts[0].torch is generator
+
+
+def test_what_the_script_changes_later_is_followed_and_the_rest_kept() -> None:
+    original = Holding()
+    twin = Twin(original)
+    draw(twin, 2)
+    original.small += 5
+    original.names = ["other"] * 10_000
+    original.parts[1] = nn.Dropout(0.9)
+    original.parts[2].extra = {"strength": 2}
+    twin.follow()
+    followed = twin.parts[0]
+    assert followed.count == 2
+    assert followed.small.tolist() == [5, 5, 5]
+    assert followed.names is original.names
+    assert followed.parts[1].p == 0.9
+    assert followed.parts[2].extra == {"strength": 2}
+    assert followed.parts[2].extra is not original.parts[2].extra
+    held = carried(twin.held())
+    other = Twin(original)
+    other.hold(held)
+    assert draw(other, 3) == draw(twin, 3)

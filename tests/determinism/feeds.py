@@ -185,12 +185,13 @@ def left_early(job: gyrostat.Job, options: dict[str, Any]) -> None:
 
 @case
 def several_loaders(job: gyrostat.Job, options: dict[str, Any]) -> None:
-    """Two loaders in turn, one cut short, and an evaluation in between."""
+    """Two loaders in turn that share a generator, both cut short, and an evaluation in between."""
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     job.track(model=model, optimizer=optimizer)
-    first = job.dataloader(Noisy(), batch_size=2, shuffle=True, **options)
-    second = job.dataloader(Noisy(19), batch_size=2, **options)
+    own = torch.Generator().manual_seed(3)
+    first = job.dataloader(Noisy(), batch_size=2, shuffle=True, generator=own, **options)
+    second = job.dataloader(Noisy(19), batch_size=2, generator=own, **options)
     for _ in job.epochs(2):
         for loader in (first, second):
             for step in job.steps(loader, limit=3):

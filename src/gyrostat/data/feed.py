@@ -70,7 +70,7 @@ class Feed(ABC):
                     self._own[rank] = OwnSampler(self.loader.sampler_of(rank), self.loader.generator)
                     sampler = self._positions[rank].sampler
                     self._own[rank].hold(None if sampler is None else sampler.held)
-                self._own[rank].set_epoch(epoch)
+                self._own[rank].begin(epoch)
 
     @property
     def resumes(self) -> bool:
@@ -269,6 +269,8 @@ class DirectFeed(Feed):
             self._twins[rank] = Twin(self._recipe.dataset(rank), self._recipe.collate_fn)
             if 0 in (pairs := self._positions[rank].pairs):
                 self._twins[rank].hold(pairs[0].held)
+        else:
+            self._twins[rank].follow()
         return self._twins[rank]
 
     def position(self, rank: int) -> Position:

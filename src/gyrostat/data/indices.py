@@ -77,7 +77,9 @@ class OwnSampler:
         self._twin = Twin(sampler, keep=(generator,))
         self.sampler = self._twin.parts[0]
 
-    def set_epoch(self, epoch: int) -> None:
+    def begin(self, epoch: int) -> None:
+        """A loop begins: the copy follows what the script has changed in the sampler meanwhile, and hears of the epoch."""
+        self._twin.follow()
         for thing in (self.sampler, getattr(self.sampler, "sampler", None)):
             if callable(set_epoch := getattr(thing, "set_epoch", None)):
                 set_epoch(epoch)

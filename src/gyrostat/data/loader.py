@@ -50,6 +50,8 @@ class OrderedLoader:
     timeout: float = 0
     worker_init_fn: Callable[[int], None] | None = None
     generator: torch.Generator | None = None
+    generator_owner: int = 0
+    """The first loader of the script with this same generator: its state is kept there."""
     context: Any = None
     """How data workers are started: of multiprocessing, None for fork."""
     pin_memory: bool = False

@@ -42,6 +42,7 @@ def make_loader(
     collate_fn: Callable[[list[Any]], Any] | None,
     others: dict[str, Any],
     number: int = 0,
+    generator_owner: int = 0,
     ranks: Sequence[int] = (0,),
 ) -> OrderedLoader:
     """Check what the user gave and make the loader. `ranks`: the virtual ranks that run here."""
@@ -84,6 +85,7 @@ def make_loader(
         timeout=given["timeout"],
         worker_init_fn=given["worker_init_fn"],
         generator=given["generator"],
+        generator_owner=generator_owner,
         context=_context(given["multiprocessing_context"]),
         pin_memory=pin_memory,
         collate_fn=collate_fn or (default_collate if auto_collation else torch_internals.default_convert()),

@@ -39,7 +39,10 @@ class Twin:
 
     def __init__(self, *originals: Any, keep: Iterable[Any] = ()) -> None:
         """Whatever is in `keep` is not copied, wherever it turns up."""
-        memo: dict[int, Any] = {id(thing): thing for thing in keep}
+        self._keep = {id(thing): thing for thing in keep}
+        self._originals = list(originals)
+        self._followed = dict(_bindings(self._originals))
+        memo: dict[int, Any] = dict(self._keep)
         self.parts = [_copied(original, memo) for original in originals]
         self._stateful = [offers_state(part) for part in self.parts]
         self._pristine = dict(_told(self._without_stateful(list(originals))))
@@ -69,6 +72,22 @@ class Twin:
             _set(self.parts, path, wanted.get(path, self._pristine.get(path, _MISSING)))
         for number, state in (held["state_dicts"] if held else {}).items():
             self.parts[number].load_state_dict(copy.deepcopy(state))
+
+    def follow(self) -> None:
+        """Take over what the script has changed in the originals since the twin was made, or followed them last."""
+        now = dict(_bindings(self._originals))
+        taken: list[Path] = []
+        for path, value in now.items():
+            known = path in self._followed and _is_same(value, self._followed[path])
+            if not known and not _lies_below(path, taken):
+                _bind(self.parts, path, _copied(value[0], dict(self._keep)))
+                taken.append(path)
+        for path in self._followed.keys() - now.keys():
+            if not _lies_below(path, taken):
+                _set(self.parts, path, _MISSING)
+        if taken or len(now) != len(self._followed):
+            self._followed, self._known = now, None
+            self._pristine = dict(_told(self._without_stateful(self._originals)))
 
     def _changes(self) -> dict[Path, Any]:
         """What differs from the originals. Most datasets never change anything: then it is enough to see that."""
@@ -275,6 +294,32 @@ def _tell(value: Any) -> list[Any] | None:
     return None
 
 
+def _bindings(root: Any) -> Iterator[tuple[Path, tuple[Any, Any]]]:
+    """Everything there is, with the way to it: the thing itself, and what it tells if it is part of the state."""
+    seen: set[int] = set()
+
+    def walk(value: Any, path: Path) -> Iterator[tuple[Path, tuple[Any, Any]]]:
+        told = _tell(value)
+        if path:
+            yield path, (value, told)
+        if told is None and id(value) not in seen:
+            seen.add(id(value))
+            for name, part in _parts(value) or ():
+                yield from walk(part, (*path, name))
+
+    return walk(root, ())
+
+
+def _lies_below(path: Path, others: list[Path]) -> bool:
+    return any(path[: len(other)] == other for other in others)
+
+
+def _is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    if one[1] is None or other[1] is None:
+        return one[0] is other[0]
+    return _same(one[1], other[1])
+
+
 def _same(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
@@ -313,7 +358,13 @@ def _set(root: Any, path: Path, told: Any) -> None:
     if told is _MISSING or told[0] == "gone":
         vars(holder).pop(key, None) if kind == "attribute" else holder.pop(key, None)
         return
-    value = _made(told, _get(root, path))
+    _bind(root, path, _made(told, _get(root, path)))
+
+
+def _bind(root: Any, path: Path, value: Any) -> None:
+    holder, (kind, key) = _get(root, path[:-1]), path[-1]
+    if holder is _MISSING or type(holder) in (tuple, types.MethodType):
+        return
     if kind == "attribute":
         vars(holder)[key] = value
     elif type(holder) is list and key >= len(holder):

@@ -74,7 +74,10 @@ class Wire:
         try:
             length, count, outside = _HEADER.unpack(header)
             if len(files) != count:
-                raise EOFError("file descriptors were lost on their way; is the limit on open files reached?")
+                raise RuntimeError(
+                    f"{count - len(files)} tensors of a batch were lost on their way: this process has too many open files; "
+                    "raise the limit (ulimit -n), or let collate_fn make fewer and larger tensors"
+                )
             if outside:
                 storage = torch_internals.storage_from_file(files[0], length)
                 pickled: Any = torch_internals.tensor_on(storage, torch.uint8, 0, (length,), (1,)).numpy()

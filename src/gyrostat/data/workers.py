@@ -125,6 +125,8 @@ class Workers:
         """A process has died: another takes its place and its tasks."""
         dead = self._processes[number]
         dead.wire.close()
+        dead.process.join(_FAREWELL_S)
+        dead.process.kill()
         dead.process.join()
         tasks = [task for task, _ in dead.unanswered if task.wanted]
         if tasks:
@@ -189,7 +191,8 @@ class Workers:
 
 def _cause(exitcode: int | None) -> str:
     if exitcode is not None and exitcode < 0:
-        return f"is killed by signal: {signal.strsignal(-exitcode)}"
+        hint = " (is shared memory, /dev/shm, full?)" if exitcode == -signal.SIGBUS else ""
+        return f"is killed by signal: {signal.strsignal(-exitcode)}{hint}"
     return f"exited unexpectedly with code {exitcode}"
 
 

@@ -77,6 +77,7 @@ class Job:
         self._pulled: ShardLoader | None = None  # the running loop's loader, if it has shards
         self._samples: int | None = 0
         self._loaders = 0
+        self._generators: dict[int, tuple[Any, int]] = {}  # given to loaders, with the first loader of each
         self._loss: float | None = None
         self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
         self._broken: Step | None = None
@@ -144,6 +145,8 @@ class Job:
         All other options are DataLoader's, with the meaning they have on every rank; `dataset`, `sampler` and `batch_sampler`
         may be callables that make those of a virtual rank. `num_workers` data workers serve all virtual workers of a worker.
         """
+        number, generator = self._number_loader(), others.get("generator")
+        _, owner = self._generators.setdefault(id(generator), (generator, number))
         return make_loader(
             dataset,
             batch_size=batch_size,
@@ -155,7 +158,8 @@ class Job:
             pin_memory=pin_memory,
             collate_fn=collate_fn,
             others=others,
-            number=self._number_loader(),
+            number=number,
+            generator_owner=owner,
             ranks=self._runner.hosted,
         )
 

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +22,8 @@ from gyrostat.core.job import Reduction as ReductionOrder
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data.feed import Feed
+from gyrostat.data.loader import OrderedLoader
+from gyrostat.data.position import Position
 from gyrostat.data.rng import RngState, seed_all
 from gyrostat.data.shared import make_feed
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
@@ -135,12 +138,19 @@ class VirtualRunner(Runner):
             epoch=loop.epoch,
             accumulate=loop.accumulate,
             first_batch=loop.first_batch,
-            positions={
-                rank: self.contexts[rank].data[loader.number]
-                for rank in self.hosted
-                if loader.number in self.contexts[rank].data
-            },
+            positions=self._positions(loader),
         )
+
+    def _positions(self, loader: OrderedLoader) -> dict[int, Position]:
+        positions = {}
+        for rank in self.hosted:
+            data = self.contexts[rank].data
+            if loader.number in data:
+                positions[rank] = data[loader.number]
+            if loader.generator is not None and loader.generator_owner in data:
+                state = data[loader.generator_owner].generator
+                positions[rank] = replace(positions.get(rank, Position()), generator=state)
+        return positions
 
     def _start_feed(self) -> None:
         """What `iter(DataLoader)` draws belongs to a virtual worker's first micro-batch, but is drawn for all at once."""
@@ -177,8 +187,13 @@ class VirtualRunner(Runner):
     def save_positions(self) -> None:
         """Note in the contexts where virtual workers stand in the loop that is running."""
         if self._feed is not None and self._feed.loader.leaves_traces:
+            loader = self._feed.loader
             for rank in self.hosted:
-                self.contexts[rank].data[self._feed.loader.number] = self._feed.position(rank)
+                data = self.contexts[rank].data
+                position = data[loader.number] = self._feed.position(rank)
+                if loader.generator is not None:
+                    owner = data.get(loader.generator_owner, Position())
+                    data[loader.generator_owner] = replace(owner, generator=position.generator)
 
     def begin_data(self, pass_: int) -> None:
         self._start_feed()
