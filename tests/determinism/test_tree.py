@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.core.errors import ScriptFailed
 from gyrostat.core.job import Carrier, CheckpointPolicy, Reduction, ReductionChoice
 from tests.conftest import Launch
 from tests.determinism.test_digests import ZOO
@@ -57,13 +58,18 @@ def test_equals_ddp_with_the_hook_as_over_nccl(launch: Launch, name: str) -> Non
         assert outcome.reduction.carrier is (Carrier.NCCL if len(placement) > 1 else None)
 
 
-def test_without_a_word_the_order_is_that_of_ddp_where_there_is_no_gpu(launch: Launch) -> None:
-    outcome = launch(ZOO, placement=[2, 1], args=["batch_norm_and_dropout"], reduction=None)
+def test_without_a_word_the_order_is_that_of_ddp_where_there_is_no_gpu(
+    launch: Launch, tmp_path: Path
+) -> None:
+    args, policy = ["batch_norm_and_dropout"], CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
+    outcome = launch(ZOO, placement=[2, 1], args=args, reduction=None, checkpoint=policy, stop_after=1)
     assert outcome.reduction == ReductionChoice(
         order=Reduction.DDP,
         carrier=Carrier.GLOO,
         reason="the default on devices of type cpu; gloo carries what is in host memory",
     )
+    with pytest.raises(ScriptFailed, match="reduction is 'ddp' there and 'tree' here"):
+        launch(ZOO, placement=[3], args=args, reduction=Reduction.TREE, checkpoint=policy)
 
 
 @pytest.mark.parametrize("n", range(1, 18))

@@ -51,7 +51,7 @@ class FakeStream:
 
 def test_a_stream_does_errands_beside_the_one_that_computes() -> None:
     cuda = FakeCuda()
-    courier = StreamCourier(torch.device("cuda:1"), cuda)
+    courier = StreamCourier(torch.device("cuda:1"), NoTracer(), cuda=cuda)
     cuda.run("backward")
     first = courier.send(lambda: cuda.run("reduce bucket 0"), "reduce bucket 0")
     cuda.run("more backward")

@@ -64,19 +64,20 @@ class Courier:
 
 
 class StreamCourier:
-    """Does errands on a stream of a GPU, beside the one that computes. Neither thread nor host ever waits for them.
+    """Does errands on a stream of a GPU, beside the one that computes.
 
-    Written with care, but not run: there was no GPU to run it on.
+    The host never waits for them, so a trace shows when they were queued, not how long they took. Written with care,
+    but not run: there was no GPU to run it on.
     """
 
-    def __init__(self, device: torch.device, cuda: Any = torch.cuda) -> None:
-        self._device, self._cuda = device, cuda
+    def __init__(self, device: torch.device, tracer: NoTracer, *, cuda: Any = torch.cuda) -> None:
+        self._device, self._tracer, self._cuda = device, tracer, cuda
         self._stream = cuda.Stream(device)
 
     def send(self, work: Callable[[], object], name: str) -> Arrival:
         """`work` queues operations, which find what has been queued on the current stream so far."""
         self._stream.wait_stream(self._cuda.current_stream(self._device))
-        with self._cuda.stream(self._stream):
+        with self._cuda.stream(self._stream), self._tracer.span(f"queue: {name}", track=COURIER):
             work()
         return Arrival(self._stream.record_event(), lambda: self._cuda.current_stream(self._device))
 

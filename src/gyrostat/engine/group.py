@@ -90,7 +90,7 @@ class Group:
         self._gradients = nccl_group(self._rendezvous("nccl"), self.rank, self.size, self._timeout)
         self.gradients_on, self.by_collectives = device, True
         if device.type == "cuda":
-            self.courier = StreamCourier(device)
+            self.courier = StreamCourier(device, self.tracer)
 
     def _rendezvous(self, purpose: str) -> Any:
         return file_store(str(self._store), self.size, f"generation-{self.generation}-{purpose}")
