@@ -20,7 +20,18 @@ FEEDS = Path(__file__).parent / "feeds.py"
 SHARED_STATE = ("two_passes", "remembering")
 """A dataset that remembers lives in the rank's own process without data workers: there the script must not do that."""
 NEEDS_DATA_WORKERS = (*SHARED_STATE, "initialised")
-PERSISTENT = ("plain", "left_early", "initialised", "remembering", "sampler_and_generator", "stream")
+WITHOUT = (
+    "generator",
+    "random_sampler",
+    "sampler_and_generator",
+    "sampler_with_a_generator_of_its_own",
+    "batch_sampler_per_rank",
+    "unbatched",
+    "stream",
+    "stream_per_rank",
+    "resumable",
+)
+PERSISTENT = ("left_early", "initialised", "sampler_and_generator", "stream")
 
 
 def options(**given: int) -> list[str]:
@@ -42,7 +53,7 @@ def test_every_way_with_data_workers(launch: Launch, name: str) -> None:
     assert_same(launch, [name, *options(num_workers=2)], 3, [[1, 2]])
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in NEEDS_DATA_WORKERS])
+@pytest.mark.parametrize("name", WITHOUT)
 def test_every_way_without(launch: Launch, name: str) -> None:
     assert_same(launch, [name, *options(num_workers=0)], 2, [[2]])
 

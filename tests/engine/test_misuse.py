@@ -210,6 +210,36 @@ CASES = {
     "checkpoint_dir under run": (HEAD + "gyrostat.init(checkpoint_dir='there')", "--checkpoint-dir DIR"),
     "checkpoint_every alone": (HEAD + "gyrostat.init(checkpoint_every=3)", "needs checkpoint_dir"),
     "lazy parameter": (START + "job.track(model=nn.LazyLinear(2))", "is not initialized"),
+    "accumulation without an end": (
+        START
+        + """
+class Endless:
+    def __iter__(self):
+        return iter(range(3))
+model = nn.Linear(1, 1)
+job.track(model=model)
+loader = job.dataloader(TensorDataset(torch.zeros(3, 1)), sampler=Endless())
+for step in job.steps(loader, accumulate=2):
+    pass
+""",
+        "needs to know when data ends",
+    ),
+    "a sampler that breaks its promise": (
+        START
+        + """
+class Short:
+    def __len__(self):
+        return 3
+    def __iter__(self):
+        return iter(range(2))
+model = nn.Linear(1, 1)
+job.track(model=model)
+for step in job.steps(job.dataloader(TensorDataset(torch.zeros(3, 1)), sampler=Short())):
+    for (x,) in step:
+        step.backward(model(x).sum())
+""",
+        "gave 2 batches, and len() had promised more",
+    ),
     "batches as they come": (
         START + "job.dataloader(TensorDataset(torch.zeros(3)), num_workers=2, in_order=False)",
         "in_order=False",

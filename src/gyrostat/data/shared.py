@@ -185,6 +185,12 @@ class SharedFeed(Feed):
     def available(self, rank: int, count: int) -> int:
         if not self.loader.iterable:
             return min(count, len(self._queues[rank].asked))
+        for (
+            other,
+            queue,
+        ) in self._queues.items():  # all have to be there before the step: let all be made at once
+            while queue.under_way < min(count, len(queue.asked)):
+                self._give(other)
         queue = self._queues[rank]
         there = 0
         while there < count:
@@ -267,7 +273,9 @@ class SharedFeed(Feed):
     def _pump(self) -> None:
         """Give the processes work, in the order in which it will be consumed."""
         under_way = sum(queue.under_way for queue in self._queues.values())
-        while under_way < self._window:
+        # A step over an iterable dataset begins when all its micro-batches are there: the next one is prepared beside them.
+        one_step = len(self._queues) * self._accumulate if self.loader.iterable else 0
+        while under_way < self._window + one_step:
             waiting = [
                 ((self._positions[rank].consumed + queue.under_way) // self._accumulate, place, rank)
                 for place, (rank, queue) in enumerate(self._queues.items())
