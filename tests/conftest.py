@@ -66,6 +66,7 @@ class Launch:
         worker_threads: Mapping[int, int] | None = None,
         log_dir: Path | None = None,
         observer: Observer | None = None,
+        schedule: Sequence[tuple[int, int]] = (),
         check: bool = True,
     ) -> Outcome:
         """`placement` says how many virtual workers each worker runs; without it, `workers` share evenly."""
@@ -92,6 +93,7 @@ class Launch:
             worker_env=worker_env or {},
             worker_threads=worker_threads or {},
             log_dir=log_dir,
+            schedule=schedule,
         )
         outcome = run_job(request, parent=self._parent, observer=observer)
         return outcome.check() if check else outcome

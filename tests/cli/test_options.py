@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.cli.options import check_available, choose_checkpoint, choose_placement, choose_pool
-from gyrostat.core.errors import NotYet, UsageError
+from gyrostat.cli.options import choose_checkpoint, choose_placement, choose_pool, choose_schedule
+from gyrostat.core.errors import UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
 from gyrostat.core.placement import Placement
 
@@ -61,10 +61,31 @@ def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         choose_checkpoint(Path("c"), 0, 0, True)
 
 
-def test_what_comes_later_says_what_works_now() -> None:
-    check_available(None)
-    with pytest.raises(NotYet, match="--schedule comes in a later version; until then"):
-        check_available("5:2")
+def test_schedules() -> None:
+    assert choose_schedule(None, 4, 2, None) == (2, ())
+    assert choose_schedule("0:2,50:4,100:1", 4, None, None) == (2, ((50, 4), (100, 1)))
+    assert choose_schedule("5:3", 4, 1, None) == (1, ((5, 3),))
+
+
+@pytest.mark.parametrize(
+    ("text", "virtual_workers", "workers", "placement", "problem"),
+    [
+        ("5", 4, None, None, "'5' in '5' is none"),
+        ("0:2,x:1", 4, None, None, "'x:1' in '0:2,x:1' is none"),
+        ("5:2,5:3", 4, None, None, "must go up from 0, each once"),
+        ("-1:2", 4, None, None, "must go up from 0"),
+        ("0:2,5:9", 4, None, None, "wants 9 workers at step 5"),
+        ("0:0", 4, None, None, "wants 0 workers at step 0"),
+        ("0:2", 4, 3, None, "begins with 2 workers, but --workers says 3"),
+        ("0:2", None, None, None, "needs --virtual-workers N"),
+        ("0:2", 4, None, "2,2", "--placement 2,2 is for a fixed number"),
+    ],
+)
+def test_schedules_that_cannot_be(
+    text: str, virtual_workers: int | None, workers: int | None, placement: str | None, problem: str
+) -> None:
+    with pytest.raises(UsageError, match=problem):
+        choose_schedule(text, virtual_workers, workers, placement)
 
 
 def test_pools() -> None:

@@ -39,7 +39,9 @@ def test_a_line_without_an_end_is_cut() -> None:
 
 
 def test_every_worker_has_its_file(tmp_path: Path) -> None:
-    files = LogFiles(tmp_path / "logs", 2)
+    files = LogFiles(tmp_path / "logs")
+    for worker in (0, 1):
+        files.open(worker)
     files.write(1, "hello")
     files.close()
     assert (tmp_path / "logs/worker-0.log").read_text() == ""

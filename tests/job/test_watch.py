@@ -14,7 +14,7 @@ WELL = Ended(stopped=False)
 
 
 def test_a_good_end_needs_no_orders() -> None:
-    watch = Watch(2, checkpoints=False)
+    watch = Watch(list(range(2)), checkpoints=False)
     for worker in (0, 1):
         watch.ended(worker, WELL)
         watch.exited(worker, 0, 1.0)
@@ -25,7 +25,7 @@ def test_a_good_end_needs_no_orders() -> None:
 
 
 def test_an_exception_ends_the_others_and_then_kills_them() -> None:
-    watch = Watch(3, checkpoints=False)
+    watch = Watch(list(range(3)), checkpoints=False)
     watch.failed(1, RAISED, 10.0)
     assert watch.orders(10.0) == [Order(SIGTERM, (0, 2))]
     assert watch.orders(10.1) == []
@@ -42,7 +42,7 @@ def test_an_exception_ends_the_others_and_then_kills_them() -> None:
 
 
 def test_misuse_has_its_own_exit_code() -> None:
-    watch = Watch(1, checkpoints=False)
+    watch = Watch(list(range(1)), checkpoints=False)
     watch.failed(0, MISUSED, 0.0)
     failure = watch.failure()
     assert failure is not None
@@ -50,7 +50,7 @@ def test_misuse_has_its_own_exit_code() -> None:
 
 
 def test_a_lost_peer_is_not_blamed_when_the_dead_one_turns_up() -> None:
-    watch = Watch(2, checkpoints=False)
+    watch = Watch(list(range(2)), checkpoints=False)
     watch.failed(0, LOST, 1.0)
     assert watch.orders(1.0) == []
     watch.exited(0, 1, 1.1)
@@ -63,7 +63,7 @@ def test_a_lost_peer_is_not_blamed_when_the_dead_one_turns_up() -> None:
 
 
 def test_a_lost_peer_is_blamed_when_nobody_else_turns_up() -> None:
-    watch = Watch(2, checkpoints=False)
+    watch = Watch(list(range(2)), checkpoints=False)
     watch.failed(0, LOST, 1.0)
     assert watch.deadline() == 1.0 + BLAME_GRACE_S
     assert watch.orders(1.0 + BLAME_GRACE_S) == [Order(SIGTERM, (1,))]
@@ -73,7 +73,7 @@ def test_a_lost_peer_is_blamed_when_nobody_else_turns_up() -> None:
 
 
 def test_an_exit_code_is_a_failure_by_itself() -> None:
-    watch = Watch(2, checkpoints=False)
+    watch = Watch(list(range(2)), checkpoints=False)
     watch.failed(0, LOST, 1.0)
     watch.exited(1, 7, 1.2)
     assert watch.orders(1.2) == []  # the only one left has said that it is leaving
@@ -83,7 +83,7 @@ def test_an_exit_code_is_a_failure_by_itself() -> None:
 
 
 def test_who_leaves_without_a_word_is_blamed_only_if_missed() -> None:
-    watch = Watch(2, checkpoints=False)
+    watch = Watch(list(range(2)), checkpoints=False)
     watch.exited(1, 0, 1.0)
     assert watch.failure() is None
     assert watch.orders(1.0 + BLAME_GRACE_S) == []
@@ -95,7 +95,7 @@ def test_who_leaves_without_a_word_is_blamed_only_if_missed() -> None:
 
 
 def test_a_crash_after_the_last_word_is_a_failure() -> None:
-    watch = Watch(1, checkpoints=False)
+    watch = Watch(list(range(1)), checkpoints=False)
     watch.ended(0, WELL)
     watch.exited(0, -SIGSEGV, 1.0)
     failure = watch.failure()
@@ -104,7 +104,7 @@ def test_a_crash_after_the_last_word_is_a_failure() -> None:
 
 
 def test_a_stop_waits_for_the_boundary_if_there_are_checkpoints() -> None:
-    watch = Watch(2, checkpoints=True)
+    watch = Watch(list(range(2)), checkpoints=True)
     assert watch.began() == []
     assert watch.asked(SIGTERM, 1.0) == [Order(SIGTERM, (0, 1))]
     assert watch.deadline() is None
@@ -117,7 +117,7 @@ def test_a_stop_waits_for_the_boundary_if_there_are_checkpoints() -> None:
 
 
 def test_a_stop_has_a_grace_if_there_are_none() -> None:
-    watch = Watch(2, checkpoints=False)
+    watch = Watch(list(range(2)), checkpoints=False)
     assert watch.asked(SIGINT, 1.0) == [Order(SIGINT, (0, 1))]
     watch.exited(0, -SIGINT, 1.1)
     watch.failed(1, LOST, 1.2)
@@ -129,37 +129,37 @@ def test_a_stop_has_a_grace_if_there_are_none() -> None:
 
 
 def test_the_second_stop_kills_at_once() -> None:
-    watch = Watch(2, checkpoints=True)
+    watch = Watch(list(range(2)), checkpoints=True)
     watch.asked(SIGINT, 1.0)
     assert watch.asked(SIGINT, 1.5) == [Order(SIGKILL, (0, 1))]
 
 
 def test_a_hangup_is_passed_on_as_a_request_to_end() -> None:
-    assert Watch(1, checkpoints=True).asked(SIGHUP, 1.0) == [Order(SIGTERM, (0,))]
+    assert Watch(list(range(1)), checkpoints=True).asked(SIGHUP, 1.0) == [Order(SIGTERM, (0,))]
 
 
 def test_a_stop_before_training_has_a_grace_too() -> None:
-    watch = Watch(1, checkpoints=True)
+    watch = Watch(list(range(1)), checkpoints=True)
     watch.asked(SIGTERM, 1.0)
     assert watch.deadline() == 1.0 + KILL_GRACE_S
 
 
 def test_one_worker_is_asked_for_a_checkpoint_and_nothing_stops() -> None:
-    watch = Watch(2, checkpoints=True)
+    watch = Watch(list(range(2)), checkpoints=True)
     watch.began()
     assert watch.asked(SIGUSR1, 1.0) == [Order(SIGUSR1, (0,))]
     assert watch.stopped_by is None
 
 
 def test_a_checkpoint_that_is_asked_for_too_early_is_not_forgotten() -> None:
-    watch = Watch(2, checkpoints=True)
+    watch = Watch(list(range(2)), checkpoints=True)
     assert watch.asked(SIGUSR1, 1.0) == []
     assert watch.began() == [Order(SIGUSR1, (0,))]
     assert watch.began() == []
 
 
 def test_an_exception_on_the_way_to_a_stop_is_still_a_failure() -> None:
-    watch = Watch(2, checkpoints=True)
+    watch = Watch(list(range(2)), checkpoints=True)
     watch.asked(SIGTERM, 1.0)
     watch.failed(1, RAISED, 2.0)
     assert watch.orders(2.0) == [Order(SIGTERM, (0,))]

@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gyrostat.core.placement import Placement
+from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
@@ -172,6 +173,16 @@ class PlainDisplay:
     def printed(self, worker: int, stream: Stream, line: str) -> None:
         self.show(worker, stream, line)
 
+    def resized(self, done: Done) -> None:
+        self.workers = max([self.workers, *(member + 1 for member in done.joined)])
+        self.note(
+            f"from step {done.step} on {done.after} worker{'s' * (done.after != 1)} instead of {done.before}, after a pause of "
+            f"{done.paused * 1e3:.0f} ms ({done.change.reason})"
+        )
+
+    def refused(self, change: Change, reason: str) -> None:
+        self.note(f"not on {change.workers} workers: {reason}")
+
     def ticked(self) -> float | None:
         if self.quiet:
             return None
@@ -219,6 +230,7 @@ class LiveDisplay(PlainDisplay):
     ) -> None:
         super().__init__(placement, quiet=quiet, clock=clock)
         self._console = console or Console(stderr=True, highlight=False)
+        self._virtual_workers = placement.virtual_workers
         self._crew = f"{placement.virtual_workers} on {placement.workers} workers"
         self._began = self._drawn_at = clock()
         self._live = Live(
@@ -232,6 +244,10 @@ class LiveDisplay(PlainDisplay):
             self._drawn_at = now
             self._live.update(self._line(now), refresh=True)
         return _REFRESH_S
+
+    def resized(self, done: Done) -> None:
+        super().resized(done)
+        self._crew = f"{self._virtual_workers} on {done.after} workers"
 
     def over(self, outcome: Outcome) -> None:
         self.close()

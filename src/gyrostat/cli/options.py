@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 from gyrostat.core.determinism import parse_pool
-from gyrostat.core.errors import NotYet, UsageError
+from gyrostat.core.errors import UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
 from gyrostat.core.placement import Placement
 
@@ -69,10 +69,42 @@ def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> Poo
     return parse_pool(pool, threads=threads)
 
 
-def check_available(schedule: str | None) -> None:
-    """Refuse what this version does not have yet, and say what it has instead."""
-    if schedule is not None:
-        raise NotYet(
-            "--schedule comes in a later version; until then, change the number of workers between runs: "
-            "--checkpoint-dir DIR, and the next run resumes on any --workers P with the same bits"
+def choose_schedule(
+    text: str | None, virtual_workers: int | None, workers: int | None, placement: str | None
+) -> tuple[int | None, tuple[tuple[int, int], ...]]:
+    """`0:2,50:4,100:1`: the number of workers to begin with, and (step, workers) of every change after that."""
+    if text is None:
+        return workers, ()
+    if placement is not None:
+        raise UsageError(
+            f"--placement {placement} is for a fixed number of workers, but there is --schedule {text}"
         )
+    entries = [_parse_entry(entry, text) for entry in text.split(",")]
+    steps = [step for step, _ in entries]
+    if steps != sorted(set(steps)) or steps[0] < 0:
+        raise UsageError(f"the steps of --schedule must go up from 0, each once; got {text!r}")
+    for step, count in entries:
+        if count < 1 or (virtual_workers is not None and count > virtual_workers):
+            raise UsageError(
+                f"--schedule {text} wants {count} workers at step {step}; there can be 1 to as many as there are virtual "
+                f"workers ({virtual_workers or 'say how many: --virtual-workers N'})"
+            )
+    if steps[0] == 0:
+        if workers is not None and workers != entries[0][1]:
+            raise UsageError(
+                f"--schedule {text} begins with {entries[0][1]} workers, but --workers says {workers}"
+            )
+        workers = entries.pop(0)[1]
+    if virtual_workers is None:
+        raise UsageError("--schedule needs --virtual-workers N: the number that stays the same")
+    return workers, tuple(entries)
+
+
+def _parse_entry(entry: str, text: str) -> tuple[int, int]:
+    try:
+        step, workers = entry.split(":")
+        return int(step), int(workers)
+    except ValueError:
+        raise UsageError(
+            f"--schedule takes STEP:WORKERS pairs such as 0:2,50:4,100:1; {entry!r} in {text!r} is none"
+        ) from None

@@ -1,4 +1,4 @@
-"""`gyrostat run`: one job on this machine, with a fixed number of workers."""
+"""`gyrostat run`: one job on this machine, on a fixed number of workers or on one that changes by a schedule."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def run(
         typer.Option(
             metavar="STEP:P,…",
             show_default=False,
-            help="Resize at these steps (later).",
+            help="Resize at these steps, without stopping: 0:2,50:4,100:1.",
             rich_help_panel=_JOB,
         ),
     ] = None,
@@ -168,7 +168,7 @@ def run(
         bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=_OUTPUT)
     ] = False,
 ) -> None:
-    options.check_available(schedule)
+    workers, entries = options.choose_schedule(schedule, virtual_workers, workers, placement)
     chosen, given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
         check_writable(report)
@@ -183,6 +183,7 @@ def run(
         determinism=determinism,
         pool=options.choose_pool(determinism, pool, threads),
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
+        schedule=entries,
         log_dir=log_dir,
         trace=trace,
     )

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.display import Clock
-from gyrostat.job.observer import Stream
+from gyrostat.job.observer import Nobody, Stream
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import FromWorker, Started, Steps
 from gyrostat.job.verify.compare import Difference, Kind, Run, compare
@@ -21,7 +21,7 @@ from gyrostat.job.verify.verdict import FailedRun, Finding, Row, Verdict
 _REFRESH_S = 0.125
 
 
-class PlainProgress:
+class PlainProgress(Nobody):
     """A line for every run that has ended. Implements `job.verify.verifier.Onlooker`."""
 
     def __init__(self, *, verbose: bool, clock: Clock = time.monotonic) -> None:

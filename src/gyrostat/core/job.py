@@ -90,6 +90,26 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NextGeneration:
+    """A generation that is being prepared: who belongs to it, and how the newcomers come to the job's state."""
+
+    generation: int
+    placement: Placement
+    members: tuple[int, ...]
+    """The member that is worker 0, 1, 2 … of the placement. Members are processes, numbered as they were started."""
+    newcomers: tuple[int, ...]
+    """Those of them that do not train yet."""
+    donor: int
+    """The member, of the generation before, that hands the state to the newcomers."""
+    store: str
+    """Path of the rendezvous file."""
+
+    def worker_of(self, member: int) -> int | None:
+        """The number in the new placement; None for one that leaves."""
+        return self.members.index(member) if member in self.members else None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """All that a worker is told when it starts: its place in the job and how the job runs."""
 
@@ -119,3 +139,11 @@ class Assignment:
     """A directory for this worker's part of the trace, if one is wanted."""
     timeout_s: float = 1800.0
     """How long a collective may wait for a silent peer."""
+    member: int = 0
+    """This process's number in the job; unlike `worker` it never changes."""
+    joins: bool = False
+    """It comes to a job that is running: it prepares, and begins at the boundary where it is told to. Until then `worker`,
+    `generation` and `store` mean nothing.
+    """
+    holds: tuple[int, ...] = ()
+    """Steps at whose boundary all workers wait for the next generation, as `--schedule` wants it."""

@@ -28,7 +28,7 @@ class ModuleBuffers:
         """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's."""
         self.name = name
         self._module, self._trained = module, trained
-        self._broadcast, self._group = broadcast, group
+        self._broadcast, self.group = broadcast, group
         self._slots = slots_of(module)
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
         self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
@@ -127,17 +127,17 @@ class ModuleBuffers:
         """Take over virtual worker 0's buffers in the middle of a pass."""
         if self._rank == 0:
             self._published[forward] = _copies(self.current())
-            if self._group.size > 1:
-                self._sending.append(self._group.broadcast(pack(self._published[forward])))
+            if self.group.size > 1:
+                self._sending.append(self.group.broadcast(pack(self._published[forward])))
             return
         if forward not in self._published:
-            if self._group.rank == 0:
+            if self.group.rank == 0:
                 raise Misuse(
                     f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
                     "buffers it needs; DDP would wait forever. Run the same forwards in every micro-batch"
                 )
             current = self.current()
-            packed = self._group.broadcast(torch.empty_like(pack(current))).wait()
+            packed = self.group.broadcast(torch.empty_like(pack(current))).wait()
             self._published[forward] = unpack(packed, current)
         current = self.current()
         # As DDP does: an earlier forward of this micro-batch may still need its version counters.

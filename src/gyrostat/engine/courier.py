@@ -45,7 +45,7 @@ class Courier:
 
     def __init__(self, tracer: NoTracer) -> None:
         self._tracer = tracer
-        self._errands: queue.SimpleQueue[Errand] = queue.SimpleQueue()
+        self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def send(self, work: Callable[[], object], name: str) -> Errand:
@@ -56,9 +56,12 @@ class Courier:
         self._errands.put(errand)
         return errand
 
+    def close(self) -> None:
+        """End the thread, when it has done what it was sent for."""
+        self._errands.put(None)
+
     def _run(self) -> None:
-        while True:
-            errand = self._errands.get()
+        while (errand := self._errands.get()) is not None:
             with self._tracer.span(errand.name, track=COURIER):
                 errand.run()
 
@@ -80,6 +83,10 @@ class StreamCourier:
         with self._cuda.stream(self._stream), self._tracer.span(f"queue: {name}", track=COURIER):
             work()
         return Arrival(self._stream.record_event(), lambda: self._cuda.current_stream(self._device))
+
+    def close(self) -> None:
+        """When everything has been done."""
+        self._stream.synchronize()
 
 
 class Arrival:

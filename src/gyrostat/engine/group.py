@@ -9,6 +9,7 @@ and no process group.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -76,7 +77,7 @@ class Group:
         if size > 1:
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
-            with _peers():
+            with losing_peers():
                 self._gloo, self._gradients, self._buffers = (
                     gloo_group(self._rendezvous(purpose), rank, size, self._timeout)
                     for purpose in ("control", "gradients", "buffers")
@@ -146,11 +147,11 @@ class Group:
         """Everybody's message of the same length."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         everyone = torch.empty(self.size * len(message), dtype=torch.uint8)
-        with _peers():
+        with losing_peers():
             work = self._gloo._allgather_base(everyone, mine)
 
         def wait() -> list[bytes]:
-            with _peers():
+            with losing_peers():
                 work.wait()
             data = everyone.numpy().tobytes()
             return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
@@ -159,7 +160,7 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Pending:
         """Sum `tensor` over all workers in place, by gloo's own all-reduce."""
-        with _peers():
+        with losing_peers():
             pending = Pending([self._gradients.allreduce([tensor])], tensor)
         if self.tracer.active:  # gloo's own threads do it; the courier only looks when it ends
             self.courier.send(partial(_wait_for, pending.works), name)
@@ -177,7 +178,7 @@ class Group:
         others = sum(received_splits) - received_splits[self.rank]
         self.traffic.sent += away * sent.element_size()
         self.traffic.received += others * received.element_size()
-        with _peers():
+        with losing_peers():
             work = self._gradients.alltoall_base(received, sent, list(received_splits), list(sent_splits))
             return Pending([work], received)
 
@@ -185,23 +186,30 @@ class Group:
         """Every worker's `mine`, all of one length, one after the other."""
         self.traffic.sent += (self.size - 1) * mine.nbytes
         self.traffic.received += (self.size - 1) * mine.nbytes
-        with _peers():
+        with losing_peers():
             return Pending([self._gradients._allgather_base(everyone, mine)], everyone)
 
     def broadcast(self, tensor: torch.Tensor) -> Pending:
         """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
-        with _peers():
+        with losing_peers():
             return Pending([self._buffers.broadcast(tensor, 0)] if self._buffers is not None else [], tensor)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
         self.traffic.sent += tensor.nbytes
-        with _peers():
+        with losing_peers():
             return Pending([self._gradients.send([tensor], to, tag)], tensor)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         self.traffic.received += tensor.nbytes
-        with _peers():
+        with losing_peers():
             return Pending([self._gradients.recv([tensor], source, tag)], tensor)
+
+    def close(self) -> None:
+        """Nobody will use it any more. Taking gloo's connections down takes a while, so that is done behind."""
+        self.courier.close()
+        connections = [self._gloo, self._gradients, self._buffers]
+        self._gloo = self._gradients = self._buffers = None
+        threading.Thread(target=connections.clear, name="gyrostat-close", daemon=True).start()
 
 
 class Pending:
@@ -212,7 +220,7 @@ class Pending:
 
     def wait(self) -> torch.Tensor:
         """Until it is complete; of NCCL's, the current stream waits, and the host does not."""
-        with _peers():
+        with losing_peers():
             _wait_for(self.works)
         self.works = []
         return self.tensor
@@ -224,7 +232,7 @@ def _wait_for(works: list[Any]) -> None:
 
 
 @contextmanager
-def _peers() -> Iterator[None]:
+def losing_peers() -> Iterator[None]:
     """gloo reports a peer that went away, or stayed silent for too long, as RuntimeError."""
     try:
         yield

@@ -32,13 +32,15 @@ from gyrostat.engine.checks import (
 )
 from gyrostat.engine.digest import digest_of, tensor_digests
 from gyrostat.engine.exits import Place, places_of, script_place
+from gyrostat.engine.handover import pack_state, unpack_state
 from gyrostat.engine.keeper import Boundary, Keeper
 from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
+from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
 from gyrostat.engine.runner import RequestBox, Requests, Runner
-from gyrostat.engine.snapshot import take_shared
+from gyrostat.engine.snapshot import gather_contexts, take_shared
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
@@ -49,6 +51,10 @@ _COMPARE_EVERY = 100
 
 class Stopped(SystemExit):
     """The job was asked to stop: it has checkpointed at a boundary and ends here, in every worker."""
+
+
+class Left(SystemExit):
+    """This worker is not in the generation that has begun: it leaves the job, which goes on without it."""
 
 
 class Job:
@@ -64,7 +70,12 @@ class Job:
         device: torch.device,
         fingerprint: dict[str, str],
         reduction: ReductionChoice,
+        membership: Membership | None = None,
     ) -> None:
+        self._membership = membership
+        self._joining = assignment.joins
+        self._holds = set(assignment.holds)
+        self._just_joined = False
         self.device = device
         self.seed = seed
         self.state: dict[str, Any] = {}
@@ -85,6 +96,7 @@ class Job:
         self._update_began = 0
         self._started = False
         self._save_asked = Requests()
+        self._fence: int | None = None
         self._left_at: list[Place] = []  # where the script left loops that were not used up
         self._modules: dict[str, nn.Module] = {}
         self._keeper = (
@@ -105,7 +117,7 @@ class Job:
     @property
     def is_main(self) -> bool:
         """True on the worker that runs virtual worker 0."""
-        return self._runner.group.rank == 0
+        return self._runner.group.rank == 0 and not self._joining
 
     @property
     def step(self) -> int:
@@ -330,6 +342,7 @@ class Job:
         if self._samples is None:
             self._samples = outcome.samples
         self._save_asked |= outcome.requests
+        self._fence = outcome.fence
         self._loops.pass_done()
         self._update_began = now()
 
@@ -337,6 +350,9 @@ class Job:
         """Everything before is complete on all workers, and a step is about to be handed out."""
         if self._broken is not None:
             self._broken.require_complete()
+        if self._just_joined:
+            self._just_joined = False  # the others had done all this when the generation began
+            return
         if self._unreported_epoch is not None:
             self._runner.group.tracer.add("update", self._update_began, now(), step=self.progress.step - 1)
         self._report_step()
@@ -351,9 +367,42 @@ class Job:
                 self._keeper.last(here, finished=False)
             else:
                 self._keeper.boundary(here, asked=asked.checkpoint, written=asked.written)
-        self._evaluated = {}
         if stop:
             raise Stopped(0)
+        if self._membership is not None:
+            self._change_generation(self._membership)
+        self._evaluated = {}
+
+    def _change_generation(self, membership: Membership) -> None:
+        """If a generation begins at this boundary, be a part of it, or leave."""
+        step, began = self.progress.step, now()
+        if step in self._holds:
+            self._holds.remove(step)  # a loop that ends and one that begins can meet at one step
+            prepared: Prepared | None = membership.wait_here()
+        else:
+            prepared = membership.at_boundary(self._fence)
+        if prepared is None:
+            return
+        assert isinstance(self._runner, VirtualRunner)
+        assert self._keeper is not None
+        contexts = gather_contexts(self._runner, self.progress)
+        if membership.is_leaving(prepared.plan, worker=0):
+            self._keeper.writer_leaves()
+        if prepared.wire is not None:
+            here = Boundary(self.tracked, self.state, self.progress, self._evaluated)
+            state = pack_state(
+                self._keeper.snapshot(here, contexts), self._keeper.turns(), self._runner.loop_batches
+            )
+            prepared.wire.send(state)
+            prepared.wire.close()
+        old = self._runner.group
+        if prepared.group is None:
+            self._keeper.leave()
+            raise Left(0)
+        self._runner.move(prepared.plan.placement, prepared.group, contexts, done=self.progress.done)
+        old.close()
+        membership.moved(prepared.plan)
+        self._supervisor.switched(prepared.plan.generation, step, prepared.group.size, (now() - began) / 1e9)
 
     def _compare_replicas(self) -> None:
         if isinstance(self._runner, VirtualRunner) and self._runner.group.size > 1:
@@ -407,6 +456,8 @@ class Job:
             raise UsageError(
                 f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}"
             )
+        if self._joining:
+            self._start()  # what it evaluates is the job's, and that is somewhere else
         here = self._loops.place()
         place = (*here, sum(key[:-1] == here for key in self._evaluated))
         known = self._keeper.evaluations() if self._keeper is not None and self._loops.resuming else {}
@@ -442,17 +493,42 @@ class Job:
         if self._started:
             return
         self._started = True
+        if self._joining:
+            self._join()
+            return
         refused: list[str] = []
         found: str | None = None
+        alike: dict[str, str] = {}
         step = 0
         if self._keeper is not None:
-            self._keeper.join(self.tracked)
+            alike = self._keeper.describe(self.tracked)
+            self._keeper.join()
             target, found, refused = self._keeper.find()
             if target is not None:
                 self._loops.resume_at(target.progress, finished=target.finished)
                 step = target.progress.step
         if self.is_main:
-            self._supervisor.started(step, found, refused, self.virtual_workers, self._reduction)
+            self._supervisor.started(step, found, refused, self.virtual_workers, self._reduction, alike)
+
+    def _join(self) -> None:
+        """A running job: wait until a generation that this worker belongs to begins, and go on from that boundary."""
+        assert self._membership is not None
+        assert self._keeper is not None
+        assert isinstance(self._runner, VirtualRunner)
+        self._supervisor.ready(self._keeper.describe(self.tracked))
+        prepared = self._membership.wait_until_invited()
+        assert prepared.wire is not None
+        assert prepared.group is not None
+        snapshot, turns, batches = unpack_state(prepared.wire.receive())
+        self._runner.handed_batches = (batches,)
+        prepared.wire.close()
+        self._runner.contexts.clear()
+        self._runner.move(prepared.plan.placement, prepared.group, snapshot.contexts)
+        target = self._keeper.adopt(snapshot, turns)
+        self._loops.resume_at(target.progress, finished=False)
+        self._membership.moved(prepared.plan)
+        self._joining, self._just_joined = False, True
+        self._holds.discard(target.progress.step)
 
     def _load_if_at_end(self) -> None:
         if self._loops.at_end:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,13 +72,17 @@ class Keeper:
                 "gyrostat.init(checkpoint_dir=DIR)"
             )
 
-    def join(self, tracked: Mapping[str, Any]) -> None:
-        """Before training: what decides bits must be the same on all workers."""
+    def describe(self, tracked: Mapping[str, Any]) -> dict[str, str]:
+        """What must be the same on all workers, in words: the job, and what else decides bits."""
         self._job = {
             "virtual_workers": self._runner.placement.virtual_workers,
             "seed": self._seed,
             "tracked": {name: type(thing).__name__ for name, thing in tracked.items()},
         }
+        return {**self._fingerprint, **{name: str(value) for name, value in self._job.items()}}
+
+    def join(self) -> None:
+        """Before training: what decides bits must be the same on all workers."""
         mine = {"fingerprint": self._fingerprint, "job": self._job}
         everyone = [
             msgspec.msgpack.decode(payload)
@@ -170,8 +174,10 @@ class Keeper:
         if self._store is None:
             return None
         contexts = gather_contexts(self._runner, state.progress)
-        if self._runner.group.rank != 0:
-            return None
+        return self.snapshot(state, contexts, finished=finished) if self._runner.group.rank == 0 else None
+
+    def snapshot(self, state: Boundary, contexts: Sequence[Any], *, finished: bool = False) -> Snapshot:
+        """The whole job at a boundary. It refers to live tensors."""
         return Snapshot(
             job=self._job,
             fingerprint=self._fingerprint,
@@ -180,6 +186,25 @@ class Keeper:
             | {"finished": finished, "evaluated": dict(state.evaluated)},
             contexts=contexts,
         )
+
+    # When the generation changes.
+
+    def turns(self) -> dict[str, Any]:
+        """When checkpoints are due, for a worker that joins."""
+        return asdict(self._turns)
+
+    def adopt(self, snapshot: Snapshot, turns: Mapping[str, Any]) -> Target:
+        """A worker that joins: `restore` will load this, and checkpoints are due when they are for the others."""
+        self._found, self._turns = snapshot, Turns(**turns)
+        return Target(snapshot.progress, finished=False)
+
+    def writer_leaves(self) -> None:
+        """Worker 0 is about to leave. It completes what it writes; another one may begin with the next."""
+        self._turns.writing = False
+
+    def leave(self) -> None:
+        """This worker is about to leave the job: return when everything it writes is in place."""
+        self._collect()
 
     def _collect(self) -> None:
         """If one is being written, wait for it."""

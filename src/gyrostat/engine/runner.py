@@ -114,6 +114,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     means: list[MeanWire]
     requests: Requests
     samples: int
+    fence: int | None
+    """The generation that may begin at the boundary to come, as far as this worker is concerned."""
     extra: bytes
 
 
@@ -135,6 +137,8 @@ class PassOutcome:
     requests: Requests = field(default_factory=Requests)
     samples: int = 0
     """How many all virtual workers together have fetched in this step."""
+    fence: int | None = None
+    """The generation that begins at the boundary to come: all workers have acknowledged it."""
 
 
 class Runner(ABC):
@@ -145,6 +149,11 @@ class Runner(ABC):
         self.hosted: Sequence[int] = placement.held_by(group.rank)
         self.micro_batch: MicroBatch | None = None
         self.request_box = RequestBox()
+        self.loop_batches: int | None = None
+        """What `batches` said of the loop that is running."""
+        self.handed_batches: tuple[int | None] | None = None
+        """For a worker that joins in the middle of a loop: what it said to the others."""
+        self.acknowledge: Callable[[int], int | None] = lambda step: None
         self.streams = Streams()
         self._losses: list[torch.Tensor] = []
         self._means = Means()
@@ -285,7 +294,14 @@ class Runner(ABC):
     def _settle(self, plan: StepPlan, progress: Progress) -> PassOutcome:
         extra = self.end_pass()
         losses = [float(loss.double().mean().item()) for loss in self._losses]
-        mine = PassReport(losses, self._means.wire(), self.request_box.take(), self.samples, extra)
+        mine = PassReport(
+            losses,
+            self._means.wire(),
+            self.request_box.take(),
+            self.samples,
+            self.acknowledge(progress.step),
+            extra,
+        )
         reports = [mine]
         if self.group.size > 1:
             others = self.group.begin_exchange("reduce", progress, msgspec.msgpack.encode(mine))
@@ -299,7 +315,9 @@ class Runner(ABC):
             requests |= report.requests
         losses = [loss for report in reports for loss in report.losses]
         samples = sum(report.samples for report in reports)
-        return PassOutcome(sum(losses) / len(losses) if losses else None, requests, samples)
+        fences = {report.fence for report in reports}  # with one acknowledgement missing it holds nowhere
+        fence = fences.pop() if len(fences) == 1 else None
+        return PassOutcome(sum(losses) / len(losses) if losses else None, requests, samples, fence)
 
     def _shares(self, plan: StepPlan) -> dict[int, float | None]:
         return {rank: plan.weight(rank) for rank in range(self.placement.virtual_workers)}
@@ -308,6 +326,16 @@ class Runner(ABC):
 
     def batches(self, loader: OrderedLoader, order: EpochOrder | None, progress: Progress) -> int | None:
         """How many micro-batches every virtual worker has in an epoch; None if that is not known before."""
+        if self.handed_batches is not None:
+            (self.loop_batches,) = self.handed_batches
+            self.handed_batches = None
+        else:
+            self.loop_batches = self._count_batches(loader, order, progress)
+        return self.loop_batches
+
+    def _count_batches(
+        self, loader: OrderedLoader, order: EpochOrder | None, progress: Progress
+    ) -> int | None:
         if order is not None:
             return order.batches
         if loader.iterable:

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,14 @@ import torch
 from torch.distributed import is_nccl_available
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, Carrier, CheckpointPolicy, Reduction, ReductionChoice
+from gyrostat.core.job import (
+    Assignment,
+    Carrier,
+    CheckpointPolicy,
+    NextGeneration,
+    Reduction,
+    ReductionChoice,
+)
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data.rng import seed_all
@@ -26,7 +34,9 @@ from gyrostat.engine import determinism
 from gyrostat.engine.carrier import choose_carrier, choose_order
 from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Group
-from gyrostat.engine.job import Job, Stopped
+from gyrostat.engine.handover import Wire
+from gyrostat.engine.job import Job, Left, Stopped
+from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.reduce.selftest import check_gloo_order
 from gyrostat.engine.reference import ReferenceRunner
 from gyrostat.engine.runner import RequestBox, Requests, Runner
@@ -34,7 +44,7 @@ from gyrostat.engine.supervisor import Alone, Supervisor
 from gyrostat.engine.trace import NoTracer, Tracer
 from gyrostat.engine.virtual import VirtualRunner
 
-__all__ = ["Stopped", "enter", "finish", "init", "request_checkpoint", "request_stop"]
+__all__ = ["Left", "Stopped", "enter", "finish", "init", "membership", "request_checkpoint", "request_stop"]
 
 
 class _Process:
@@ -43,6 +53,7 @@ class _Process:
     assignment: Assignment | None = None
     supervisor: Supervisor | None = None
     job: Job | None = None
+    membership: Membership | None = None
     requests = RequestBox()
     """What signals asked for; the job's own once it has begun."""
 
@@ -89,19 +100,28 @@ def init(
     seed_all(seed)
     order, reason = choose_order(assignment.reduction, device=device.type, nccl=is_nccl_available())
     assignment = replace(assignment, reduction=order)
-    group = _make_group(assignment)
-    choice = _connect_gradients(group, order, reason, device)
+    tracer = _make_tracer(assignment)
+    supervisor = _Process.supervisor or Alone()
+    group = _make_group(assignment, tracer)
+    connect_gradients = partial(_connect_gradients, order=order, reason=reason, device=device)
+    choice = connect_gradients(group)
+    runner = _make_runner(assignment, group, choice, seed)
+    membership = None
+    if not alone and not assignment.reference:
+        membership = _make_membership(assignment, supervisor, tracer, connect_gradients)
+        runner.acknowledge = membership.acknowledges
     job = Job(
         assignment=assignment,
-        runner=_make_runner(assignment, group, choice, seed),
-        supervisor=_Process.supervisor or Alone(),
+        runner=runner,
+        supervisor=supervisor,
+        membership=membership,
         seed=seed,
         device=device,
         fingerprint=fingerprint(assignment, device),
         reduction=choice,
     )
     job.listen_to(_Process.requests)
-    _Process.job = job
+    _Process.job, _Process.membership = job, membership
     if alone:
         atexit.register(_finish_alone)
     return job
@@ -110,8 +130,14 @@ def init(
 def finish(exit: SystemExit | None = None) -> None:
     """Called by the worker's bootstrap when the script has ended well, maybe by an `exit` of its own."""
     job, _Process.job, _Process.assignment = _Process.job, None, None
+    _Process.membership = None
     if job is not None:
         job.finish(exit)
+
+
+def membership() -> Membership | None:
+    """To be told of generations to come; None before the script has joined, and in jobs that cannot be resized."""
+    return _Process.membership
 
 
 def request_checkpoint() -> None:
@@ -164,14 +190,47 @@ def _make_tracer(assignment: Assignment) -> NoTracer:
     return Tracer(Path(assignment.trace) / f"worker-{assignment.worker}.json", assignment.worker)
 
 
-def _make_group(assignment: Assignment) -> Group:
+def _make_membership(
+    assignment: Assignment,
+    supervisor: Supervisor,
+    tracer: NoTracer,
+    connect_gradients: Callable[[Group], object],
+) -> Membership:
+    member, timeout_s = assignment.member, assignment.timeout_s
+
+    def connect(plan: NextGeneration) -> Prepared:
+        """Blocks until all are there: called in a thread of its own."""
+        wire = Wire(plan, member, timeout_s) if Wire.concerns(plan, member) else None
+        worker = plan.worker_of(member)
+        if worker is None:
+            return Prepared(plan, None, wire)
+        group = Group(
+            rank=worker,
+            size=plan.placement.workers,
+            generation=plan.generation,
+            store=plan.store,
+            timeout_s=timeout_s,
+            tracer=tracer,
+        )
+        connect_gradients(group)
+        return Prepared(plan, group, wire)
+
+    return Membership(
+        member,
+        tuple(range(assignment.placement.workers)),
+        connect=connect,
+        tell_prepared=supervisor.prepared,
+    )
+
+
+def _make_group(assignment: Assignment, tracer: NoTracer) -> Group:
     return Group(
         rank=assignment.worker,
         size=assignment.placement.workers,
         generation=assignment.generation,
         store=assignment.store,
         timeout_s=assignment.timeout_s,
-        tracer=_make_tracer(assignment),
+        tracer=tracer,
     )
 
 

@@ -23,10 +23,12 @@ class Supervisor(Protocol):
         refused: list[str],
         virtual_workers: int,
         reduction: ReductionChoice,
+        alike: Mapping[str, str],
     ) -> None:
         """Training begins at `step`, from a checkpoint or from scratch; `refused` says which ones could not be used.
 
-        `virtual_workers` is N, which the script may have chosen; `reduction` is how gradients are added, and why so.
+        `virtual_workers` is N, which the script may have chosen; `reduction` is how gradients are added, and why so; `alike` is
+        what must be equal on all workers.
         """
 
     def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
@@ -44,6 +46,15 @@ class Supervisor(Protocol):
     def finished(self, step: int, digest: str) -> None:
         """The script has ended well after `step` steps, with this digest of all tracked state."""
 
+    def ready(self, alike: Mapping[str, str]) -> None:
+        """A newcomer has built everything and waits to join. `alike`: what must be equal on all workers."""
+
+    def prepared(self, generation: int) -> None:
+        """Connected to the members of a generation to come."""
+
+    def switched(self, generation: int, step: int, workers: int, paused: float) -> None:
+        """The generation began at boundary `step`, on so many workers; this one stood still for `paused` seconds."""
+
 
 class Alone:
     """The supervisor of a worker that nobody watches."""
@@ -55,6 +66,7 @@ class Alone:
         refused: list[str],
         virtual_workers: int,
         reduction: ReductionChoice,
+        alike: Mapping[str, str],
     ) -> None:
         for reason in refused:
             print(f"gyrostat: {reason}", file=sys.stderr)
@@ -74,4 +86,13 @@ class Alone:
         pass
 
     def finished(self, step: int, digest: str) -> None:
+        pass
+
+    def ready(self, alike: Mapping[str, str]) -> None:
+        pass
+
+    def prepared(self, generation: int) -> None:
+        pass
+
+    def switched(self, generation: int, step: int, workers: int, paused: float) -> None:
         pass

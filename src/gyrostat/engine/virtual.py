@@ -54,6 +54,7 @@ class VirtualRunner(Runner):
         self._fetched_under: dict[tuple[int, int], RngState] = {}
         self._feeds: dict[int, Feed] = {}
         self._feed: Feed | None = None
+        self._loop: DataLoop | None = None
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
@@ -86,6 +87,28 @@ class VirtualRunner(Runner):
             seed_all(self.seed + rank)
             self.contexts[rank] = Context(self.streams.save())
         self.streams.exchange(shared)
+
+    def move(self, placement: Placement, group: Group, contexts: Sequence[Any], *, done: int = 0) -> None:
+        """A new generation: other virtual workers, other peers; the bits go on as they were.
+
+        `done`: steps of the loop over data that is running.
+        """
+        self.placement, self.group = placement, group
+        self.hosted = placement.held_by(group.rank)
+        stay = self.contexts
+        self.contexts = {rank: stay.get(rank) or Context.from_tree(contexts[rank]) for rank in self.hosted}
+        for gradients in self.gradients:
+            layout = gradients.reduction.state_dict()
+            gradients.overlap(group.size > 1)
+            gradients.reduction = self._make_reduction(gradients)
+            gradients.reduction.load_state_dict(layout)
+        for buffers in self.buffers:
+            buffers.group = group
+        for feed in self._feeds.values():
+            feed.close()
+        self._feeds.clear()
+        if self._loop is not None:
+            self.begin_loop(replace(self._loop, first_batch=done * self._loop.accumulate))
 
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()
@@ -129,7 +152,7 @@ class VirtualRunner(Runner):
         return self.feed.samples
 
     def begin_loop(self, loop: DataLoop) -> None:
-        loader = loop.loader
+        self._loop, loader = loop, loop.loader
         if loader.number not in self._feeds:
             self._feeds[loader.number] = make_feed(loader, self.hosted, self.streams)
         self._feed = self._feeds[loader.number]
@@ -182,7 +205,7 @@ class VirtualRunner(Runner):
                 self._in_streams_of(rank, self.feed.exhaust)
         self.feed.end_loop()
         self.save_positions()
-        self._feed = None
+        self._feed = self._loop = None
 
     def save_positions(self) -> None:
         """Note in the contexts where virtual workers stand in the loop that is running."""

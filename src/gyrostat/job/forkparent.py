@@ -31,10 +31,10 @@ from gyrostat.job.protocol import (
     Exited,
     Fork,
     Forked,
-    Hello,
     ProtocolError,
     Signal,
     ToForkParent,
+    ToWorker,
     WorkerSpec,
     check_greeting,
     greet,
@@ -117,7 +117,7 @@ class Nursery:
             os.dup2(stderr, 2)
             os.close(stdout)
             os.close(stderr)
-            worker.live(spec, Channel(socket.socket(fileno=to_launcher), Hello))
+            worker.live(spec, Channel(socket.socket(fileno=to_launcher), ToWorker))
         finally:
             os._exit(1)
 

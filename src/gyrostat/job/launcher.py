@@ -19,19 +19,45 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import msgspec
+
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Pool, Probe, Reduction
 from gyrostat.core.placement import Placement
+from gyrostat.job.coordinator import (
+    Change,
+    Coordinator,
+    Done,
+    End,
+    GiveUp,
+    Instruction,
+    Refused,
+    Start,
+    Tell,
+    changes,
+)
 from gyrostat.job.observer import Nobody, Observer, Stream
 from gyrostat.job.outcome import Outcome, Tally
 from gyrostat.job.output import Lines, LogFiles
-from gyrostat.job.protocol import Channel, Ended, Failed, FromWorker, Program, Started, WorkerSpec
+from gyrostat.job.protocol import (
+    Channel,
+    Ended,
+    Failed,
+    FromWorker,
+    Prepared,
+    Program,
+    Ready,
+    Started,
+    Steps,
+    Switched,
+    WorkerSpec,
+)
 from gyrostat.job.signals import SignalQueue, caught
 from gyrostat.job.start import ForkParent, WorkerSource
 from gyrostat.job.tracefile import join_traces
@@ -74,6 +100,8 @@ class RunRequest:
     """Where to write a trace of where time went."""
     timeout_s: float = 1800.0
     """How long a collective may wait for a silent peer."""
+    schedule: Sequence[tuple[int, int]] = ()
+    """(step, workers): from that step's boundary on, so many."""
 
     def crew(self) -> Placement:
         """The placement that is really run."""
@@ -93,13 +121,25 @@ class RunRequest:
         if not self.program.module and not (self._directory() / self.program.name).is_file():
             raise UsageError(f"there is no script {self.program.name!r}; for a module use -m")
 
-    def spec(self, worker: int, store: str) -> WorkerSpec:
-        """What worker number `worker` is told. Parts of the trace go beside the store."""
+    def changes(self) -> list[Change]:
+        """What the schedule asks for."""
+        return changes(self.crew().workers, self.schedule)
+
+    def spec(self, worker: int, store: str, *, joins: bool = False) -> WorkerSpec:
+        """What worker number `worker` is told. Parts of the trace go beside the store.
+
+        One that `joins` is alone until it is told which generation it belongs to.
+        """
         placement = self.crew()
+        if joins:
+            placement = Placement.even(placement.virtual_workers, 1)
         threads = self.worker_threads.get(worker, self.threads)
         assignment = Assignment(
             placement=placement,
-            worker=worker,
+            worker=0 if joins else worker,
+            member=worker,
+            joins=joins,
+            holds=tuple(change.at_step for change in self.changes() if change.at_step is not None),
             generation=_GENERATION,
             store=store,
             virtual_workers_given=self.virtual_workers_given,
@@ -151,8 +191,8 @@ def run_job(
         signals = stack.enter_context(caught()) if forward_signals else None
         source = parent if parent is not None else stack.enter_context(ForkParent())
         runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-"))
-        run = stack.enter_context(_Run(request, source, observer, signals))
-        run.start(store=f"{runtime}/store-{_GENERATION}")
+        run = stack.enter_context(_Run(request, source, observer, signals, Path(runtime)))
+        run.start()
         outcome = run.until_over()
         if request.trace is not None:
             join_traces(Path(runtime), request.trace)
@@ -182,6 +222,10 @@ class _Worker:
         os.set_blocking(out, False)
         os.set_blocking(err, False)
 
+    def tell(self, message: msgspec.Struct) -> None:
+        with contextlib.suppress(OSError):  # then it has gone, and we shall hear of that
+            self.channel.send(message)
+
     def close(self) -> None:
         for pipe in self.pipes:
             os.close(pipe)
@@ -193,7 +237,12 @@ class _Run:
     """The loop. A context: leaving it kills what still runs."""
 
     def __init__(
-        self, request: RunRequest, source: WorkerSource, observer: Observer, signals: SignalQueue | None
+        self,
+        request: RunRequest,
+        source: WorkerSource,
+        observer: Observer,
+        signals: SignalQueue | None,
+        runtime: Path,
     ) -> None:
         self._request = request
         self._source = source
@@ -203,20 +252,32 @@ class _Run:
         self._workers: dict[int, _Worker] = {}
         placement = request.crew()
         self._tally = Tally(placement.virtual_workers, placement.workers, time.monotonic())
-        self._watch = Watch(placement.workers, checkpoints=request.checkpoint is not None)
-        self._logs = LogFiles(request.log_dir, placement.workers) if request.log_dir else None
+        self._watch = Watch(list(range(placement.workers)), checkpoints=request.checkpoint is not None)
+        self._coordinator = Coordinator(
+            placement.virtual_workers,
+            tuple(range(placement.workers)),
+            store=lambda generation: f"{runtime}/store-{generation}",
+            schedule=request.changes(),
+        )
+        self._logs = LogFiles(request.log_dir) if request.log_dir else None
 
-    def start(self, store: str) -> None:
+    def start(self) -> None:
         self._selector.register(self._source, selectors.EVENT_READ)
         if self._signals is not None:
             self._selector.register(self._signals, selectors.EVENT_READ)
-        for index in range(self._watch.workers):
-            worker = _Worker(index, self._request.spec(index, store), self._source)
-            self._workers[worker.pid] = worker
-            self._selector.register(worker.channel, selectors.EVENT_READ, worker)
-            for pipe in worker.pipes:
-                self._selector.register(pipe, selectors.EVENT_READ, worker)
+        for index in self._watch.crew:
+            self._start_worker(index, joins=False)
         self._take_exits()  # those that came while others were started have been read, and wake nobody up
+
+    def _start_worker(self, index: int, *, joins: bool) -> None:
+        spec = self._request.spec(index, self._coordinator.store(_GENERATION), joins=joins)
+        if self._logs:
+            self._logs.open(index)
+        worker = _Worker(index, spec, self._source)
+        self._workers[worker.pid] = worker
+        self._selector.register(worker.channel, selectors.EVENT_READ, worker)
+        for pipe in worker.pipes:
+            self._selector.register(pipe, selectors.EVENT_READ, worker)
 
     def until_over(self) -> Outcome:
         while not self._watch.over:
@@ -260,14 +321,59 @@ class _Run:
         now = time.monotonic()
         self._tally.add(index, message, now)
         if isinstance(message, Failed):
-            self._watch.failed(index, message, now)
             if self._logs:
                 self._logs.write(index, message.traceback)
+            if self._coordinator.is_newcomer(index):
+                self._carry_out(self._coordinator.gone(index, f"raised {message.summary}", now))
+            else:
+                self._watch.failed(index, message, now)
         elif isinstance(message, Ended):
             self._watch.ended(index, message)
+            if not message.left:
+                self._carry_out(self._coordinator.over())
         elif isinstance(message, Started):
             self._obey(self._watch.began())
+        self._carry_out(self._coordinate(index, message, now))
         self._observer.heard(index, message)
+
+    def _coordinate(self, index: int, message: FromWorker, now: float) -> list[Instruction]:
+        """What the coordinator makes of what a worker says."""
+        match message:
+            case Started(alike=alike, step=step, virtual_workers=number):
+                return self._coordinator.started(alike, step, number or self._tally.virtual_workers, now)
+            case Steps(steps=steps):
+                self._coordinator.stepped(steps[-1].step)
+            case Ready(alike=alike):
+                return self._coordinator.ready(index, alike, now)
+            case Prepared(generation=generation):
+                return self._coordinator.prepared(index, generation)
+            case Switched(generation=generation, step=step, paused=paused):
+                return self._coordinator.switched(generation, step, paused, now)
+        return []
+
+    def _carry_out(self, instructions: list[Instruction]) -> None:
+        now = time.monotonic()
+        for instruction in instructions:
+            match instruction:
+                case Start(member=member):
+                    self._start_worker(member, joins=True)
+                case Tell(member=member, message=message):
+                    for worker in self._workers.values():
+                        if worker.index == member:
+                            worker.tell(message)
+                case End(member=member):
+                    for worker in self._workers.values():
+                        if worker.index == member:
+                            self._source.signal(worker.pid, signal.SIGKILL)
+                case Done() as done:
+                    self._watch.joined(done.joined)
+                    self._tally.resized(done, now)
+                    self._observer.resized(done)
+                case Refused(change=change, reason=reason):
+                    self._tally.refused(change, reason, now)
+                    self._observer.refused(change, reason)
+                case GiveUp(reason=reason):
+                    self._watch.gave_up(reason, now)
 
     def _read_pipe(self, worker: _Worker, pipe: int) -> bool:
         """Read once; close the pipe at its end. False when there is nothing more for now."""
@@ -310,7 +416,16 @@ class _Run:
             with contextlib.suppress(KeyError):
                 self._selector.unregister(worker.channel)
             worker.close()
-            self._watch.exited(worker.index, exited.code, time.monotonic())
+            now = time.monotonic()
+            if worker.index in self._watch.crew:
+                self._watch.exited(worker.index, exited.code, now)
+            else:
+                how = (
+                    f"was killed by signal {-exited.code}"
+                    if exited.code < 0
+                    else f"exited with {exited.code}"
+                )
+                self._carry_out(self._coordinator.gone(worker.index, how, now))
 
     def _obey(self, orders: list[Order]) -> None:
         for order in orders:

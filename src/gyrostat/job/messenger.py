@@ -7,6 +7,7 @@ training down.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Mapping
 
@@ -20,12 +21,15 @@ from gyrostat.job.protocol import (
     Failed,
     FailureKind,
     Finished,
-    Hello,
     Logged,
+    Prepared,
     Probed,
+    Ready,
     Started,
     Step,
     Steps,
+    Switched,
+    ToWorker,
     greet,
 )
 
@@ -35,8 +39,9 @@ _PATIENCE_S = 0.1
 class Messenger:
     """Implements `engine.supervisor.Supervisor`."""
 
-    def __init__(self, channel: Channel[Hello]) -> None:
+    def __init__(self, channel: Channel[ToWorker]) -> None:
         self._channel = channel
+        self._lock = threading.Lock()  # the thread that connects to a new generation speaks, too
         self._waiting: list[Step] = []
         self._last_sent = float("-inf")
         self.heard = True
@@ -53,12 +58,15 @@ class Messenger:
         refused: list[str],
         virtual_workers: int,
         reduction: ReductionChoice,
+        alike: Mapping[str, str],
     ) -> None:
-        self._send(Started(step, resumed_from, refused, time.monotonic(), virtual_workers, reduction))
+        now = time.monotonic()
+        self._send(Started(step, resumed_from, refused, now, virtual_workers, reduction, dict(alike)))
 
     def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
         now = time.monotonic()
-        self._waiting.append(Step(step, epoch, loss, samples, now))
+        with self._lock:
+            self._waiting.append(Step(step, epoch, loss, samples, now))
         if now - self._last_sent >= _PATIENCE_S:
             self.flush()
             self._last_sent = now
@@ -78,18 +86,32 @@ class Messenger:
     def failed(self, kind: FailureKind, summary: str, traceback: str) -> None:
         self._send(Failed(kind, summary, traceback))
 
-    def ended(self, *, stopped: bool) -> None:
-        self._send(Ended(stopped))
+    def ended(self, *, stopped: bool, left: bool = False) -> None:
+        self._send(Ended(stopped, left))
+
+    def ready(self, alike: Mapping[str, str]) -> None:
+        self._send(Ready(dict(alike)))
+
+    def prepared(self, generation: int) -> None:
+        self._send(Prepared(generation))
+
+    def switched(self, generation: int, step: int, workers: int, paused: float) -> None:
+        self._send(Switched(generation, step, workers, paused))
 
     def flush(self) -> None:
         """Send the steps that are waiting."""
+        with self._lock:
+            self._flush()
+
+    def _flush(self) -> None:
         if self._waiting:
             steps, self._waiting = self._waiting, []
             self._write(Steps(steps))
 
     def _send(self, message: msgspec.Struct) -> None:
-        self.flush()
-        self._write(message)
+        with self._lock:
+            self._flush()
+            self._write(message)
 
     def _write(self, message: msgspec.Struct) -> None:
         if not self.heard:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Protocol
 
+from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import FromWorker
 
@@ -23,6 +24,12 @@ class Observer(Protocol):
     def printed(self, worker: int, stream: Stream, line: str) -> None:
         """A worker printed a line."""
 
+    def resized(self, done: Done) -> None:
+        """The job runs on another number of workers."""
+
+    def refused(self, change: Change, reason: str) -> None:
+        """A change was asked for, and will not be made."""
+
     def ticked(self) -> float | None:
         """Called after every turn of the loop. Returns in how many seconds it wants to be called at the
         latest.
@@ -39,6 +46,12 @@ class Nobody:
         pass
 
     def printed(self, worker: int, stream: Stream, line: str) -> None:
+        pass
+
+    def resized(self, done: Done) -> None:
+        pass
+
+    def refused(self, change: Change, reason: str) -> None:
         pass
 
     def ticked(self) -> float | None:

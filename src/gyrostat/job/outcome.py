@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
+from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
 from gyrostat.job.watch import Failure
 
@@ -73,7 +74,7 @@ class Outcome:
     probes: tuple[ProbeRecord, ...]
     events: tuple[Event, ...]
     exit_codes: tuple[int, ...]
-    """Per worker; the negated signal if one killed it."""
+    """Per worker, those included that left or joined; the negated signal if one killed it."""
     failure: Failure | None
     diverged: str | None
     """Says so if workers that must be equal ended with different digests."""
@@ -160,6 +161,28 @@ class Tally:
             case Finished():
                 self.finished[worker] = message
 
+    def resized(self, done: Done, now: float) -> None:
+        """The number of workers has changed."""
+        self.workers = done.after
+        self.events.append(
+            Event(
+                kind=EventKind.RESIZE,
+                step=done.step,
+                at=now - self.asked_at,
+                reason=done.change.reason,
+                from_workers=done.before,
+                to_workers=done.after,
+                pause_ms=done.paused * 1e3,
+                prepare_ms=done.prepared * 1e3,
+            )
+        )
+
+    def refused(self, change: Change, reason: str, now: float) -> None:
+        """A change was asked for, and could not be made."""
+        self._note(
+            EventKind.RESIZE, now, f"not to {change.workers} workers: {reason}", to_workers=self.workers
+        )
+
     def outcome(
         self,
         *,
@@ -174,6 +197,7 @@ class Tally:
         elif stopped or stopped_by is not None:
             self._note(EventKind.STOP, now, "asked to stop", to_workers=0)
         began = self.started.at if self.started else self.asked_at
+        self.steps.sort(key=lambda step: step.step)  # who leaves tells its last ones late
         digests = {worker: self.finished[worker].digest for worker in sorted(self.finished)}
         return Outcome(
             virtual_workers=self.virtual_workers,
@@ -193,7 +217,7 @@ class Tally:
             logs=tuple(self.logs),
             probes=tuple(self.probes),
             events=tuple(self.events),
-            exit_codes=tuple(exit_codes[worker] for worker in range(self.workers)),
+            exit_codes=tuple(code for _, code in sorted(exit_codes.items())),
             failure=failure,
             diverged=_difference(digests),
             stopped=stopped,

@@ -44,16 +44,18 @@ def _text(line: bytes) -> str:
 class LogFiles:
     """`worker-0.log`, `worker-1.log` …: everything each worker printed, in order of arrival."""
 
-    def __init__(self, directory: Path, workers: int) -> None:
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._files: list[IO[str]] = [
-            (directory / f"worker-{worker}.log").open("w", encoding="utf-8", buffering=1)
-            for worker in range(workers)
-        ]
+        self._directory = directory
+        self._files: dict[int, IO[str]] = {}
+
+    def open(self, worker: int) -> None:
+        path = self._directory / f"worker-{worker}.log"
+        self._files[worker] = path.open("w", encoding="utf-8", buffering=1)
 
     def write(self, worker: int, line: str) -> None:
         self._files[worker].write(line + "\n")
 
     def close(self) -> None:
-        for file in self._files:
+        for file in self._files.values():
             file.close()

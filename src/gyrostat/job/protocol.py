@@ -7,6 +7,7 @@ may carry open files beside it (SCM_RIGHTS): that is how a worker gets its pipes
 
     launcher ──Fork, Signal──▶ fork parent ──Forked, Exited──▶ launcher
     worker ──Steps, Logged, Probed, Checkpointed, Finished, Failed, Ended──▶ launcher
+    worker ──Ready, Prepared, Switched──▶ launcher ──Prepare, SetFence, Cancel──▶ worker
 
 `forkparent` and `start` are the two ends of the first line; `messenger` and `launcher` those of the second.
 """
@@ -24,7 +25,7 @@ from typing import Generic, TypeVar
 import msgspec
 
 from gyrostat.core.errors import GyrostatError
-from gyrostat.core.job import Assignment, ReductionChoice
+from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
 
 VERSION = 1
 MAX_FRAME = 16 << 20
@@ -100,6 +101,8 @@ class Started(msgspec.Struct, frozen=True, tag=True):
     virtual_workers: int | None = None
     """Their number, which the script may have chosen."""
     reduction: ReductionChoice | None = None
+    alike: dict[str, str] = {}
+    """What must be equal on every worker that joins."""
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True):
@@ -164,11 +167,68 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
 
     stopped: bool
     """It left early, at a boundary, because it was asked to."""
+    left: bool = False
+    """It left a job that goes on without it."""
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """A newcomer has built everything and waits to join."""
+
+    alike: dict[str, str]
+
+
+class Prepared(msgspec.Struct, frozen=True, tag=True):
+    """Connected to the members of a generation to come."""
+
+    generation: int
+
+
+class Switched(msgspec.Struct, frozen=True, tag=True):
+    """A generation has begun, on this worker."""
+
+    generation: int
+    step: int
+    workers: int
+    paused: float
+    """Seconds for which this worker stood still."""
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """Connect to the members of a generation to come, while training goes on."""
+
+    plan: NextGeneration
+
+
+class SetFence(msgspec.Struct, frozen=True, tag=True):
+    """All are connected: the generation begins at the boundary of step `not_before`, or the next that all agree on."""
+
+    generation: int
+    not_before: int
+
+
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """The generation will not be."""
+
+    generation: int
 
 
 ToForkParent = Hello | Fork | Signal
 FromForkParent = Hello | Forked | Exited
-FromWorker = Hello | Started | Steps | Logged | Probed | Checkpointed | Finished | Failed | Ended
+ToWorker = Hello | Prepare | SetFence | Cancel
+FromWorker = (
+    Hello
+    | Started
+    | Steps
+    | Logged
+    | Probed
+    | Checkpointed
+    | Finished
+    | Failed
+    | Ended
+    | Ready
+    | Prepared
+    | Switched
+)
 
 _encoder = msgspec.msgpack.Encoder()
 

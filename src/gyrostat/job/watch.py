@@ -13,6 +13,7 @@ workers that signal), with time as an argument. Three things make it more than a
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -61,7 +62,8 @@ class Order:
 class Watch:
     """The state of a crew of workers. `checkpoints`: they stop at a boundary when asked to."""
 
-    workers: int
+    crew: list[int]
+    """Whom the job needs. Who is about to join does not count, and who has left has."""
     checkpoints: bool
     codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of those that have exited."""
@@ -79,7 +81,7 @@ class Watch:
 
     @property
     def living(self) -> tuple[int, ...]:
-        return tuple(worker for worker in range(self.workers) if worker not in self.codes)
+        return tuple(worker for worker in self.crew if worker not in self.codes)
 
     @property
     def over(self) -> bool:
@@ -101,6 +103,16 @@ class Watch:
             exit_code=2 if message.kind is FailureKind.USAGE else 1,
         )
         self._suspect(failure, now)
+
+    def joined(self, workers: Sequence[int]) -> None:
+        """These belong to the job from now on."""
+        self.crew += workers
+
+    def gave_up(self, reason: str, now: float) -> None:
+        """The job cannot go on, through no worker's fault."""
+        self._suspect(
+            Failure(worker=self.living[0], cause=Cause.EXITED, summary=f"cannot go on: {reason}"), now
+        )
 
     def ended(self, worker: int, message: Ended) -> None:
         """A worker says that it leaves in good order."""

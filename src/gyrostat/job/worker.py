@@ -31,18 +31,29 @@ import msgspec
 
 from gyrostat.core.errors import GyrostatError, PeerLost, UsageError
 from gyrostat.job.messenger import Messenger
-from gyrostat.job.protocol import Channel, FailureKind, Hello, Program, WorkerSpec
+from gyrostat.job.protocol import (
+    Cancel,
+    Channel,
+    FailureKind,
+    Prepare,
+    Program,
+    SetFence,
+    ToWorker,
+    WorkerSpec,
+)
 
 _PR_SET_PDEATHSIG = 1
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
-def live(spec: WorkerSpec, channel: Channel[Hello]) -> NoReturn:
+def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
     """Be the worker that `spec` describes, and exit."""
     code = 1
     try:
         messenger = Messenger(channel)
         _take_on(spec)
+        if not spec.assignment.reference:
+            threading.Thread(target=_listen, args=(channel,), name="gyrostat-listener", daemon=True).start()
         code = _run(spec, messenger)
     except BaseException:
         traceback.print_exc()
@@ -102,7 +113,7 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
         session.enter(spec.assignment, messenger)
         try:
             run_program(spec.program)
-        except session.Stopped:
+        except (session.Stopped, session.Left):
             raise
         except SystemExit as exit:
             if code := _exit_code(exit):
@@ -115,12 +126,33 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
     except session.Stopped as stopped:
         messenger.ended(stopped=True)
         return _exit_code(stopped)
+    except session.Left as left:
+        messenger.ended(stopped=False, left=True)
+        return _exit_code(left)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         raise
     except BaseException as error:
         return _report(error, messenger)
+
+
+def _listen(channel: Channel[ToWorker]) -> None:
+    """What the coordinator says of generations to come. Nothing is said before the script has joined the job."""
+    from gyrostat.engine import session
+
+    while (messages := channel.receive()) is not None:
+        for message in messages:
+            membership = session.membership()
+            if membership is None:
+                continue
+            match message:
+                case Prepare(plan=plan):
+                    membership.prepare(plan)
+                case SetFence(generation=generation, not_before=step):
+                    membership.set_fence(generation, step)
+                case Cancel(generation=generation):
+                    membership.cancel(generation)
 
 
 def run_program(program: Program) -> None:
@@ -209,7 +241,7 @@ def main() -> NoReturn:
     channel, told = map(int, sys.argv[1:])
     with open(told, "rb") as file:
         spec = msgspec.msgpack.decode(file.read(), type=WorkerSpec)
-    live(spec, Channel(socket.socket(fileno=channel), Hello))
+    live(spec, Channel(socket.socket(fileno=channel), ToWorker))
 
 
 if __name__ == "__main__":

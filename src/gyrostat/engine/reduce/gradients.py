@@ -52,8 +52,12 @@ class ModuleGradients:
         self._may_stream = False
         self._streamed: set[int] = set()
         self.reduction: Reduction
+        self.overlap(overlap)
+
+    def overlap(self, wanted: bool) -> None:
+        """Whether gradients leave while backward runs."""
         # With unused parameters nobody knows early when a bucket is complete.
-        self._overlaps = overlap and not options.tolerates_unused
+        self._overlaps = wanted and not self.options.tolerates_unused
 
     def begin_pass(self) -> None:
         """Remember what `.grad` holds: every virtual worker starts from it."""

@@ -57,7 +57,7 @@ class RunFailed(Exception):
 
 
 @dataclass
-class _Recorder:
+class _Recorder(Nobody):
     """Notes what an `Outcome` does not tell, and passes everything on."""
 
     onlooker: Onlooker

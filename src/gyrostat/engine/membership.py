@@ -1,0 +1,148 @@
+"""A worker's part in changing the generation: prepare while training goes on, switch at the fence.
+
+The job's coordinator says which generation comes next, and this worker connects to its members in a thread of its own,
+while the script trains. When all are connected, the coordinator sets the fence. From then on every worker acknowledges it in
+its reductions, and the first one in which all have makes it hold: the generation begins at the boundary that follows. All
+workers see the same acknowledgements, so all decide alike. With `--schedule` the boundary is known from the start, and all
+wait there instead.
+
+At the fence the contexts of all virtual workers are exchanged among the old members, and one of them, the donor, hands
+the whole state to the newcomers. Those have been waiting in `Job`'s start, with everything built, and go on from the
+boundary as a resumed job does. Who is not in the new generation leaves the script there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from gyrostat.core.errors import PeerLost
+from gyrostat.core.job import NextGeneration
+from gyrostat.engine.group import Group
+from gyrostat.engine.handover import Wire
+
+
+@dataclass
+class Prepared:
+    """A generation to which this worker is connected."""
+
+    plan: NextGeneration
+    group: Group | None
+    """None on a worker that leaves."""
+    wire: Wire | None
+    """On the donor and on newcomers."""
+
+    def drop(self) -> None:
+        """It will not be."""
+        if self.group is not None:
+            self.group.close()
+        if self.wire is not None:
+            self.wire.close()
+
+
+class Membership:
+    """Which generation this worker is in, and which one comes next.
+
+    `prepare`, `set_fence` and `cancel` are called by the thread that hears the coordinator, everything else by the script's.
+    """
+
+    def __init__(
+        self,
+        member: int,
+        members: tuple[int, ...],
+        *,
+        connect: Callable[[NextGeneration], Prepared],
+        tell_prepared: Callable[[int], None],
+    ) -> None:
+        self._member, self._members = member, members
+        self._connect, self._tell_prepared = connect, tell_prepared
+        self._changed = threading.Condition()
+        self._plan: NextGeneration | None = None
+        self._prepared: Prepared | None = None
+        self._not_before: int | None = (
+            None  # the fence is set: the earliest step at whose boundary it may hold
+        )
+
+    # What the coordinator says.
+
+    def prepare(self, plan: NextGeneration) -> None:
+        """Connect to the members of the next generation."""
+        with self._changed:
+            self._plan, self._prepared, self._not_before = plan, None, None
+        threading.Thread(target=self._carry_out, args=(plan,), name="gyrostat-connect", daemon=True).start()
+
+    def set_fence(self, generation: int, not_before: int) -> None:
+        """All are connected: let it begin at the boundary of step `not_before`, or at the next one that all agree on."""
+        with self._changed:
+            if self._plan is not None and self._plan.generation == generation:
+                self._not_before = not_before
+                self._changed.notify_all()
+
+    def cancel(self, generation: int) -> None:
+        """The generation will not be: somebody who was to join has gone."""
+        with self._changed:
+            if self._plan is None or self._plan.generation != generation:
+                return
+            abandoned = self._take()
+        if abandoned is not None:
+            abandoned.drop()
+
+    def _carry_out(self, plan: NextGeneration) -> None:
+        try:
+            prepared = self._connect(plan)
+        except PeerLost:
+            return  # somebody went away meanwhile: the coordinator hears of it, and cancels
+        with self._changed:
+            wanted = self._plan is plan
+            if wanted:
+                self._prepared = prepared
+                self._changed.notify_all()
+        if wanted:
+            self._tell_prepared(plan.generation)
+        else:
+            prepared.drop()
+
+    # What the script's thread asks.
+
+    def acknowledges(self, step: int) -> int | None:
+        """The generation that may begin when step `step` (counted from 0) is complete; said in its reductions."""
+        with self._changed:
+            is_time = self._not_before is not None and step + 1 >= self._not_before
+            return self._plan.generation if is_time and self._plan is not None else None
+
+    def at_boundary(self, agreed: int | None) -> Prepared | None:
+        """The generation that begins here, if all have acknowledged it in the reduction before."""
+        with self._changed:
+            holds = agreed is not None and self._plan is not None and self._plan.generation == agreed
+            return self._take() if holds else None
+
+    def wait_here(self) -> Prepared:
+        """A boundary at which the generation changes in any case: wait until it can."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._not_before is not None and self._prepared is not None)
+            prepared = self._take()
+            assert prepared is not None
+            return prepared
+
+    def wait_until_invited(self) -> Prepared:
+        """Newcomers: until connected to a generation."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._prepared is not None)
+            assert self._prepared is not None
+            return self._prepared
+
+    def moved(self, plan: NextGeneration) -> None:
+        """The generation has begun, with this worker."""
+        with self._changed:
+            self._members = plan.members
+            if self._plan is plan:
+                self._take()
+
+    def is_leaving(self, plan: NextGeneration, *, worker: int) -> bool:
+        """Whether who is worker `worker` now is not in that generation."""
+        return self._members[worker] not in plan.members
+
+    def _take(self) -> Prepared | None:
+        prepared, self._plan, self._prepared, self._not_before = self._prepared, None, None, None
+        return prepared

@@ -1,0 +1,312 @@
+"""Which processes a job consists of, and how that changes while it trains: decided purely, carried out by `launcher`.
+
+Facts go in (somebody asks for another number of workers, a worker reports, a process has gone), instructions come out, with
+their reasons. A change goes through these phases, and only the last one touches training:
+
+    STARTING    newcomers start, import, build their model; each says Ready, with what must be equal on all workers
+    CONNECTING  all members, old and new, connect to those of the next generation; each says Prepared
+    FENCED      all know the fence; it holds at the first boundary that all workers acknowledge, or at the scheduled one
+    STEADY      the generation has begun; leavers have gone
+
+A newcomer that dies or does not fit before the fence holds changes nothing: the generation is cancelled. One change at a time:
+another request meanwhile is answered "busy" at once. What a schedule asks for is tried again, for workers wait for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from gyrostat.core.job import NextGeneration
+from gyrostat.core.placement import Placement
+from gyrostat.job.protocol import Cancel, Prepare, SetFence
+
+_TRIES = 3
+
+
+class Phase(StrEnum):
+    STEADY = "steady"
+    STARTING = "starting"
+    CONNECTING = "connecting"
+    FENCED = "fenced"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A wish: so many workers."""
+
+    workers: int
+    reason: str
+    at_step: int | None = None
+    """At this boundary and no other, where all workers wait for it; None: as soon as it can be."""
+    request: str | None = None
+    """Whoever asked knows it by this name."""
+
+
+# Instructions.
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start a process that joins."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class Tell:
+    member: int
+    message: msgspec.Struct
+
+
+@dataclass(frozen=True)
+class End:
+    """End a newcomer that will not join."""
+
+    member: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Done:
+    """The change is in force, since boundary `step`."""
+
+    change: Change
+    step: int
+    before: int
+    after: int
+    paused: float
+    """Seconds for which training stood still."""
+    prepared: float
+    """Seconds from the wish to the boundary."""
+    joined: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The change will not be; nothing has happened."""
+
+    change: Change
+    reason: str
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """Workers wait for a change that cannot be made: the job cannot go on."""
+
+    reason: str
+
+
+Instruction = Start | Tell | End | Done | Refused | GiveUp
+
+
+@dataclass
+class Coordinator:
+    """One job's processes."""
+
+    virtual_workers: int
+    members: tuple[int, ...]
+    """Worker 0, 1, 2 … of the generation in force."""
+    store: Callable[[int], str]
+    """The rendezvous file of a generation."""
+    schedule: list[Change] = field(default_factory=list)
+    """What is still to come, in order."""
+    generation: int = 1
+    phase: Phase = Phase.STEADY
+    training: bool = False
+    step: int = 0
+    _alike: dict[str, str] = field(default_factory=dict)
+    _change: Change | None = None
+    _since: float = 0.0
+    _tries: int = 0
+    _next_member: int = 0
+    _newcomers: tuple[int, ...] = ()
+    _waiting_for: set[int] = field(default_factory=set)
+    _plan: NextGeneration | None = None
+
+    def __post_init__(self) -> None:
+        self._next_member = max(self.members) + 1
+
+    # Facts.
+
+    def started(
+        self, alike: dict[str, str], step: int, virtual_workers: int, now: float
+    ) -> list[Instruction]:
+        """Training begins, at `step`: from the beginning, or from a checkpoint."""
+        self.training, self.step, self._alike = True, step, alike
+        self.virtual_workers = virtual_workers
+        while len(self.schedule) > 1 and (self.schedule[1].at_step or 0) < step:
+            self.schedule.pop(0)
+        if self.schedule and (self.schedule[0].at_step or 0) < step:
+            late = self.schedule.pop(0)  # of what lies before the checkpoint, the last one is in force
+            self.schedule.insert(0, Change(workers=late.workers, reason=late.reason))
+        return self._go_on(now)
+
+    def asked(self, change: Change, now: float) -> list[Instruction]:
+        """Somebody wants another number of workers."""
+        if not self.training:
+            return [Refused(change, "the job has not begun to train yet; retry")]
+        if self.phase is not Phase.STEADY:
+            return [Refused(change, f"busy with another change ({self._change_words()}); retry")]
+        if not 1 <= change.workers <= self.virtual_workers:
+            return [
+                Refused(
+                    change,
+                    f"{change.workers} workers cannot share {self.virtual_workers} virtual workers; "
+                    f"ask for 1 to {self.virtual_workers}",
+                )
+            ]
+        if change.workers == len(self.members):
+            return [Done(change, self.step, change.workers, change.workers, 0.0, 0.0, ())]
+        return self._begin(change, now)
+
+    def stepped(self, step: int) -> None:
+        self.step = max(self.step, step)
+
+    def ready(self, member: int, alike: dict[str, str], now: float) -> list[Instruction]:
+        """A newcomer has built everything."""
+        if member not in self._waiting_for or self.phase is not Phase.STARTING:
+            return []
+        for name in sorted(self._alike.keys() | alike.keys()):
+            if self._alike.get(name) != alike.get(name):
+                reason = (
+                    f"the new worker {member} does not fit: its {name} is {alike.get(name)!r}, the job's "
+                    f"{self._alike.get(name)!r}"
+                )
+                return self._fail(reason, now, final=True)
+        self._waiting_for.discard(member)
+        return [] if self._waiting_for else self._connect()
+
+    def prepared(self, member: int, generation: int) -> list[Instruction]:
+        """A worker is connected to the generation to come."""
+        if self._plan is None or generation != self._plan.generation or self.phase is not Phase.CONNECTING:
+            return []
+        self._waiting_for.discard(member)
+        if self._waiting_for:
+            return []
+        assert self._change is not None
+        self.phase = Phase.FENCED
+        at = self._change.at_step if self._change.at_step is not None else 0
+        return [Tell(member, SetFence(generation, at)) for member in self.members]
+
+    def switched(self, generation: int, step: int, paused: float, now: float) -> list[Instruction]:
+        """A generation has begun; the first worker that says so is believed."""
+        if self._plan is None or generation != self._plan.generation:
+            return []
+        assert self._change is not None
+        done = Done(
+            self._change,
+            step,
+            len(self.members),
+            len(self._plan.members),
+            paused,
+            now - self._since,
+            self._plan.newcomers,
+        )
+        self.members, self.generation = self._plan.members, generation
+        self._settle()
+        return [done, *self._go_on(now)]
+
+    def gone(self, member: int, reason: str, now: float) -> list[Instruction]:
+        """A newcomer has ended before it joined."""
+        if member not in self._newcomers:
+            return []
+        self._newcomers = tuple(other for other in self._newcomers if other != member)
+        return self._fail(f"the new worker {member} {reason} before it joined", now)
+
+    def over(self) -> list[Instruction]:
+        """The job has ended: who was about to join is not needed."""
+        self.schedule, self.training = [], False
+        ended: list[Instruction] = [
+            End(member, "the job ended before it could join") for member in self._newcomers
+        ]
+        if self._change is not None:
+            ended.append(Refused(self._change, "the job ended before the change could be made"))
+        self._settle()
+        return ended
+
+    def is_newcomer(self, member: int) -> bool:
+        """Started, but not yet a member."""
+        return member in self._newcomers
+
+    # Phases.
+
+    def _go_on(self, now: float) -> list[Instruction]:
+        """What the schedule wants next is prepared at once, however far away it is."""
+        while self.schedule and self.phase is Phase.STEADY:
+            change = self.schedule.pop(0)
+            if change.workers != len(self.members):
+                return self._begin(change, now)
+        return []
+
+    def _begin(self, change: Change, now: float, *, again: bool = False) -> list[Instruction]:
+        self._change = change
+        if not again:
+            self._since, self._tries = now, 0
+        self._tries += 1
+        more = max(0, change.workers - len(self.members))
+        self._newcomers = tuple(range(self._next_member, self._next_member + more))
+        self._next_member += more
+        if not self._newcomers:
+            return self._connect()
+        self.phase, self._waiting_for = Phase.STARTING, set(self._newcomers)
+        return [Start(member) for member in self._newcomers]
+
+    def _connect(self) -> list[Instruction]:
+        assert self._change is not None
+        stay = self.members[: self._change.workers]
+        self._plan = NextGeneration(
+            generation=self.generation + 1,
+            placement=Placement.even(self.virtual_workers, self._change.workers),
+            members=(*stay, *self._newcomers),
+            newcomers=self._newcomers,
+            donor=stay[-1],
+            store=self.store(self.generation + 1),
+        )
+        self.phase = Phase.CONNECTING
+        everyone = (*self.members, *self._newcomers)
+        self._waiting_for = set(everyone)
+        return [Tell(member, Prepare(self._plan)) for member in everyone]
+
+    def _fail(self, reason: str, now: float, *, final: bool = False) -> list[Instruction]:
+        """Nothing has happened; a scheduled change is tried again."""
+        change = self._change
+        assert change is not None
+        instructions: list[Instruction] = [End(member, reason) for member in self._newcomers]
+        if self._plan is not None:
+            instructions += [Tell(member, Cancel(self._plan.generation)) for member in self.members]
+            self.generation = (
+                self._plan.generation
+            )  # its number is used up: no message of it may be taken for another's
+        self._settle()
+        if change.at_step is None:
+            return [*instructions, Refused(change, reason), *self._go_on(now)]
+        if final or self._tries >= _TRIES:
+            return [
+                *instructions,
+                GiveUp(f"{reason}; --schedule wants {change.workers} workers at step {change.at_step}"),
+            ]
+        return [*instructions, *self._begin(change, now, again=True)]
+
+    def _settle(self) -> None:
+        self.phase, self._change, self._plan = Phase.STEADY, None, None
+        self._newcomers, self._waiting_for = (), set()
+
+    def _change_words(self) -> str:
+        assert self._change is not None
+        return f"to {self._change.workers} workers, {self.phase}"
+
+
+def changes(first: int, entries: Sequence[tuple[int, int]]) -> list[Change]:
+    """A schedule as wishes: only where the number of workers really changes."""
+    wanted, workers = [], first
+    for step, count in entries:
+        if count != workers:
+            wanted.append(
+                Change(workers=count, at_step=step, reason=f"scheduled: {count} workers from step {step} on")
+            )
+            workers = count
+    return wanted

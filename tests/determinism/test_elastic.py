@@ -1,0 +1,81 @@
+"""A job that is resized while it trains ends with the bits of plain DDP on N fixed workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from gyrostat.core.events import Event, EventKind
+from gyrostat.core.job import CheckpointPolicy, Reduction
+from tests.conftest import Launch
+from tests.determinism.feeds import CASES
+from tests.determinism.test_digests import ZOO
+from tests.determinism.test_feeds import FEEDS
+from tests.determinism.test_resume import WIDE
+
+EVERY_WAY = ((1, 3), (2, 4), (3, 1), (4, 2))
+"""Out, out further, in, out again: a fence at every one of the first boundaries."""
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_resized_at_every_boundary(launch: Launch, name: str) -> None:
+    reference = launch(ZOO, virtual_workers=4, reference=True, args=[name])
+    elastic = launch(ZOO, virtual_workers=4, workers=2, args=[name], schedule=EVERY_WAY)
+    assert elastic.digest == reference.digest
+    assert elastic.losses == reference.losses
+    assert (
+        resizes(elastic.events)[: elastic.steps - 1]
+        == [(1, 2, 3), (2, 3, 4), (3, 4, 1), (4, 1, 2)][: elastic.steps - 1]
+    )
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_data_moves_with_its_virtual_worker(launch: Launch, name: str) -> None:
+    """However data comes: data workers that are ahead, samplers, streams."""
+    args = [name, "num_workers=2"]
+    reference = launch(FEEDS, virtual_workers=3, reference=True, args=args)
+    elastic = launch(FEEDS, virtual_workers=3, workers=1, args=args, schedule=((1, 3), (2, 2), (4, 3)))
+    assert elastic.losses == reference.losses
+    assert elastic.digest == reference.digest
+
+
+def test_the_tree_is_resized_too(launch: Launch) -> None:
+    fixed = launch(ZOO, virtual_workers=5, workers=5, args=["loops"], reduction=Reduction.TREE)
+    elastic = launch(
+        ZOO, virtual_workers=5, workers=1, args=["loops"], reduction=Reduction.TREE, schedule=((2, 4), (5, 3))
+    )
+    assert elastic.digest == fixed.digest
+
+
+def test_processes_that_stay_are_the_same_ones(launch: Launch) -> None:
+    """Only newcomers are started, and only leavers end: three processes for 1, 3 and 2 workers."""
+    outcome = launch(ZOO, virtual_workers=4, workers=1, args=["loops"], schedule=((2, 3), (4, 2)))
+    assert outcome.exit_codes == (0, 0, 0)
+    assert outcome.workers == 2
+
+
+def test_checkpoints_of_a_job_that_is_resized(
+    launch: Launch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Written by whoever is worker 0; a resumed run takes up its schedule where it was."""
+    directory = tmp_path_factory.mktemp("checkpoints")
+    reference = launch(ZOO, virtual_workers=4, reference=True, args=["loops"])
+    policy = CheckpointPolicy(directory=str(directory), every=1)
+    plan = ((2, 4), (3, 1), (6, 3))
+    first = launch(
+        ZOO, virtual_workers=4, workers=2, args=["loops"], checkpoint=policy, stop_after=4, schedule=plan
+    )
+    assert first.stopped
+    rest = launch(ZOO, virtual_workers=4, workers=2, args=["loops"], checkpoint=policy, schedule=plan)
+    assert rest.first_step == 4
+    assert rest.digest == reference.digest
+    assert rest.workers == 3
+
+
+def resizes(events: Sequence[Event]) -> list[tuple[int, int | None, int | None]]:
+    return [
+        (event.step, event.from_workers, event.to_workers)
+        for event in events
+        if event.kind is EventKind.RESIZE
+    ]
