@@ -21,6 +21,7 @@ COMMANDS = (
     "determinism_cost",
     "elastic_tick",
     "first_batch",
+    "leader_failover",
     "loader_throughput",
     "memory",
     "order_1e9",

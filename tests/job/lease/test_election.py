@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ from gyrostat.job.lease.election import (
     Won,
 )
 
-TIMING = Timing(ttl=10.0, stagger=0.02)
+TIMING = Timing(ttl=10.0, agents=10)
 VACANT = View(None, 0)
 
 
@@ -261,14 +262,18 @@ def test_who_left_releases_what_it_still_wins() -> None:
     assert election.handle(Won(lease), 0.03) == [Release(lease)]
 
 
+def test_the_more_agents_the_longer_they_spread() -> None:
+    assert [Timing(agents=agents).stagger for agents in (1, 64, 10_000)] == [0.002, 0.128, 0.5]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"ttl": 0.0}, "got ttl=0.0"),
         ({"ttl": float("nan")}, "got ttl=nan"),
-        ({"ttl": 1.0, "stagger": 2.0}, "got stagger=2.0"),
+        ({"agents": 0}, "got agents=0"),
     ],
 )
-def test_timings_that_make_no_sense_are_refused(options: dict[str, float], said: str) -> None:
+def test_timings_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(Misuse, match=said):
         Timing(**options)

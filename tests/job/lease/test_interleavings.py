@@ -36,7 +36,7 @@ from gyrostat.job.lease.election import (
 )
 from gyrostat.job.lease.file import FileStore
 
-TIMING = Timing(ttl=10.0, stagger=0.5)
+TIMING = Timing(ttl=10.0, agents=250)
 AGENTS = 3
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 

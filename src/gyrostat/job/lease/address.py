@@ -68,7 +68,7 @@ def _open_etcd(address: str, parts: SplitResult, env: Mapping[str, str]) -> Leas
     except LeaseError as error:
         store.close()
         raise StoreUnusable(
-            f"the lease store {_shown(address)} cannot be used: {error}{_advice(str(error))}"
+            f"the lease store {_shown(address)} cannot be used: {error}{_advice(parts.scheme, str(error))}"
         ) from error
     return store
 
@@ -120,23 +120,27 @@ def _tls(address: str, parts: SplitResult, env: Mapping[str, str]) -> ssl.SSLCon
     return context
 
 
-def _advice(error: str) -> str:
-    """What to do about what etcd said."""
+def _advice(scheme: str, error: str) -> str:
+    """What to do about it."""
+    broke_off = "is TLS spoken there, and a certificate wanted (?cert=FILE&key=FILE)?"
+    if scheme == "etcd":
+        broke_off = "is TLS wanted there (etcds://)?"
     hints = {
-        "authentication failed": "; check the user's name and password",
-        "user name is empty": "; this etcd wants a login: set GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD",
-        "authentication is not enabled": "; this etcd knows no users: leave name and password out",
-        "permission denied": "; grant the user's role readwrite on the prefix",
-        "CERTIFICATE_VERIFY_FAILED": "; name the authority that signed its certificate with ?ca=FILE",
-        "alert": "; does it want a certificate (?cert=FILE&key=FILE)?",
-        "WRONG_VERSION_NUMBER": "; it does not speak TLS there: write etcd://",
-        "without response": "; does it want TLS (etcds://)?",
-        "HTTP status 400": "; does it want TLS (etcds://)?",
-        "HTTP status 404": "; is this etcd 3.4 or later, with its gateway on?",
-        "never says": "; is this etcd?",
-        "no answer": "; is it running, and is the address right?",
+        "authentication failed": "check the user's name and password",
+        "user name is empty": "this etcd wants a login: set GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD",
+        "authentication is not enabled": "this etcd knows no users: leave name and password out",
+        "permission denied": "grant the user's role readwrite on the prefix",
+        "CERTIFICATE_VERIFY_FAILED": "name the authority that signed its certificate with ?ca=FILE",
+        "SSL": broke_off,
+        "EOF": broke_off,
+        "reset by peer": broke_off,
+        "without response": broke_off,
+        "HTTP status 400": broke_off,
+        "HTTP status 404": "is this etcd 3.4 or later, with its gateway on?",
+        "never says": "is this etcd?",
+        "no answer": "is it running, and is the address right?",
     }
-    return next((hint for sign, hint in hints.items() if sign in error), "")
+    return next((f"; {hint}" for sign, hint in hints.items() if sign in error), "")
 
 
 def _shown(address: str) -> str:

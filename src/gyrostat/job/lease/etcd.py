@@ -10,6 +10,7 @@ has no leader. Restoring etcd from an old backup takes revisions back: stop the 
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import threading
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from gyrostat.job.lease.base import Lease, View, check_key, clock, deposed
 from gyrostat.job.lease.etcd_gateway import Gateway, Servers, Stream
 from gyrostat.job.lease.etcd_messages import Granted, KeptAlive, KeyValue, Nothing, Range, Txn, decode
 
+_OPENING_S = 10.0
 _RECONNECT_S = (0.05, 1.0)
 _PUT_ATTEMPTS = 5
 
@@ -47,19 +49,23 @@ class EtcdStore:
         """The revision at which a value was last seen to be written."""
 
     def check(self) -> None:
-        """That etcd answers, and that we may read and write here: it looks at permissions also of what it need not do."""
-        self._gateway.call(
-            "/v3/kv/txn",
-            {
-                "compare": [{"key": self._leader, "target": "VERSION", "version": -1}],
-                "success": [
-                    {"request_put": {"key": self._leader, "value": b""}},
-                    {"request_put": {"key": self._path_of("key"), "value": b""}},
-                ],
-            },
-            Txn,
-        )
-        self.current()
+        """That etcd answers, with more patience than later: many agents start at once. And that we may read and write here,
+        for it looks at permissions also of what it need not do."""
+        patient = Gateway(self._gateway.servers, timeout=_OPENING_S)
+        with contextlib.closing(patient):
+            answer = patient.call(
+                "/v3/kv/txn",
+                {
+                    "compare": [{"key": self._leader, "target": "VERSION", "version": -1}],
+                    "success": [
+                        {"request_put": {"key": self._leader, "value": b""}},
+                        {"request_put": {"key": self._path_of("key"), "value": b""}},
+                    ],
+                    "failure": [{"request_range": {"key": self._leader}}],
+                },
+                Txn,
+            )
+        _view(answer.found(0), answer.header.revision)
 
     def acquire(self, holder: str, ttl: float) -> Lease | View:
         asked, grant = clock(), secrets.randbits(62) + 1

@@ -23,7 +23,7 @@ from gyrostat.core.errors import StoreRefused, StoreUnreachable
 from gyrostat.job.lease.etcd_messages import Authenticated, Failure, M, Streamed, Watched, decode
 
 TIMEOUT_S = 1.0
-_LIMIT_OF_A_LINE = 1 << 20
+_PART = 1 << 16
 _RETRY_CODES = frozenset({1, 4, 8, 10, 14})
 """gRPC's Cancelled, DeadlineExceeded, ResourceExhausted, Aborted, Unavailable: etcd is starting, electing or overloaded."""
 _UNAUTHENTICATED = 16
@@ -100,7 +100,10 @@ class Gateway:
     def _post(self, path: str, request: object) -> tuple[int, bytes]:
         body = msgspec.json.encode(request)
         trouble: Exception | None = None
+        hang: set[int] = set()
         for index, connection in self._connections():
+            if index in hang:
+                continue
             try:
                 connection.request("POST", path, body, self._headers())
                 response = connection.getresponse()
@@ -108,6 +111,8 @@ class Gateway:
             except _BROKEN as error:
                 connection.close()
                 trouble = error
+                if isinstance(error, TimeoutError):
+                    hang.add(index)
                 continue
             with self._guard:
                 self._idle.append((index, connection))
@@ -167,12 +172,15 @@ class Stream:
 
     def __iter__(self) -> Iterator[Watched]:
         """Ends when the connection does, or what comes is not a line of a watch."""
+        rest = b""
         with contextlib.suppress(msgspec.MsgspecError, *_BROKEN):
-            while line := self._response.readline(_LIMIT_OF_A_LINE):
-                message = decode(line, Streamed)
-                if message.result is None:
-                    return
-                yield message.result
+            while part := self._response.read1(_PART):
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    message = decode(line, Streamed)
+                    if message.result is None:
+                        return
+                    yield message.result
 
     def close(self) -> None:
         with contextlib.suppress(*_BROKEN):
