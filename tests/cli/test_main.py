@@ -29,7 +29,7 @@ def test_version_and_help() -> None:
     assert "gyrostat run --virtual-workers 4 --workers 2 train.py" in told.output
     for verb in ("run", "checkpoint"):
         assert verb in told.output
-    assert "simulate" not in told.output
+    assert "operator" not in told.output
     told = runner.invoke(app, ["run", "--help"])
     for option in (
         "--virtual-workers",

@@ -18,7 +18,6 @@ VERBS = {
     "profile": "measure a running job's throughput by number of workers",
     "cancel": "end a job",
     "top": "watch a cluster",
-    "simulate": "run the scheduler on virtual time",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
     "agent": "supervise the workers of one node",

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import gyrostat
-from gyrostat.cli import cells, checkpoint, experiment, later, plan, probe, run, scan, verify
+from gyrostat.cli import cells, checkpoint, experiment, later, plan, probe, run, scan, simulate, verify
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -36,6 +36,7 @@ verify.register(app)
 scan.register(app)
 probe.register(app)
 plan.register(app)
+simulate.register(app)
 experiment.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cells.app, name="cells")

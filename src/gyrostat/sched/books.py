@@ -204,6 +204,7 @@ class Books:
             return False
         outcome = self.placer.place(job.request, counts, borrowed)
         if type(outcome) is Refused:
+            self._drive_out(outcome.victims, job)
             return False
         assert type(outcome) is Placed
         self.touch(job)
@@ -284,6 +285,7 @@ class Books:
             return False
         self.touch(job)
         self._hold(job, outcome.devices, borrowed, reason)
+        self._drive_out(outcome.victims, job)
         self.freed = True
         return True
 

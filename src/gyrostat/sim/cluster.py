@@ -44,6 +44,8 @@ class Costs:
 class Recorder(Protocol):
     """Told what became of jobs; `sim.records` writes it down."""
 
+    def arrived(self, now: float) -> None: ...
+
     def changed(self, now: float, job: ActiveJob, before: Devices, after: Devices, kind: str) -> None: ...
 
     def finished_job(self, now: float, job: ActiveJob) -> None: ...
@@ -236,6 +238,7 @@ class SimCluster:
         reference = {self._reference(job): job.request.devices}
         work = job.duration * self._throughput.rate(job.request, reference)
         self.active[job.request.id] = ActiveJob(job, work)
+        self._recorder.arrived(self.clock.now())
         self._changes.append(Submitted(job.request))
 
     def _reference(self, job: TraceJob) -> str:

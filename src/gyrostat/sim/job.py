@@ -12,3 +12,5 @@ class TraceJob:
     request: JobRequest
     duration: float
     """Seconds on the devices it asked for, of the reference type and well placed."""
+    tenant: str | None = None
+    """For reports, if that is not the VC that it runs in."""

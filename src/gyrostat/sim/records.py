@@ -90,10 +90,15 @@ class Records:
         """Of these: borrowed."""
         self.broken = Curve(began)
         """Nodes that cannot give all their devices to one guaranteed job, since another has some of them."""
+        self.waiting = Curve(began)
+        """Jobs without devices."""
         self.preempted_devices = 0
         self._users = [0] * len(fleet)
         self._guaranteed = [0] * len(fleet.nodes)
         self._was_borrowed: dict[str, bool] = {}
+
+    def arrived(self, now: float) -> None:
+        self.waiting.add(now, 1)
 
     def changed(self, now: float, job: ActiveJob, before: Devices, after: Devices, kind: str) -> None:
         id_ = job.job.request.id
@@ -107,6 +112,9 @@ class Records:
             self._was_borrowed.pop(id_, None)
         if kind == "preempt":
             self.preempted_devices += len(before)
+            self.waiting.add(now, 1)
+        elif kind == "start":
+            self.waiting.add(now, -1)
         broken = 0
         node_of, guaranteed = self.fleet.node_of, self._guaranteed
         if before and not was:
@@ -134,10 +142,11 @@ class Records:
     def finished_job(self, now: float, job: ActiveJob) -> None:
         request = job.job.request
         self.ids.append(request.id)
-        number = self._vc_numbers.get(request.vc)
+        tenant = job.job.tenant or request.vc
+        number = self._vc_numbers.get(tenant)
         if number is None:
-            number = self._vc_numbers[request.vc] = len(self.vcs)
-            self.vcs.append(request.vc)
+            number = self._vc_numbers[tenant] = len(self.vcs)
+            self.vcs.append(tenant)
         self.vc.append(number)
         self.submitted.append(request.submitted)
         self.started.append(now if job.first_start is None else job.first_start)
@@ -150,11 +159,11 @@ class Records:
         self.ended = now
 
     def close(self, now: float) -> None:
-        for curve in (self.busy, self.lent, self.broken):
+        for curve in (self.busy, self.lent, self.broken, self.waiting):
             curve.advance(now)
 
     def of_vc(self, name: str) -> Sequence[int]:
-        """Rows of one VC's jobs."""
+        """Rows of one tenant's jobs."""
         number = self._vc_numbers.get(name)
         return [row for row, vc in enumerate(self.vc) if vc == number]
 

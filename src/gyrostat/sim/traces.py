@@ -35,6 +35,7 @@ from gyrostat.sim.job import TraceJob
 NOBODY = "all"
 """The VC of jobs whose trace names none."""
 Row = Mapping[str, Any]
+_PHILLY_BEGAN = datetime(2017, 9, 4)  # midnight before its first job
 
 
 def read_trace(path: Path) -> list[TraceJob]:
@@ -112,7 +113,7 @@ def _parquet(path: Path) -> Sequence[Row]:
 
 
 def _philly(number: int, row: Row) -> TraceJob | None:
-    submitted = (datetime.fromisoformat(row["timestamp"]) - datetime(2017, 1, 1)).total_seconds()
+    submitted = (datetime.fromisoformat(row["timestamp"]) - _PHILLY_BEGAN).total_seconds()
     return _job(f"philly-{number}", row["cluster"], submitted, float(row["duration"]), int(row["num_gpus"]))
 
 

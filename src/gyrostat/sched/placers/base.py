@@ -27,6 +27,8 @@ class Placed:
 @dataclass(frozen=True, slots=True)
 class Refused:
     reason: str
+    victims: tuple[JobId, ...] = ()
+    """Borrowers that were driven out before it turned out to be in vain; seldom any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,7 @@ class Placer(Protocol):
     def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
         """Let this part of the job have so many devices: first ones, more or fewer. What it has stays where it can.
 
-        Refused: nothing has changed.
+        Refused: the part is as it was.
         """
 
     def make_room(

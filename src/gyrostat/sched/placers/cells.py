@@ -113,7 +113,7 @@ class CellPlacer:
             if isinstance(answer, Refused):
                 for grant in added:
                     self._drop(part, grant)
-                return answer
+                return Refused(answer.reason, tuple(dict.fromkeys(victims)))
             added.append(answer)
         return Placed(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
 

@@ -1,0 +1,344 @@
+"""`gyrostat simulate`: the scheduler on virtual time, on a recorded trace."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from gyrostat.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from gyrostat.core.devices import Fleet
+    from gyrostat.sched.port import Change
+    from gyrostat.sim.cluster import Costs
+    from gyrostat.sim.job import TraceJob
+    from gyrostat.sim.report import Run
+    from gyrostat.sim.setup import Setup
+    from gyrostat.sim.simulate import Result
+
+_HELP = "\n\n".join(
+    [
+        "Run the scheduler on virtual time, on a trace, and compare policies.",
+        "  gyrostat simulate --cluster v100:73x8 --policy fifo --policy tiresias philly.csv",
+        "  gyrostat simulate --cluster by-load:73 --sharing quota --sharing cells --policy fifo philly.csv",
+        "  gyrostat simulate --cluster cells.yaml --policy 'fifo;prod=tiresias' --report out jobs.csv",
+        "TRACE is Philly's, ITP's or Alibaba's, or your own: CSV or Parquet with submitted, duration, devices and more "
+        "(docs/simulator.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: machines "
+        "with 8 devices, divided among the trace's tenants by load.",
+        "The same trace, options and seed give the same result, to the bit. --record keeps what the scheduler saw and decided; "
+        "--replay has it decide again and compares: exit code 1 if a plan differs.",
+    ]
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate", help=_HELP, short_help="Run the scheduler on virtual time.")(simulate)
+
+
+def simulate(
+    trace: Annotated[
+        Path | None, typer.Argument(metavar="[TRACE]", show_default=False, help="A trace; not with --replay.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(metavar="CLUSTER", show_default=False, help="A cell file, or nodes.")
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:SETTING=VALUE,…][;VC=NAME…]",
+            show_default="fifo",
+            help="Which policy; several are run in turn. docs/policies.md lists them.",
+        ),
+    ] = None,
+    sharing: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="cells|quota|private|flat",
+            show_default="cells",
+            help="How tenants share a cluster of cells; several are run in turn.",
+        ),
+    ] = None,
+    borrowing: Annotated[
+        bool, typer.Option("--borrowing/--no-borrowing", help="Lend what a tenant does not use to others.")
+    ] = True,
+    private: Annotated[
+        bool,
+        typer.Option(
+            "--private/--no-private", help="Also run every tenant alone, and say who waits longer than that."
+        ),
+    ] = True,
+    tenants: Annotated[
+        int,
+        typer.Option(metavar="N", min=0, help="Divide a trace without tenants among N (by a fixed rule)."),
+    ] = 0,
+    days: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FROM-TO", show_default="all", help="Only jobs submitted on these days of the trace."
+        ),
+    ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="analytic scaling",
+            help="Measured throughputs, for jobs with a workload.",
+        ),
+    ] = None,
+    overhead: Annotated[
+        float,
+        typer.Option(
+            metavar="X", min=0.0, help="Analytic scaling: p devices are p / (1 + X(p-1)) times as fast."
+        ),
+    ] = 0.0,
+    start_time: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="A job starts to train so long after it gets devices.")
+    ] = 0.0,
+    rescale_pause: Annotated[
+        float, typer.Option(metavar="S", min=0.0, help="A job stands still so long when its devices change.")
+    ] = 0.0,
+    spread_penalty: Annotated[
+        float, typer.Option(metavar="X", min=0.0, max=1.0, help="Speed lost per node more than needed.")
+    ] = 0.0,
+    packed_speed: Annotated[
+        float, typer.Option(metavar="X", min=0.01, max=1.0, help="Speed that a job keeps on shared devices.")
+    ] = 0.5,
+    serving: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE:LOW-HIGH",
+            show_default="none",
+            help="A serving load takes so many devices over the day.",
+        ),
+    ] = None,
+    failures: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOURS:HOURS", show_default="none", help="Mean time to a node's failure, and its repair."
+        ),
+    ] = None,
+    checkpoint_every: Annotated[
+        float,
+        typer.Option(
+            metavar="S", min=0.0, help="What a failed node costs a job at most; 0: nothing is lost."
+        ),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(metavar="N", help="Of failures and serving load.")] = 0,
+    report: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", show_default=False, help="Write report.json and report.html there."),
+    ] = None,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", show_default=False, help="Keep every observation and plan (one policy only)."
+        ),
+    ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", show_default=False, help="Decide a recording again and compare."),
+    ] = None,
+) -> None:
+    console = Console(soft_wrap=True, highlight=False)
+    if replay is not None:
+        _replay(console, replay, trace)
+        return
+    if trace is None or cluster is None:
+        raise UsageError("simulate needs --cluster CLUSTER and a TRACE (or --replay FILE)")
+
+    from gyrostat.sim.cluster import Costs
+    from gyrostat.sim.report import Run, write_report
+    from gyrostat.sim.setup import Setup, read_cluster
+    from gyrostat.sim.summary import summarise
+
+    jobs = _jobs(trace, tenants, days)
+    text, nodes = read_cluster(cluster, jobs)
+    costs = Costs(
+        start=start_time,
+        rescale=rescale_pause,
+        spread=spread_penalty,
+        sharing=packed_speed,
+        checkpoint_every=checkpoint_every,
+    )
+    base = Setup(
+        cluster=text,
+        nodes=nodes,
+        sharing="cells",
+        policy="fifo",
+        lends=borrowing,
+        overhead=overhead,
+        profiles=None if profiles is None else _text(profiles),
+    )
+    setups = _setups(base, policy or ["fifo"], sharing or ["cells"])
+    if record is not None and len(setups) != 1:
+        raise UsageError(f"--record keeps one run, but --policy and --sharing ask for {len(setups)}")
+    alone: dict[str, Result] = {}
+    runs: list[Run] = []
+    for setup in setups:
+        happenings = _happenings(setup.parts()[0], serving, failures, seed, jobs)
+        compare = private and not setup.one_vc and setup.sharing != "private"
+        if compare and setup.policy not in alone:
+            apart = _replace(setup, sharing="private")
+            alone[setup.policy] = _run(console, apart, jobs, costs, list, f"{setup.policy}, private")
+        name = f"{setup.policy}, {setup.sharing}"
+        result = _run(console, setup, jobs, costs, happenings, name, record)
+        summary = summarise(
+            result,
+            policy=setup.policy,
+            sharing="one pool" if setup.one_vc else setup.sharing,
+            private=alone.get(setup.policy) if compare else None,
+        )
+        runs.append(Run(summary, result))
+    _print(console, runs)
+    if report is not None:
+        page = write_report(
+            report, f"{trace.name} on {cluster}", runs, "gyrostat " + shlex.join(sys.argv[1:])
+        )
+        console.print(f"written to {page}")
+
+
+def _jobs(trace: Path, tenants: int, days: str | None) -> list[TraceJob]:
+    from gyrostat.sim.traces import between, read_trace
+    from gyrostat.sim.traces import tenants as divided
+
+    jobs = read_trace(trace)
+    if tenants:
+        jobs = divided(jobs, tenants)
+    if days is not None:
+        first, dash, last = days.partition("-")
+        if not dash or not first.isdigit() or not last.isdigit() or int(first) >= int(last):
+            raise UsageError(f"--days is FROM-TO, such as 10-20; got {days!r}")
+        jobs = list(between(jobs, int(first), int(last)))
+    if not jobs:
+        raise UsageError(f"{trace} has no jobs" + (f" on days {days}" if days else ""))
+    return jobs
+
+
+def _setups(base: Setup, policies: list[str], sharings: list[str]) -> list[Setup]:
+    from gyrostat.sim.sharing import Sharing
+
+    for sharing in sharings:
+        if sharing not in list(Sharing):
+            raise UsageError(f"--sharing is {', '.join(Sharing)}; got {sharing!r}")
+    if base.spec() is None:
+        return [_replace(base, policy=policy, sharing="flat") for policy in policies]
+    return [_replace(base, policy=policy, sharing=sharing) for policy in policies for sharing in sharings]
+
+
+def _replace(setup: Setup, **changes: str) -> Setup:
+    from gyrostat.sim.setup import read_setup
+
+    return read_setup({**setup.to_json(), **changes})
+
+
+def _happenings(
+    fleet: Fleet, serving: str | None, failures: str | None, seed: int, jobs: list[TraceJob]
+) -> Callable[[], list[Iterator[tuple[float, Change]]]]:
+    from gyrostat.sim.failures import failures as failing
+    from gyrostat.sim.serving import Diurnal
+
+    began = jobs[0].request.submitted
+    streams: list[Callable[[], Iterator[tuple[float, Change]]]] = []
+    if serving is not None:
+        type_, _, span = serving.partition(":")
+        low, dash, high = span.partition("-")
+        if type_ not in fleet.totals or not dash or not low.isdigit() or not high.isdigit():
+            raise UsageError(
+                f"--serving is TYPE:LOW-HIGH, such as {next(iter(fleet.totals))}:10-100; got {serving!r}"
+            )
+        load = Diurnal(type=type_, trough=int(low), peak=int(high), seed=seed, noise=0.05)
+        streams.append(load.changes)
+    if failures is not None:
+        try:
+            between, repair = (3600 * float(hours) for hours in failures.split(":"))
+        except ValueError:
+            raise UsageError(f"--failures is HOURS:HOURS, such as 2000:4; got {failures!r}") from None
+        streams.append(lambda: failing(fleet, between=between, repair=repair, seed=seed, began=began))
+    return lambda: [stream() for stream in streams]
+
+
+def _run(
+    console: Console,
+    setup: Setup,
+    jobs: list[TraceJob],
+    costs: Costs,
+    happenings: Callable[[], list[Iterator[tuple[float, Change]]]],
+    name: str,
+    record: Path | None = None,
+) -> Result:
+    from gyrostat.sched.recording import Recorder
+    from gyrostat.sim.setup import for_setup
+    from gyrostat.sim.simulate import simulate as run
+
+    fleet, vcs, placer = setup.parts()
+    recorder = nullcontext() if record is None else Recorder(record, setup.to_json())
+    with recorder as keep, _progress(name, len(jobs)) as progress:
+        return run(
+            fleet,
+            vcs,
+            placer,
+            for_setup(setup, jobs),
+            throughput=setup.throughput,
+            costs=costs,
+            happenings=happenings(),
+            progress=progress,
+            watchers=() if keep is None else (keep,),
+        )
+
+
+@contextmanager
+def _progress(name: str, jobs: int) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(name, total=jobs)
+        yield lambda done: bar.update(task, completed=done)
+
+
+def _print(console: Console, runs: list[Run]) -> None:
+    from gyrostat.sim.report import table, tenant_table
+
+    head, rows = table(runs)
+    turned = Table(*["", *(row[0] for row in rows)], box=None)
+    for number, name in enumerate(head[1:], 1):
+        turned.add_row(name, *(row[number] for row in rows))
+    console.print(turned)
+    if any(len(run.summary.tenants) > 1 for run in runs):
+        head, rows = tenant_table(runs)
+        console.print("\nmean queueing by tenant (! longer than in a private cluster)")
+        tenants = Table(*head, box=None)
+        for row in rows:
+            tenants.add_row(*row)
+        console.print(tenants)
+
+
+def _replay(console: Console, path: Path, trace: Path | None) -> None:
+    from gyrostat.sched.recording import replay
+    from gyrostat.sim.setup import read_setup
+
+    if trace is not None:
+        raise UsageError(f"--replay takes all it needs from {path}; leave out {trace}")
+    found = replay(path, lambda setup: read_setup(setup).books())
+    if found.difference is None:
+        console.print(f"{found.ticks} ticks with {found.actions} actions: all plans equal")
+        return
+    apart = found.difference
+    console.print(f"tick {apart.tick} at {apart.now} s is decided otherwise")
+    console.print(f"  recorded  {apart.recorded}", markup=False)
+    console.print(f"  replayed  {apart.replayed}", markup=False)
+    raise typer.Exit(1)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from error

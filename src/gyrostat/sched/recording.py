@@ -1,0 +1,138 @@
+"""What a scheduler saw and what it decided, tick by tick, in a file; and whether it would decide the same today.
+
+One JSON object per line: first the setup that the scheduler was built from, then for every tick the snapshot and the
+plan. A replay builds the scheduler anew, hands it the recorded snapshots, and compares its plans with the recorded
+ones: actions, devices, order, reasons, times. Any cluster can be recorded, and any recording be replayed anywhere;
+nothing of the cluster is needed for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, get_args
+
+import msgspec
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.plan import Action, Plan
+from gyrostat.sched.books import Books
+from gyrostat.sched.port import Change, Snapshot
+from gyrostat.sched.tick import tick
+
+FORMAT = "gyrostat-ticks-1"
+_KINDS: Mapping[str, type] = {kind.__name__: kind for kind in (*get_args(Change), *get_args(Action))}
+
+
+class Recorder:
+    """Writes every tick to a file; a watcher of the loop."""
+
+    def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
+        self._file: IO[bytes]
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise UsageError(f"the recording cannot be written to {path}: {error.strerror}") from error
+        self._write({"format": FORMAT, "setup": dict(setup)})
+
+    def __call__(self, snapshot: Snapshot, plan: Plan) -> None:
+        self._write(
+            {
+                "now": snapshot.now,
+                "changes": [_told(change) for change in snapshot.changes],
+                "actions": [_told(action) for action in plan.actions],
+                "wake_at": plan.wake_at,
+            }
+        )
+
+    def __enter__(self) -> Recorder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+    def _write(self, value: object) -> None:
+        self._file.write(msgspec.json.encode(value))
+        self._file.write(b"\n")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first tick that is decided otherwise."""
+
+    tick: int
+    now: float
+    recorded: str
+    replayed: str
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What a replay found."""
+
+    ticks: int
+    actions: int
+    difference: Difference | None
+
+
+def replay(path: Path, build: Callable[[Mapping[str, Any]], Books]) -> Replayed:
+    """Let `build` make a scheduler from the recorded setup, and have it decide all over again."""
+    lines = _lines(path)
+    head = next(lines, {})
+    if head.get("format") != FORMAT:
+        raise UsageError(
+            f"{path} is no recording of ticks ({FORMAT}): it begins with format {head.get('format')!r}"
+        )
+    books = build(head["setup"])
+    ticks = actions = 0
+    for line in lines:
+        ticks += 1
+        try:
+            snapshot = Snapshot(line["now"], tuple(map(_read, line["changes"])))
+            recorded = Plan(line["now"], tuple(map(_read, line["actions"])), line["wake_at"])
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            raise UsageError(f"{path}, tick {ticks}: not as a recording is written: {error}") from error
+        plan = tick(books, snapshot)
+        actions += len(plan.actions)
+        if plan != recorded:
+            return Replayed(
+                ticks, actions, Difference(ticks, snapshot.now, *_first_difference(recorded, plan))
+            )
+    return Replayed(ticks, actions, None)
+
+
+def _first_difference(recorded: Plan, replayed: Plan) -> tuple[str, str]:
+    for number in range(max(len(recorded.actions), len(replayed.actions))):
+        mine, other = (
+            str(plan.actions[number]) if number < len(plan.actions) else "nothing more"
+            for plan in (recorded, replayed)
+        )
+        if mine != other:
+            return mine, other
+    return f"wakes at {recorded.wake_at}", f"wakes at {replayed.wake_at}"
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield msgspec.json.decode(line, type=dict[str, Any])
+                except msgspec.DecodeError as error:
+                    raise UsageError(f"{path}, line {number} is no JSON object: {error}") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def _told(value: Any) -> dict[str, Any]:
+    told = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {"kind": type(value).__name__, **msgspec.to_builtins(told)}
+
+
+def _read(told: dict[str, Any]) -> Any:
+    given = dict(told)
+    return msgspec.convert(given, _KINDS[given.pop("kind")])

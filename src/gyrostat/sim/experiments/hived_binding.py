@@ -1,0 +1,45 @@
+"""HiveD, Figure 10 (§5.3): cells that are bound when needed spare borrowers that fixed ones drive out."""
+
+from __future__ import annotations
+
+from gyrostat.sim.experiments.finding import Compared, Context, Finding, TextTable, less, percent
+from gyrostat.sim.experiments.hived_trace import NORMAL, Comparison, busy_days
+from gyrostat.sim.sharing import cluster_of_nodes
+
+PAPER = 55.0
+
+
+def run(context: Context) -> Finding:
+    jobs, nodes = busy_days(context, NORMAL)
+    found: dict[str, Comparison] = {}
+    for label in ("static", "dynamic"):
+        found[label] = Comparison(jobs, cluster_of_nodes(nodes))
+        found[label].run(context, "cells", dynamic=label == "dynamic")
+    summaries = {label: one.summaries["cells"] for label, one in found.items()}
+    fewer = less(summaries["static"].preempted_devices, summaries["dynamic"].preempted_devices)
+    return Finding(
+        name="hived-binding",
+        title="HiveD, Figure 10: preempted devices with dynamic and static binding",
+        setup=(
+            f"{len(jobs)} jobs of twenty days of the Philly trace on {sum(nodes.values())} machines (64 % load), "
+            "first in first out. Static: every "
+            "cell of a tenant is the same machine from beginning to end."
+        ),
+        compared=[Compared("fewer preempted devices", percent(PAPER), percent(fewer), fewer >= PAPER)],
+        differs="How often borrowers are in the way depends on the load and on how many there are.",
+        tables=[
+            TextTable(
+                "preemptions",
+                ["binding", "jobs preempted", "devices preempted", "mean queueing, minutes"],
+                [
+                    [
+                        label,
+                        f"{one.all.preemptions}",
+                        f"{one.preempted_devices}",
+                        f"{one.all.queueing_mean / 60:.1f}",
+                    ]
+                    for label, one in summaries.items()
+                ],
+            )
+        ],
+    )

@@ -1,0 +1,191 @@
+"""What a simulation is set up from, as one writes it down: cluster, way of sharing, policies, costs. A recording
+keeps it.
+
+The cluster is one of
+- a cell file (see docs/cells.md),
+- `v100:73x8,p100:2x4`: nodes of one pool; all jobs share it as one VC, whatever tenants the trace names,
+- `by-load:73`: 73 machines with 8 devices, divided among the trace's tenants by the load of their jobs (`by_load`).
+
+A policy is `NAME[:SETTING=VALUE,…]`, and may differ by VC: `fifo;prod=tiresias:queues=500/10000`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from gyrostat.core.devices import Counts, Fleet
+from gyrostat.core.errors import UsageError
+from gyrostat.core.request import JobRequest
+from gyrostat.sched.books import Books, Vc
+from gyrostat.sched.cells.spec import CellSpec, parse
+from gyrostat.sched.placers.base import Placer
+from gyrostat.sched.placers.nodes import NodePlacer
+from gyrostat.sched.planner.tables import profiles_of
+from gyrostat.sched.planner.throughput import PlannedThroughput
+from gyrostat.sched.policies import find_policy
+from gyrostat.sched.throughput import AnalyticScaling, Throughput
+from gyrostat.sim.job import TraceJob
+from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
+from gyrostat.sim.traces import NOBODY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """All that decides what a scheduler does, in plain values."""
+
+    cluster: str
+    """The text of a cell file, or nodes as above."""
+    sharing: str
+    policy: str
+    lends: bool = True
+    overhead: float = 0.0
+    """Of `AnalyticScaling`."""
+    nodes: Mapping[str, int] | None = None
+    """With `by-load`: machines of each tenant."""
+    profiles: str | None = None
+    """The text of a JSON file of measured throughputs (see docs/planner.md), for jobs that name their workload."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "cluster": self.cluster,
+            "sharing": self.sharing,
+            "policy": self.policy,
+            "lends": self.lends,
+            "overhead": self.overhead,
+            "nodes": None if self.nodes is None else dict(self.nodes),
+            "profiles": self.profiles,
+        }
+
+    @cached_property
+    def throughput(self) -> Throughput:
+        analytic = AnalyticScaling(overhead=self.overhead)
+        return analytic if self.profiles is None else _Measured(self.profiles, analytic)
+
+    def parts(self) -> tuple[Fleet, list[Vc], Placer]:
+        """New ones, ready to run."""
+        spec = self.spec()
+        if spec is None:
+            fleet = Fleet.parse(self.cluster)
+            return fleet, _vcs([NOBODY], {}, self.policy), NodePlacer(fleet)
+        sharing = Sharing(self.sharing)
+        fleet, placer = build(spec, sharing, lends=self.lends)
+        if sharing is Sharing.FLAT:
+            return fleet, _vcs([NOBODY], {}, self.policy), placer
+        weights = {vc.name: vc.weight for vc in spec.virtual_clusters}
+        return fleet, _vcs(list(weights), weights, self.policy), placer
+
+    def books(self) -> Books:
+        fleet, vcs, placer = self.parts()
+        return Books(fleet, vcs, placer, self.throughput)
+
+    def spec(self) -> CellSpec | None:
+        """None: one pool of nodes."""
+        if self.nodes is not None:
+            return cluster_of_nodes(self.nodes)
+        if "\n" not in self.cluster:
+            return None
+        spec, problems = parse(self.cluster)
+        if spec is None:
+            told = "\n".join(f"  line {problem.line}: {problem.reason}" for problem in problems)
+            raise UsageError(f"the cluster is no sound cell file:\n{told}")
+        return spec
+
+    @property
+    def one_vc(self) -> bool:
+        """Whether all jobs go to one VC."""
+        return self.spec() is None or self.sharing == Sharing.FLAT
+
+
+class _Measured:
+    """From a table for jobs that say what they train, analytic for others."""
+
+    def __init__(self, profiles: str, otherwise: Throughput) -> None:
+        try:
+            document = json.loads(profiles)
+        except ValueError as error:
+            raise UsageError(f"the file of throughputs is no JSON: {error}") from error
+        self._planned = PlannedThroughput(profiles_of(document))
+        self._otherwise = otherwise
+
+    def rate(self, request: JobRequest, counts: Counts) -> float:
+        return (self._otherwise if request.workload is None else self._planned).rate(request, counts)
+
+
+def read_setup(data: Mapping[str, Any]) -> Setup:
+    """As a recording keeps it."""
+    try:
+        return Setup(**data)
+    except TypeError as error:
+        raise UsageError(f"this setup is not as this version writes it: {error}") from error
+
+
+def read_cluster(text: str, jobs: Sequence[TraceJob]) -> tuple[str, Mapping[str, int] | None]:
+    """What `--cluster` says: the text that a setup keeps, and machines by tenant."""
+    kind, _, number = text.partition(":")
+    if kind == "by-load":
+        if not number.isdigit() or not int(number):
+            raise UsageError(f"a cluster by load is written by-load:NODES, such as by-load:73; got {text!r}")
+        return text, by_load(jobs, int(number))
+    path = Path(text)
+    if path.exists() or path.suffix in (".yaml", ".yml"):
+        try:
+            return path.read_text() + "\n", None
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"{path} cannot be read: {error}") from error
+    Fleet.parse(text)
+    return text, None
+
+
+def by_load(jobs: Iterable[TraceJob], nodes: int, size: int = 8) -> dict[str, int]:
+    """Machines for each tenant: enough for its largest job, and beyond that one by one to whoever lacks most of its
+    load's share.
+    """
+    load: dict[str, float] = {}
+    least: dict[str, int] = {}
+    for job in jobs:
+        vc, devices = job.request.vc, job.request.devices
+        load[vc] = load.get(vc, 0.0) + devices * job.duration
+        least[vc] = max(least.get(vc, 1), -(-devices // size))
+    given = dict(sorted(least.items()))
+    if sum(given.values()) > nodes:
+        raise UsageError(
+            f"{nodes} nodes are too few: the largest jobs of the {len(given)} tenants need {sum(given.values())} at least"
+        )
+    whole = sum(load.values())
+    for _ in range(nodes - sum(given.values())):
+        neediest = max(given, key=lambda vc: nodes * load[vc] / whole - given[vc])
+        given[neediest] += 1
+    return given
+
+
+def for_setup(setup: Setup, jobs: Sequence[TraceJob]) -> list[TraceJob]:
+    """The jobs as this setup runs them: all in one VC, where there is only one."""
+    if not setup.one_vc:
+        return list(jobs)
+    return [
+        job
+        if job.request.vc == NOBODY
+        else TraceJob(replace(job.request, vc=NOBODY), job.duration, job.request.vc)
+        for job in jobs
+    ]
+
+
+def _vcs(names: Sequence[str], weights: Mapping[str, float], policy: str) -> list[Vc]:
+    default, _, rest = policy.partition(";")
+    special: dict[str, str] = {}
+    for part in filter(None, rest.split(";")):
+        vc, equals, named = part.partition("=")
+        if not equals or vc not in names:
+            raise UsageError(
+                f"policies by VC are written POLICY;VC=POLICY;…; {part!r} names none of {', '.join(names)}"
+            )
+        special[vc] = named
+    return [
+        Vc(name=name, policy=find_policy(special.get(name, default)), weight=weights.get(name, 1.0))
+        for name in names
+    ]
