@@ -108,6 +108,8 @@ class Options:
     workloads: tuple[str, ...]
     reductions: tuple[str, ...]
     """In which orders gyrostat adds gradients."""
+    quick: bool = False
+    """Only to see that it works."""
 
 
 def main(
@@ -143,6 +145,7 @@ def main(
         block_seconds=0.3 if args.quick else getattr(args, "block", 0.0),
         workloads=(workload,) if workload else tuple(workloads),
         reductions=(reduction,) if reduction else tuple(reductions),
+        quick=args.quick,
     )
     load = os.getloadavg()[0]
     if load > 0.5:

@@ -26,6 +26,7 @@ COMMANDS = (
     "memory",
     "order_1e9",
     "shard_handout",
+    "philly_elastic",
     "planner",
     "wire_bytes",
     "worker_start",

@@ -51,7 +51,7 @@ class LittleCluster:
         fleet: str,
         policy: str = "fifo",
         *,
-        quotas: dict[str, int] | None = None,
+        quotas: dict[str, int] | dict[str, dict[str, int]] | None = None,
         lends: bool = False,
         placer: Placer | None = None,
         throughput: Throughput | None = None,
@@ -59,8 +59,8 @@ class LittleCluster:
         self.fleet = Fleet.parse(fleet)
         by_type = None
         if quotas is not None:
-            (type_,) = self.fleet.totals
-            by_type = {vc: {type_: number} for vc, number in quotas.items()}
+            first = next(iter(self.fleet.totals))
+            by_type = {vc: each if isinstance(each, dict) else {first: each} for vc, each in quotas.items()}
         self.placer = NodePlacer(self.fleet, quotas=by_type, lends=lends) if placer is None else placer
         names = list(quotas or {"all": 0})
         self.books = Books(

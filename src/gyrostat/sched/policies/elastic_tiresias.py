@@ -8,7 +8,8 @@
 - R2, expansion, after it. If nobody waits, idle devices go one by one to the job that gains most by it:
   (S(p+1) - S(p)) / S(p).
 
-When somebody waits again, jobs that were expanded first give back what they have beyond their request.
+When somebody waits again, jobs that were expanded first give back what they have beyond their request. When the crowd has gone
+but some still wait, idle devices, which then are of no use to those, go to jobs that were compacted, up to their request.
 
 The efficiency of p devices is their throughput per device relative to the best such; p devices at that efficiency are worth
 S(p) / max_q S(q)/q devices (`worth`). A running job is resized at most every `hold` seconds for its own sake, and only
@@ -52,8 +53,10 @@ class _Index:
     expanded: dict[int, JobView] = field(default_factory=dict)
     donors: dict[int, _Donor] = field(default_factory=dict)
     """Those with more than their least."""
-    gains: list[tuple[float, int, int]] = field(default_factory=list)
-    """A heap of (-gain, number, devices); outdated entries are dropped when they are met."""
+    compacted: list[tuple[float, int, int]] = field(default_factory=list)
+    """Those with less than they asked for: a heap of (-gain, number, devices); outdated entries are dropped when met."""
+    others: list[tuple[float, int, int]] = field(default_factory=list)
+    """The same for those that could have more than they asked for."""
 
 
 class ElasticTiresias(Tiresias):
@@ -90,7 +93,7 @@ class ElasticTiresias(Tiresias):
         if len(view.waiting) > self.crowd:
             yield from self._compact(view)
         yield from super().decide(view, now)
-        if not len(view.waiting):
+        if len(view.waiting) <= self.crowd:
             yield from self._expand(view, now)
 
     def borrow(self, view: VcView, now: float) -> Wishes:
@@ -121,10 +124,11 @@ class ElasticTiresias(Tiresias):
             index.donors[job.number] = self._donor(job)
         else:
             index.donors.pop(job.number, None)
-        if held < limit(job) and len(job.counts) == 1:
+        if job.held < limit(job) and len(job.counts) == 1:
             gain = self._gain(job)
             if gain > 0:
-                heapq.heappush(index.gains, (-gain, job.number, held))
+                heap = index.compacted if held < job.request.devices else index.others
+                heapq.heappush(heap, (-gain, job.number, held))
 
     def _donor(self, job: JobView) -> _Donor:
         """Placers take from where a job has the fewest devices; that may be less than it could give in all."""
@@ -234,30 +238,33 @@ class ElasticTiresias(Tiresias):
     # R2, and back.
 
     def _expand(self, view: VcView, now: float) -> Wishes:
+        """Idle devices to whoever gains most; beyond what it asked for only if nobody waits."""
         index = self._indices.get(view)
-        if index is None:
-            return
+        if index is not None:
+            yield from self._grow(view, now, index, index.compacted)
+            if not len(view.waiting):
+                yield from self._grow(view, now, index, index.others)
+
+    def _grow(self, view: VcView, now: float, index: _Index, gains: list[tuple[float, int, int]]) -> Wishes:
         refused: list[tuple[float, int, int]] = []
         look_again = math.inf
-        while index.gains and len(refused) < _REFUSALS and any(view.frees().values()):
-            entry = heapq.heappop(index.gains)
+        while gains and len(refused) < _REFUSALS and any(view.frees().values()):
+            entry = heapq.heappop(gains)
             number, held = entry[1:]
             job = index.jobs.get(number)
-            if job is None or job.id not in view.jobs or len(job.devices) != held or len(job.counts) != 1:
+            if job is None or job.id not in view.jobs or len(job.devices) != held or job.held >= limit(job):
                 continue
             ((type_, _),) = job.counts.items()
             gain = -entry[0]
             if gain * self.hold < (1 + gain) * self.price:
                 continue
-            if view.free(type_) < 1 or now < job.since + self.hold:
-                look_again = min(
-                    look_again, job.since + self.hold if now < job.since + self.hold else math.inf
-                )
+            if now < job.since + self.hold:
+                look_again = min(look_again, job.since + self.hold)
                 refused.append(entry)
             elif not (yield Run(job, {type_: held + 1}, f"expansion: {gain:.0%} faster with an idle device")):
                 refused.append(entry)
         for entry in refused:
-            heapq.heappush(index.gains, entry)
+            heapq.heappush(gains, entry)
         if look_again < math.inf:
             yield Wake(look_again)
 

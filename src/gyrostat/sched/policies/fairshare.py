@@ -173,6 +173,10 @@ def hand_out(
                 free[type_] -= more
                 if not job.request.mixes_types:
                     break
+        if sum(has.values()) < job.request.smallest:  # what is left of one type is too little for it
+            for type_, number in has.items():
+                free[type_] += number
+            has.clear()
     return {id_: counts for id_, counts in wanted.items() if counts}
 
 

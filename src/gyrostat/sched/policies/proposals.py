@@ -105,9 +105,9 @@ class Table:
                 for more in range(1, min(free, room - sum(held.values())) + 1):
                     yield {**held, type_: held.get(type_, 0) + more}, more
             if self.moving and set(held) != {type_}:
-                for number in range(1, min(free + held.get(type_, 0), room) + 1):
-                    if number > held.get(type_, 0):
-                        yield {type_: number}, number - held.get(type_, 0)
+                least = max(job.request.smallest, held.get(type_, 0) + 1)
+                for number in range(least, min(free + held.get(type_, 0), room) + 1):
+                    yield {type_: number}, number - held.get(type_, 0)
 
 
 _Entry = tuple[float, int, int, Proposal, JobView]

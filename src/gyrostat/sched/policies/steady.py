@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.devices import Counts
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
-from gyrostat.sched.policy import Policy, Run, Wake, Wishes
+from gyrostat.sched.policy import Policy, Run, Stop, Wake, Wishes
 from gyrostat.sched.views import JobView, VcView
 
 
@@ -58,7 +58,9 @@ class SteadyPolicy(Policy):
                 type_: n - counts.get(type_, 0) for type_, n in job.counts.items() if n > counts.get(type_, 0)
             }
             if any(need.get(type_, 0) > 0 for type_ in given):
-                yield Run(job, counts, wanted.reasons.get(job.id, "makes room for others"))
+                reason = wanted.reasons.get(job.id, "makes room for others")
+                enough = sum(counts.values()) + len(job.borrowed) >= max(job.request.smallest, 1)
+                yield Run(job, counts, reason) if enough else Stop(job, reason)
                 for type_, number in given.items():
                     need[type_] -= number
         for job, counts in takes:

@@ -17,9 +17,9 @@ from gyrostat.sim.traces import read_trace
 
 FLEET = "v100:4x8,p100:2x8,k80:2x8"
 SHARES = {"v100": 32, "p100": 16, "k80": 16}
-SWEEP = ((200, 4), (400, 2), (400, 4), (400, 6), (800, 4))
-"""How many jobs, and that every second, fourth … of Philly's is taken: how long, and how much is asked of 64 devices."""
-SHOWN = (800, 4)
+SWEEP = ((200, 3), (400, 3), (800, 2), (800, 3), (800, 4))
+"""How many jobs, and that one in two, three or four of Philly's is taken: how long, and how much is asked of 64 devices."""
+SHOWN = (800, 3)
 SEED = 7
 SIZES = (1, 2, 4, 8, 16)
 SHORTEST, LONGEST = 300.0, 8 * 3600.0
@@ -67,7 +67,7 @@ def demands(philly: Path, number: int, every: int) -> list[Demand]:
 
 
 def _thinned(philly: Path, number: int, every: int) -> list[tuple[float, float]]:
-    """Submission and duration of every so-manieth job from the middle of the trace on, trivial and endless ones left out."""
+    """Submission and duration of one in so many jobs from the middle of the trace on, trivial and endless ones left out."""
     usable = [job for job in read_trace(philly) if SHORTEST <= job.duration <= LONGEST]
     middle = len(usable) // 2
     return [(job.request.submitted, job.duration) for job in usable[middle : middle + every * number : every]]
@@ -86,7 +86,7 @@ def run(context: Context) -> Finding:
         }
         found[number, every] = {}
         for name, (policy, jobs) in runs.items():
-            context.progress(f"{number} jobs, every {every}th of Philly's, {name}")
+            context.progress(f"{number} jobs, one in {every} of Philly's, {name}")
             found[number, every][name] = summarise(play(fleet, policy, jobs, throughput), fleet)
     yarn, homo, heter = found[SHOWN].values()
     return Finding(
@@ -99,7 +99,7 @@ def run(context: Context) -> Finding:
             "drawn evenly, the type that YARN-CS must find in proportion to the fleet. The paper gives neither "
             "these nor the number of jobs. YARN-CS: first in, first out, gangs of one type. EasyScale: from 0 "
             "devices to one per virtual worker, any type; resizes at most once a minute. Compared with "
-            f"{SHOWN[0]} jobs, every {SHOWN[1]}th of Philly's; the table has other numbers and loads."
+            f"{SHOWN[0]} jobs, one in {SHOWN[1]} of Philly's; the table has other numbers and loads."
         ),
         compared=[
             _compared("mean JCT, homogeneous", 8.3, yarn.mean / homo.mean),
@@ -119,11 +119,11 @@ def run(context: Context) -> Finding:
                 "Times as fast as YARN-CS",
                 ("jobs", "JCT homo", "makespan homo", "JCT heter", "makespan heter"),
                 [
-                    _ratios(f"{number}, every {every}th", *each.values())
+                    _ratios(f"{number}, one in {every}", *each.values())
                     for (number, every), each in found.items()
                 ],
             ),
-            table(f"{SHOWN[0]} jobs, every {SHOWN[1]}th of Philly's", found[SHOWN].items()),
+            table(f"{SHOWN[0]} jobs, one in {SHOWN[1]} of Philly's", found[SHOWN].items()),
         ],
         plots=[
             Plot(

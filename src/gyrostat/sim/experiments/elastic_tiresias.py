@@ -23,7 +23,7 @@ from gyrostat.sim.job import TraceJob
 from gyrostat.sim.traces import read_trace
 
 TYPE, PER_NODE = "v100", 8
-NODES = 42
+NODES = 45
 SEED = 4
 PER_DEVICE = 4  # virtual workers per device asked for
 WORKLOADS = (("ResNet-18", 16), ("ResNet-50", 16), ("Transformer", 16), ("LM", 10))
@@ -48,7 +48,7 @@ def philly_jobs(path: Path, *, elastic: bool, most: int | None = None) -> Iterat
             min_devices=1 if elastic else None,
             max_devices=PER_DEVICE * devices if elastic else None,
             virtual_workers=PER_DEVICE * devices,
-            affinity=Affinity.SOFT,
+            affinity=Affinity.HARD,
             workload=workload_name(profile, batch),
         )
         yield TraceJob(request, job.duration)
