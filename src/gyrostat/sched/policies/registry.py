@@ -47,10 +47,9 @@ def find_policy(text: str) -> Policy:
     if name not in known:
         raise UsageError(f"there is no policy {name!r}; there are {', '.join(sorted(known))}")
     kind = _load(name, known[name])
-    policy = kind(**_settings(name, kind, settings))
-    if not isinstance(policy, Policy):
+    if not (isinstance(kind, type) and issubclass(kind, Policy)):
         raise UsageError(f"policy {name!r} is {known[name]}, which is not a gyrostat.sched.policy.Policy")
-    return policy
+    return kind(**_settings(name, kind, settings))
 
 
 def _load(name: str, where: str) -> Any:

@@ -9,13 +9,6 @@ from gyrostat.core.errors import UsageError
 from gyrostat.sim.experiments.finding import Context, Finding
 
 EXPERIMENTS: Mapping[str, str] = {
-    "hived-sharing": "HiveD, Figure 5: private, quota and cells under YARN-CS, Gandiva and Tiresias",
-    "hived-load": "HiveD, Figures 6 and 7: twenty days at the original and at a higher load",
-    "hived-leaving": "HiveD, Figure 7: tenants that suffer leave",
-    "hived-reshaped": "HiveD, Figure 8: affinity requirements reshaped",
-    "hived-soft": "HiveD, Figure 9: 25, 50 and 75 % of the larger jobs with soft affinity",
-    "hived-binding": "HiveD, Figure 10: dynamic against static binding",
-    "hived-levels": "HiveD, Figure 11: cells of several levels against whole machines",
     "elastic-tiresias": "EDL, Table 4: Elastic-Tiresias against Tiresias on the Philly trace",
     "edl-16-jobs": "EDL, Figure 11: 16 jobs on 32 devices, static against elastic",
     "edl-transient": "EDL, Figure 10b: transient devices, four ways to use them",
@@ -25,6 +18,13 @@ EXPERIMENTS: Mapping[str, str] = {
     "virtualflow-3-jobs": "VirtualFlow, Figure 10: 3 jobs, fair shares against static priority",
     "virtualflow-solver": "VirtualFlow, Figures 13 and 14: the solver on the configurations of Table 4",
     "gavel-mixed": "VirtualFlow, Figure 15: Gavel with and without mixed allocations",
+    "hived-sharing": "HiveD, Figure 5: private, quota and cells under YARN-CS, Gandiva and Tiresias",
+    "hived-load": "HiveD, Figures 6 and 7: twenty days at the original and at a higher load",
+    "hived-leaving": "HiveD, Figure 7: tenants that suffer leave",
+    "hived-reshaped": "HiveD, Figure 8: affinity requirements reshaped",
+    "hived-soft": "HiveD, Figure 9: 25, 50 and 75 % of the larger jobs with soft affinity",
+    "hived-binding": "HiveD, Figure 10: dynamic against static binding",
+    "hived-levels": "HiveD, Figure 11: cells of several levels against whole machines",
 }
 
 
