@@ -67,6 +67,8 @@ class Launch:
         log_dir: Path | None = None,
         observer: Observer | None = None,
         schedule: Sequence[tuple[int, int]] = (),
+        name: str | None = None,
+        restarts: int = 0,
         check: bool = True,
     ) -> Outcome:
         """`placement` says how many virtual workers each worker runs; without it, `workers` share evenly."""
@@ -94,6 +96,8 @@ class Launch:
             worker_threads=worker_threads or {},
             log_dir=log_dir,
             schedule=schedule,
+            name=name,
+            restarts=restarts,
         )
         outcome = run_job(request, parent=self._parent, observer=observer)
         return outcome.check() if check else outcome

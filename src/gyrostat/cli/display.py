@@ -23,6 +23,7 @@ from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
+from gyrostat.job.watch import Failure
 
 Clock = Callable[[], float]
 
@@ -179,6 +180,9 @@ class PlainDisplay:
             f"from step {done.step} on {done.after} worker{'s' * (done.after != 1)} instead of {done.before}, after a pause of "
             f"{done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
+
+    def died(self, failure: Failure) -> None:
+        self.note(f"{failure}; starting again from the newest checkpoint")
 
     def refused(self, change: Change, reason: str) -> None:
         self.note(f"not on {change.workers} workers: {reason}")

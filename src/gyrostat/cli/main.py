@@ -10,7 +10,19 @@ from typing import Annotated
 import typer
 
 import gyrostat
-from gyrostat.cli import cells, checkpoint, experiment, later, plan, probe, run, scan, simulate, verify
+from gyrostat.cli import (
+    cells,
+    checkpoint,
+    experiment,
+    later,
+    plan,
+    probe,
+    run,
+    running,
+    scan,
+    simulate,
+    verify,
+)
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -32,6 +44,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
+running.register(app)
 verify.register(app)
 scan.register(app)
 probe.register(app)

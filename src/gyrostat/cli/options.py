@@ -5,12 +5,14 @@ what is wrong.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
 from gyrostat.core.placement import Placement
+from gyrostat.job.door import check_name
 
 
 def parse_counts(text: str) -> list[int]:
@@ -108,3 +110,12 @@ def _parse_entry(entry: str, text: str) -> tuple[int, int]:
         raise UsageError(
             f"--schedule takes STEP:WORKERS pairs such as 0:2,50:4,100:1; {entry!r} in {text!r} is none"
         ) from None
+
+
+def choose_name(name: str | None, script: str) -> str:
+    """By which others find the running job: what the user says, or the script's name and this process's number."""
+    if name is not None:
+        check_name(name)
+        return name
+    plain = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._") or "job"
+    return f"{plain[:48]}-{os.getpid()}"

@@ -113,6 +113,15 @@ def run(
             rich_help_panel=_JOB,
         ),
     ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="the script's name and the process's number",
+            help="By which `gyrostat scale` and `status` find it.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
     schedule: Annotated[
         str | None,
         typer.Option(
@@ -140,6 +149,15 @@ def run(
     resume: Annotated[
         bool, typer.Option(help="Go on from the newest valid one.", rich_help_panel=_CHECKPOINTS)
     ] = True,
+    restarts: Annotated[
+        int,
+        typer.Option(
+            metavar="R",
+            min=0,
+            help="If a worker dies, go on from the newest checkpoint, at most R times.",
+            rich_help_panel=_CHECKPOINTS,
+        ),
+    ] = 3,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -184,6 +202,8 @@ def run(
         pool=options.choose_pool(determinism, pool, threads),
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
         schedule=entries,
+        restarts=restarts,
+        name=options.choose_name(name, script),
         log_dir=log_dir,
         trace=trace,
     )

@@ -519,7 +519,9 @@ class Job:
         prepared = self._membership.wait_until_invited()
         assert prepared.wire is not None
         assert prepared.group is not None
-        snapshot, turns, batches = unpack_state(prepared.wire.receive())
+        data = prepared.wire.receive()
+        began = now()
+        snapshot, turns, batches = unpack_state(data)
         self._runner.handed_batches = (batches,)
         prepared.wire.close()
         self._runner.contexts.clear()
@@ -529,6 +531,10 @@ class Job:
         self._membership.moved(prepared.plan)
         self._joining, self._just_joined = False, True
         self._holds.discard(target.progress.step)
+        if set(prepared.plan.members) == set(prepared.plan.newcomers):  # nobody stays who could say so
+            self._supervisor.switched(
+                prepared.plan.generation, target.progress.step, prepared.group.size, (now() - began) / 1e9
+            )
 
     def _load_if_at_end(self) -> None:
         if self._loops.at_end:

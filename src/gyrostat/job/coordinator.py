@@ -44,6 +44,8 @@ class Change:
     """At this boundary and no other, where all workers wait for it; None: as soon as it can be."""
     request: str | None = None
     """Whoever asked knows it by this name."""
+    without: tuple[int, ...] = ()
+    """These members leave, whoever else does; others come in their place if the number asks for it."""
 
 
 # Instructions.
@@ -159,7 +161,9 @@ class Coordinator:
                     f"ask for 1 to {self.virtual_workers}",
                 )
             ]
-        if change.workers == len(self.members):
+        if unknown := [member for member in change.without if member not in self.members]:
+            return [Refused(change, f"no such worker: {unknown}; there are {list(self.members)}")]
+        if change.workers == len(self.members) and not change.without:
             return [Done(change, self.step, change.workers, change.workers, 0.0, 0.0, ())]
         return self._begin(change, now)
 
@@ -247,7 +251,7 @@ class Coordinator:
         if not again:
             self._since, self._tries = now, 0
         self._tries += 1
-        more = max(0, change.workers - len(self.members))
+        more = change.workers - len(self._staying(change))
         self._newcomers = tuple(range(self._next_member, self._next_member + more))
         self._next_member += more
         if not self._newcomers:
@@ -255,15 +259,19 @@ class Coordinator:
         self.phase, self._waiting_for = Phase.STARTING, set(self._newcomers)
         return [Start(member) for member in self._newcomers]
 
+    def _staying(self, change: Change) -> tuple[int, ...]:
+        """The first ones stay, so that worker 0 rarely changes."""
+        return tuple(member for member in self.members if member not in change.without)[: change.workers]
+
     def _connect(self) -> list[Instruction]:
         assert self._change is not None
-        stay = self.members[: self._change.workers]
+        stay = self._staying(self._change)
         self._plan = NextGeneration(
             generation=self.generation + 1,
             placement=Placement.even(self.virtual_workers, self._change.workers),
             members=(*stay, *self._newcomers),
             newcomers=self._newcomers,
-            donor=stay[-1],
+            donor=stay[-1] if stay else self.members[0],
             store=self.store(self.generation + 1),
         )
         self.phase = Phase.CONNECTING

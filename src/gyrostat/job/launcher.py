@@ -13,6 +13,7 @@ However it ends, by an exception too, no worker is left running.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import selectors
 import signal
@@ -20,7 +21,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -42,6 +43,18 @@ from gyrostat.job.coordinator import (
     Tell,
     changes,
 )
+from gyrostat.job.door import (
+    Answer,
+    AskCheckpoint,
+    AskStatus,
+    AskStop,
+    Door,
+    Migrate,
+    Request,
+    Scale,
+    Status,
+    Visitor,
+)
 from gyrostat.job.observer import Nobody, Observer, Stream
 from gyrostat.job.outcome import Outcome, Tally
 from gyrostat.job.output import Lines, LogFiles
@@ -52,6 +65,7 @@ from gyrostat.job.protocol import (
     FromWorker,
     Prepared,
     Program,
+    ProtocolError,
     Ready,
     Started,
     Steps,
@@ -61,7 +75,7 @@ from gyrostat.job.protocol import (
 from gyrostat.job.signals import SignalQueue, caught
 from gyrostat.job.start import ForkParent, WorkerSource
 from gyrostat.job.tracefile import join_traces
-from gyrostat.job.watch import Order, Watch
+from gyrostat.job.watch import Cause, Order, Watch
 
 _GENERATION = 1
 
@@ -100,8 +114,23 @@ class RunRequest:
     """Where to write a trace of where time went."""
     timeout_s: float = 1800.0
     """How long a collective may wait for a silent peer."""
+    name: str | None = None
+    """By which others can ask the running job for something; without one nobody can."""
     schedule: Sequence[tuple[int, int]] = ()
     """(step, workers): from that step's boundary on, so many."""
+
+    restarts: int = 0
+    """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
+
+    def after(self, outcome: Outcome) -> RunRequest:
+        """The same job once more, from its newest checkpoint, on as many workers as it had."""
+        assert self.checkpoint is not None
+        same = (
+            self
+            if self.schedule or outcome.workers == self.placement.workers
+            else replace(self, placement=Placement.even(outcome.virtual_workers, outcome.workers))
+        )
+        return replace(same, checkpoint=replace(self.checkpoint, resume=True))
 
     def crew(self) -> Placement:
         """The placement that is really run."""
@@ -190,14 +219,35 @@ def run_job(
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught()) if forward_signals else None
         source = parent if parent is not None else stack.enter_context(ForkParent())
-        runtime = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-"))
-        run = stack.enter_context(_Run(request, source, observer, signals, Path(runtime)))
-        run.start()
-        outcome = run.until_over()
+        directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-"))
+        crew = request.crew()
+        tally = Tally(crew.virtual_workers, crew.workers, time.monotonic())
+        for attempt in itertools.count():
+            runtime = Path(directory) / f"attempt-{attempt}"
+            runtime.mkdir()
+            with _Run(request, source, observer, signals, runtime, tally, again=attempt > 0) as run:
+                run.start()
+                outcome = run.until_over()
+            if attempt == request.restarts or not _is_worth_another(outcome, request):
+                break
+            assert outcome.failure is not None
+            tally.died(outcome.failure, time.monotonic())
+            observer.died(outcome.failure)
+            request = request.after(outcome)
         if request.trace is not None:
-            join_traces(Path(runtime), request.trace)
+            join_traces(runtime, request.trace)
     observer.over(outcome)
     return outcome
+
+
+def _is_worth_another(outcome: Outcome, request: RunRequest) -> bool:
+    """A worker that died, and not its script, can be had again; and a job that checkpoints loses nothing by it."""
+    died = outcome.failure is not None and outcome.failure.cause in (
+        Cause.KILLED,
+        Cause.VANISHED,
+        Cause.PEER_LOST,
+    )
+    return died and request.checkpoint is not None and outcome.stopped_by is None
 
 
 class _Worker:
@@ -243,6 +293,9 @@ class _Run:
         observer: Observer,
         signals: SignalQueue | None,
         runtime: Path,
+        tally: Tally,
+        *,
+        again: bool,
     ) -> None:
         self._request = request
         self._source = source
@@ -251,7 +304,7 @@ class _Run:
         self._selector = selectors.DefaultSelector()
         self._workers: dict[int, _Worker] = {}
         placement = request.crew()
-        self._tally = Tally(placement.virtual_workers, placement.workers, time.monotonic())
+        self._tally = tally
         self._watch = Watch(list(range(placement.workers)), checkpoints=request.checkpoint is not None)
         self._coordinator = Coordinator(
             placement.virtual_workers,
@@ -259,10 +312,13 @@ class _Run:
             store=lambda generation: f"{runtime}/store-{generation}",
             schedule=request.changes(),
         )
-        self._logs = LogFiles(request.log_dir) if request.log_dir else None
+        self._logs = LogFiles(request.log_dir, append=again) if request.log_dir else None
+        self._door = Door(request.name) if request.name else None
 
     def start(self) -> None:
         self._selector.register(self._source, selectors.EVENT_READ)
+        if self._door is not None:
+            self._selector.register(self._door, selectors.EVENT_READ, self._door)
         if self._signals is not None:
             self._selector.register(self._signals, selectors.EVENT_READ)
         for index in self._watch.crew:
@@ -285,6 +341,10 @@ class _Run:
             for key, _ in self._selector.select(self._patience(wish)):
                 if isinstance(key.data, _Worker):
                     self._read(key.data, key.fileobj)
+                elif isinstance(key.data, Door):
+                    self._open_door(key.data)
+                elif isinstance(key.data, Visitor):
+                    self._hear_out(key.data)
             self._take_exits()
             now = time.monotonic()
             for number in self._signals.take() if self._signals else ():
@@ -367,13 +427,88 @@ class _Run:
                             self._source.signal(worker.pid, signal.SIGKILL)
                 case Done() as done:
                     self._watch.joined(done.joined)
-                    self._tally.resized(done, now)
-                    self._observer.resized(done)
+                    if done.joined or done.before != done.after:
+                        self._tally.resized(done, now)
+                        self._observer.resized(done)
+                    text = f"{done.after} workers since step {done.step}"
+                    times = done.paused * 1e3, done.prepared * 1e3
+                    self._tell_door(done.change, Answer(True, text, done.step, done.after, *times))
                 case Refused(change=change, reason=reason):
-                    self._tally.refused(change, reason, now)
-                    self._observer.refused(change, reason)
+                    if not reason.endswith("retry"):
+                        self._tally.refused(change, reason, now)
+                        self._observer.refused(change, reason)
+                    workers = len(self._coordinator.members)
+                    self._tell_door(change, Answer(False, reason, self._tally.step, workers))
                 case GiveUp(reason=reason):
                     self._watch.gave_up(reason, now)
+
+    def _open_door(self, door: Door) -> None:
+        visitor = door.welcome()
+        if visitor is not None:
+            self._selector.register(visitor.channel, selectors.EVENT_READ, visitor)
+
+    def _hear_out(self, visitor: Visitor) -> None:
+        """Somebody asks for something."""
+        try:
+            requests = visitor.channel.receive(wait=False)
+        except (ProtocolError, OSError) as error:
+            visitor.answer(Answer(False, str(error)))
+            requests = None
+        if requests is None:
+            self._selector.unregister(visitor.channel)
+            visitor.channel.close()
+        for request in requests or ():
+            self._serve(request, visitor)
+
+    def _serve(self, request: Request, visitor: Visitor) -> None:
+        now, coordinator = time.monotonic(), self._coordinator
+        match request:
+            case AskStatus():
+                visitor.answer(self._status())
+            case AskCheckpoint() | AskStop() if self._request.checkpoint is None:
+                visitor.answer(
+                    Answer(
+                        False, "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
+                    )
+                )
+            case AskCheckpoint():
+                self._obey(self._watch.asked(signal.SIGUSR1, now))
+                visitor.answer(Answer(True, "asked for, at the next boundary", self._tally.step))
+            case AskStop():
+                self._obey(self._watch.asked(signal.SIGTERM, now))
+                visitor.answer(Answer(True, "asked for, at the next boundary", self._tally.step))
+            case Scale(request=name, workers=workers) if self._is_new(name, visitor):
+                change = Change(workers=workers, reason="asked for", request=name)
+                self._carry_out(coordinator.asked(change, now))
+            case Migrate(request=name, members=members) if self._is_new(name, visitor):
+                change = Change(
+                    workers=len(coordinator.members), reason="asked to migrate", request=name, without=members
+                )
+                self._carry_out(coordinator.asked(change, now))
+
+    def _is_new(self, name: str, visitor: Visitor) -> bool:
+        assert self._door is not None
+        return self._door.is_new(name, visitor)
+
+    def _status(self) -> Status:
+        coordinator, tally = self._coordinator, self._tally
+        return Status(
+            name=self._request.name or "",
+            program=self._request.program.name,
+            pid=os.getpid(),
+            virtual_workers=tally.virtual_workers,
+            workers=len(coordinator.members),
+            members=coordinator.members,
+            generation=coordinator.generation,
+            phase=str(coordinator.phase) if coordinator.training else "starting",
+            step=tally.step,
+            loss=tally.steps[-1].loss if tally.steps else None,
+            throughput=tally.rate(),
+        )
+
+    def _tell_door(self, change: Change, answer: Answer) -> None:
+        if self._door is not None:
+            self._door.answer(change.request, answer)
 
     def _read_pipe(self, worker: _Worker, pipe: int) -> bool:
         """Read once; close the pipe at its end. False when there is nothing more for now."""
@@ -455,5 +590,7 @@ class _Run:
             for worker in self._workers.values():
                 worker.close()
             self._selector.close()
+            if self._door is not None:
+                self._door.close()
             if self._logs:
                 self._logs.close()

@@ -8,6 +8,7 @@ from typing import Protocol
 from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import FromWorker
+from gyrostat.job.watch import Failure
 
 
 class Stream(StrEnum):
@@ -29,6 +30,9 @@ class Observer(Protocol):
 
     def refused(self, change: Change, reason: str) -> None:
         """A change was asked for, and will not be made."""
+
+    def died(self, failure: Failure) -> None:
+        """A worker has died; the job starts again from its newest checkpoint."""
 
     def ticked(self) -> float | None:
         """Called after every turn of the loop. Returns in how many seconds it wants to be called at the
@@ -52,6 +56,9 @@ class Nobody:
         pass
 
     def refused(self, change: Change, reason: str) -> None:
+        pass
+
+    def died(self, failure: Failure) -> None:
         pass
 
     def ticked(self) -> float | None:

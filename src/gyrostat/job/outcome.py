@@ -14,6 +14,8 @@ from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
 from gyrostat.job.watch import Failure
 
+_RATE_WINDOW_S = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogRecord:
@@ -131,12 +133,23 @@ class Tally:
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
+    _restarting: tuple[Failure, float] | None = None
 
     @property
     def step(self) -> int:
         """The last complete step."""
         done = self.steps[-1].step if self.steps else self.started.step if self.started else 0
         return max([done, *(finished.step for finished in self.finished.values())])
+
+    def rate(self) -> float | None:
+        """Samples per second of the last few seconds."""
+        window = []
+        for step in reversed(self.steps):
+            if self.steps[-1].at - step.at > _RATE_WINDOW_S:
+                break
+            window.append(step)
+        seconds = window[0].at - window[-1].at if window else 0.0
+        return sum(step.samples for step in window[:-1]) / seconds if seconds > 0 else None
 
     def add(self, worker: int, message: FromWorker, now: float) -> None:
         """Take in what a worker reports."""
@@ -146,6 +159,8 @@ class Tally:
                 self.virtual_workers = message.virtual_workers or self.virtual_workers
                 if message.resumed_from:
                     self._note(EventKind.RESUME, now, f"resumed from {message.resumed_from}")
+            case Started():
+                self._restarted(message)
             case Steps(steps=steps):
                 self.steps += steps
                 self.samples += sum(step.samples for step in steps)
@@ -174,6 +189,34 @@ class Tally:
                 to_workers=done.after,
                 pause_ms=done.paused * 1e3,
                 prepare_ms=done.prepared * 1e3,
+            )
+        )
+
+    def died(self, failure: Failure, now: float) -> None:
+        """A worker has died, and the job starts again from its newest checkpoint."""
+        self._restarting = (failure, now)
+        self.finished.clear()
+        self.events.pop()  # that it was the end: it was not
+
+    def _restarted(self, message: Started) -> None:
+        """It has begun again: what came after the checkpoint is done once more."""
+        if self._restarting is None:
+            return
+        (failure, since), self._restarting = self._restarting, None
+        again = [step for step in self.steps if step.step > message.step]
+        self.steps = [step for step in self.steps if step.step <= message.step]
+        self.samples -= sum(step.samples for step in again)
+        self.logs = [log for log in self.logs if log.step <= message.step]
+        self.probes = [probe for probe in self.probes if probe.step <= message.step]
+        self.events.append(
+            Event(
+                kind=EventKind.FAILURE,
+                step=message.step + len(again),
+                at=since - self.asked_at,
+                reason=str(failure),
+                pause_ms=(message.at - since) * 1e3,
+                recovered_from="checkpoint",
+                micro_batches_redone=len(again) * self.virtual_workers,
             )
         )
 

@@ -44,14 +44,16 @@ def _text(line: bytes) -> str:
 class LogFiles:
     """`worker-0.log`, `worker-1.log` …: everything each worker printed, in order of arrival."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, append: bool = False) -> None:
+        """`append`: a job that is started again adds to what its workers said before."""
+        self._mode = "a" if append else "w"
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._files: dict[int, IO[str]] = {}
 
     def open(self, worker: int) -> None:
         path = self._directory / f"worker-{worker}.log"
-        self._files[worker] = path.open("w", encoding="utf-8", buffering=1)
+        self._files[worker] = path.open(self._mode, encoding="utf-8", buffering=1)
 
     def write(self, worker: int, line: str) -> None:
         self._files[worker].write(line + "\n")

@@ -1,0 +1,64 @@
+"""A worker that is killed: the job goes on by itself from its newest checkpoint, and ends with the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gyrostat.core.events import EventKind
+from gyrostat.core.job import CheckpointPolicy
+from tests.conftest import Launch
+
+DIES = """
+    import os
+    import pathlib
+    import signal
+    import sys
+
+    import torch
+
+    import gyrostat
+
+    job = gyrostat.init(seed=4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = job.dataloader(torch.utils.data.TensorDataset(torch.randn(60, 4)), batch_size=2, shuffle=True)
+    job.track(model=model, optimizer=optimizer)
+    deaths = {int(step): f"died-{step}" for step in sys.argv[1:]}
+    for epoch in job.epochs(2):
+        for step in job.steps(loader):
+            for (x,) in step:
+                mark = pathlib.Path(deaths.get(job.step, "nowhere/"))
+                if step.virtual_rank == 2 and job.step in deaths and not mark.exists():
+                    mark.touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                step.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(
+    "schedule", [(), ((5, 3), (12, 1))], ids=["on two workers", "while it is being resized"]
+)
+def test_killed_twice(launch: Launch, tmp_path: Path, schedule: tuple[tuple[int, int], ...]) -> None:
+    undisturbed = launch(DIES, virtual_workers=3, workers=2)
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=3)
+    outcome = launch(
+        DIES, virtual_workers=3, workers=2, args=["2", "8"], checkpoint=policy, restarts=3, schedule=schedule
+    )
+    assert outcome.digest == undisturbed.digest
+    assert outcome.losses == undisturbed.losses
+    assert outcome.samples == undisturbed.samples
+    deaths = [event for event in outcome.events if event.kind is EventKind.FAILURE]
+    assert [event.recovered_from for event in deaths] == ["checkpoint", "checkpoint"]
+    assert all("was killed by SIGKILL" in event.reason for event in deaths)
+
+
+def test_not_for_ever(launch: Launch, tmp_path: Path) -> None:
+    policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=3)
+    outcome = launch(
+        DIES, virtual_workers=3, workers=2, args=["2", "8"], checkpoint=policy, restarts=1, check=False
+    )
+    assert "was killed by SIGKILL" in str(outcome.failure)

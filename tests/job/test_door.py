@@ -1,0 +1,193 @@
+"""A running job is asked for something by others: it does it, once, and its bits stay the same."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.events import EventKind
+from gyrostat.core.job import CheckpointPolicy
+from gyrostat.engine.checkpoint import load
+from gyrostat.engine.digest import digest
+from gyrostat.job.door import Answer, Caller, Door, Visitor, running, runtime_directory
+from gyrostat.job.observer import Nobody
+from gyrostat.job.protocol import FromWorker, Steps
+from tests.conftest import Launch
+
+LONG = """
+    import torch
+
+    import gyrostat
+
+    job = gyrostat.init(seed=5)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.2), torch.nn.Linear(12, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = job.dataloader(torch.utils.data.TensorDataset(torch.randn(96, 6)), batch_size=4, shuffle=True)
+    job.track(model=model, optimizer=optimizer)
+    for epoch in job.epochs(100_000):
+        for step in job.steps(loader):
+            for (x,) in step:
+                step.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+
+
+class Asks(Nobody):
+    """When the job trains, asks it for things, in a thread of its own."""
+
+    def __init__(self, ask: Callable[[Caller], None], name: str) -> None:
+        self._ask, self._name = ask, name
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None
+
+    def heard(self, worker: int, message: FromWorker) -> None:
+        if isinstance(message, Steps) and self._thread is None:
+            self._thread = threading.Thread(target=self._run)
+            self._thread.start()
+
+    def _run(self) -> None:
+        with Caller(self._name) as caller:
+            try:
+                self._ask(caller)
+            except BaseException as error:
+                self.error = error
+            finally:
+                caller.stop()
+
+    def check(self) -> None:
+        assert self._thread is not None
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GYROSTAT_RUNTIME_DIR", str(tmp_path))
+    return tmp_path
+
+
+def test_a_running_job_is_resized_and_moved(launch: Launch, tmp_path: Path) -> None:
+    answers: list[Answer] = []
+
+    def ask(job: Caller) -> None:
+        assert job.status().workers == 1
+        answers.extend([job.scale(3), job.migrate((0, 1)), job.scale(2), job.migrate(job.status().members)])
+        again = job.scale(4, request="mine")
+        assert job.scale(4, request="mine") == again  # the same request: carried out once
+        answers.append(again)
+        answers.append(job.scale(5))
+        status = job.status()
+        assert (status.workers, status.generation, status.phase) == (4, 6, "steady")
+        assert status.throughput is not None
+
+    asks = Asks(ask, "long")
+    policy = CheckpointPolicy(directory=str(tmp_path / "elastic"))
+    elastic = launch(
+        LONG, virtual_workers=4, workers=1, checkpoint=policy, name="long", observer=asks, check=False
+    )
+    asks.check()
+    assert elastic.stopped
+    assert [answer.workers for answer in answers if answer.done] == [3, 3, 2, 2, 4]
+    assert not answers[-1].done
+    assert "ask for 1 to 4" in answers[-1].text
+    moves = [event.to_workers for event in elastic.events if event.kind is EventKind.RESIZE]
+    assert moves == [3, 3, 2, 2, 4, 4]
+    assert set(elastic.exit_codes) == {0}
+
+    fixed = CheckpointPolicy(directory=str(tmp_path / "fixed"))
+    launch(LONG, virtual_workers=4, workers=2, checkpoint=fixed, stop_after=elastic.steps)
+    one, other = (
+        load(Path(directory) / f"step-{elastic.steps:08}")
+        for directory in (policy.directory, fixed.directory)
+    )
+    assert digest(shared=one.shared["tracked"], contexts=one.contexts) == digest(
+        shared=other.shared["tracked"], contexts=other.contexts
+    )
+    assert running() == []
+
+
+def test_a_job_without_a_place_for_checkpoints_says_so(launch: Launch) -> None:
+    told: list[str] = []
+
+    def ask(job: Caller) -> None:
+        told.append(job.checkpoint().text)
+        told.append(job.stop().text)
+        raise SystemExit  # the script has no other end
+
+    asks = Asks(ask, "short")
+    short = LONG.replace("100_000", "20")
+    launch(short, virtual_workers=2, name="short", observer=asks)
+    with pytest.raises(SystemExit):
+        asks.check()
+    assert all("started without --checkpoint-dir" in text for text in told)
+
+
+# The door itself.
+
+
+@pytest.fixture
+def door() -> Iterator[Door]:
+    door = Door("job")
+    yield door
+    door.close()
+
+
+def visitor() -> tuple[Visitor, socket.socket]:
+    ours, theirs = socket.socketpair()
+    return Visitor(ours), theirs
+
+
+def test_one_name_one_job(door: Door) -> None:
+    with pytest.raises(UsageError, match="'job' is running already"):
+        Door("job")
+    with pytest.raises(UsageError, match="did you mean 'job'"):
+        Caller("jib")
+    with pytest.raises(UsageError, match="letters, digits"):
+        Door("../elsewhere")
+
+
+def test_what_a_killed_job_left_is_no_obstacle(place: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(runtime_directory() / "job.socket"))
+    with pytest.raises(UsageError, match="no job named 'job' is running"):
+        Caller("job")
+    Door("job").close()
+    assert running() == []
+
+
+def test_the_same_request_is_carried_out_once(door: Door) -> None:
+    first, one = visitor()
+    second, other = visitor()
+    assert door.is_new("r", first)
+    assert not door.is_new("r", second)
+    door.answer("r", Answer(True, "done"))
+    assert one.recv(1000) == other.recv(1000)
+    third, late = visitor()
+    assert not door.is_new("r", third)
+    assert b"done" in late.recv(1000)
+    for end in (one, other, late):
+        end.close()
+    for guest in (first, second, third):
+        guest.channel.close()
+
+
+def test_busy_is_not_remembered(door: Door) -> None:
+    guest, end = visitor()
+    assert door.is_new("r", guest)
+    door.answer("r", Answer(False, "busy with another change; retry"))
+    assert door.is_new("r", guest)
+    end.close()
+    guest.channel.close()
+
+
+def test_a_directory_that_others_may_enter_is_refused(place: Path) -> None:
+    runtime_directory().chmod(0o755)
+    with pytest.raises(UsageError, match="mode 700"):
+        Door("job")
