@@ -1,10 +1,11 @@
 """An agent's part in the election, carried out: two threads around the pure `election`, and the store's watch.
 
-One thread decides and calls back; it never waits for the store, so a leader stops leading in time even while a request hangs.
-The other sends requests, one after another, and hands in the answers as events.
+One thread sends requests, one after another. The other hands in the time: it never waits for the store, so a leader stops
+leading in time even while a request hangs. What happens (an answer, a view of the watch, a tick) is decided and carried out on
+the spot by the thread that brought it, one at a time; handing it on would cost every takeover another wake-up per agent.
 
-Callbacks come from the deciding thread, one at a time, and have to return quickly: they wake up whoever does the work (an event
-loop by `loop.call_soon_threadsafe`). After `on_lead(token)` neither `on_lead` nor `on_follow` comes before `on_lost(why)` has.
+So callbacks come from any of these threads, never two at once, and have to return quickly: they wake up whoever does the work
+(an event loop by `loop.call_soon_threadsafe`). After `on_lead(token)` comes `on_lost(why)` before any other of them.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable
 from types import TracebackType
 
 from gyrostat.core.errors import Deposed, LeaseError
-from gyrostat.job.lease.base import Lease, LeaseStore, clock
+from gyrostat.job.lease.base import Lease, LeaseStore, Watch, clock
 from gyrostat.job.lease.election import (
     Acquire,
     Election,
@@ -32,6 +33,7 @@ from gyrostat.job.lease.election import (
     Release,
     Renew,
     Renewed,
+    Role,
     Seen,
     Tick,
     Timing,
@@ -67,26 +69,35 @@ class Campaign:
             on_trouble,
         )
         self._timing = timing or Timing()
+        self._one_at_a_time = threading.Lock()
         self._election = Election(holder, self._timing, random.Random())
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._reign: tuple[int, float] | None = None
         self._trouble = ""
         self._failure: BaseException | None = None
+        self._alarm = float("-inf")
+        """When the ticking thread wakes up by itself."""
+        self._earlier: queue.SimpleQueue[None] = queue.SimpleQueue()
+        """Wakes it up to look again when."""
+        self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
+        self._watch: Watch | None = None
         self._threads = (
-            threading.Thread(target=self._decide, name="lease-election", daemon=True),
-            threading.Thread(target=self._ask, name="lease-requests", daemon=True),
+            threading.Thread(target=self._tick, name="lease-time", daemon=True),
+            threading.Thread(target=self._send_all, name="lease-requests", daemon=True),
         )
 
     def start(self) -> None:
         for thread in self._threads:
             thread.start()
+        self._watch = self._store.watch(lambda view: self._happen(Seen(view)))
 
     def close(self) -> None:
         """Leave, releasing the lease if it is ours. Raises what a callback raised."""
-        self._events.put(Leave())
+        self._happen(Leave())
+        self._requests.put(None)
         for thread in self._threads:
             thread.join()
+        if self._watch is not None:
+            self._watch.close()
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -105,47 +116,18 @@ class Campaign:
         reign = self._reign
         return reign[0] if reign is not None and clock() < reign[1] else None
 
-    def _decide(self) -> None:
-        watch = self._store.watch(lambda view: self._events.put(Seen(view)))
-        try:
-            event: Event = Tick()
-            while not isinstance(event, Leave):
+    def _happen(self, event: Event) -> None:
+        """Decide, and carry out. A callback that raises ends this agent's part."""
+        with self._one_at_a_time:
+            try:
                 self._carry_out(self._election.handle(event, clock()))
                 self._tell_trouble(event)
-                event = self._next_event()
-        except BaseException as failure:
-            self._failure = failure
-        finally:
-            self._resign()
-            watch.close()
-
-    def _next_event(self) -> Event:
-        wait = self._election.wake - clock()
-        try:
-            return self._events.get(timeout=min(max(wait, 0.0), threading.TIMEOUT_MAX))
-        except queue.Empty:
-            return Tick()
-
-    def _resign(self) -> None:
-        """Stop leading, release what we hold, and what an answer still to come may bring."""
-        self._reign = None
-        for instruction in self._election.handle(Leave(), clock()):
-            if isinstance(instruction, Release):
-                self._requests.put(instruction)
-            elif isinstance(instruction, Lost):
-                self._tell_lost(instruction.why)
-        self._requests.put(None)
-        self._threads[1].join()
-        while not self._events.empty():
-            for instruction in self._election.handle(self._events.get(), clock()):
-                assert isinstance(instruction, Release)
-                self._send(instruction)
-
-    def _tell_lost(self, why: str) -> None:
-        try:
-            self._on_lost(why)
-        except BaseException as failure:
-            self._failure = self._failure or failure
+            except BaseException as failure:
+                self._failure = self._failure or failure
+                with contextlib.suppress(BaseException):
+                    self._carry_out(self._election.handle(Leave(), clock()))
+            if self._election.wake < self._alarm or self._election.role is Role.GONE:
+                self._earlier.put(None)
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
         token = self._election.token
@@ -168,14 +150,32 @@ class Campaign:
         elif isinstance(event, Won | Renewed) or (isinstance(event, Seen) and event.answer):
             self._trouble = ""
 
-    def _ask(self) -> None:
+    def _tick(self) -> None:
+        while self._election.role is not Role.GONE:
+            with self._one_at_a_time:
+                self._alarm = self._election.wake
+            wait = min(max(self._alarm - clock(), 0.0), threading.TIMEOUT_MAX)
+            try:
+                self._earlier.get(timeout=wait)
+            except queue.Empty:
+                self._happen(Tick())
+
+    def _send_all(self) -> None:
         try:
-            while (request := self._requests.get()) is not None:
-                if (answer := self._send(request)) is not None:
-                    self._events.put(answer)
+            self._send_until_told()
         except BaseException as failure:
-            self._failure = failure
-            self._events.put(Leave())
+            self._failure = self._failure or failure
+            self._happen(Leave())
+
+    def _send_until_told(self) -> None:
+        """And then still what the last answers led to: a lease that came too late is released."""
+        ending = False
+        while not (ending and self._requests.empty()):
+            request = self._requests.get()
+            if request is None:
+                ending = True
+            elif (answer := self._send(request)) is not None:
+                self._happen(answer)
 
     def _send(self, request: _Request) -> Event | None:
         if isinstance(request, Release):
