@@ -6,7 +6,9 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Action, Resize, Start
+from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.throughput import AnalyticScaling
 from tests.sched.little_cluster import LittleCluster, request
@@ -100,6 +102,42 @@ def test_expansion_goes_to_the_largest_gain_and_back_when_somebody_waits() -> No
     assert sizes(little) == {"a": 1, "b": 2, "c": 1}
     little.finish(2.0, "c")
     assert sizes(little) == {"a": 2, "b": 2}
+
+
+def test_only_as_many_give_back_as_are_needed() -> None:
+    little = cluster("gpu:1x4")
+    little.submit(0.0, elastic("a", 1, largest=2), elastic("b", 1, largest=2))
+    assert sizes(little) == {"a": 2, "b": 2}
+    shrunk, started = little.submit(1.0, request("c", 1, at=1.0))
+    assert (shrunk.job, shrunk.reason) == ("a", "back to what it asked for: c waits")
+    assert (started.job, started.reason) == ("c", "fits into what is free")
+    assert sizes(little) == {"a": 1, "b": 2, "c": 1}
+
+
+def test_expansion_takes_as_many_devices_as_whole_virtual_workers_need() -> None:
+    """4 virtual workers are no faster on three devices than on two, but on four."""
+    planned = PlannedThroughput({"w": Profile("w", {"gpu": Speed(((1, 1.0),))})})
+    little = LittleCluster("gpu:1x4", "elastic-tiresias", throughput=planned)
+    job = JobRequest(
+        id=JobId("a"),
+        vc="all",
+        submitted=0.0,
+        devices=1,
+        max_devices=4,
+        virtual_workers=4,
+        workload="w (batch size 1)",
+    )
+    little.submit(0.0, job)
+    assert sizes(little) == {"a": 4}
+
+
+def test_when_the_crowd_has_gone_compacted_jobs_get_idle_devices_back() -> None:
+    little = cluster("gpu:1x4", "queues=10/1000,crowd=1")
+    little.submit(0.0, elastic("a", 4))
+    little.submit(5.0, elastic("b", 2, at=5.0), elastic("c", 8, at=5.0))
+    assert sizes(little) == {"a": 2, "b": 2}
+    little.finish(6.0, "b")
+    assert sizes(little) == {"a": 4}
 
 
 def test_inelastic_jobs_are_left_as_they_are() -> None:

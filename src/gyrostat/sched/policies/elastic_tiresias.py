@@ -5,8 +5,8 @@
   raises the efficiency of devices most: its own, less what running jobs lose that give devices up. Running jobs of the
   first queue give nothing, and none is left with less than `least` of what it asked for. What running jobs give up for it
   comes from one node, within the paper's limit of as many nodes as it would need.
-- R2, expansion, after it. If nobody waits, idle devices go one by one to the job that gains most by it:
-  (S(p+1) - S(p)) / S(p).
+- R2, expansion, after it. If nobody waits, idle devices go one by one to the job that gains most by it, (S(p+1) - S(p)) / S(p);
+  where one more does not help because virtual workers are whole, as many as do, by their gain per device.
 
 When somebody waits again, jobs that were expanded first give back what they have beyond their request. When the crowd has gone
 but some still wait, idle devices, which then are of no use to those, go to jobs that were compacted, up to their request.
@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.request import Affinity, JobRequest
+from gyrostat.core.request import JobRequest
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import check_price, limit
 from gyrostat.sched.policies.tiresias import Tiresias
@@ -45,6 +45,18 @@ class _Donor:
     least: int
 
 
+@dataclass(frozen=True)
+class _Step:
+    """So many devices more, and by what share they make a job faster, each."""
+
+    more: int
+    gain: float
+
+
+_Growing = tuple[float, int, int, int]
+"""-gain, the job's number, its devices, how many more; outdated ones are dropped when met."""
+
+
 @dataclass
 class _Index:
     """Running elastic jobs of a VC by what may be done with them. Only a shortcut: `rank` sees every change of a job."""
@@ -53,9 +65,9 @@ class _Index:
     expanded: dict[int, JobView] = field(default_factory=dict)
     donors: dict[int, _Donor] = field(default_factory=dict)
     """Those with more than their least."""
-    compacted: list[tuple[float, int, int]] = field(default_factory=list)
-    """Those with less than they asked for: a heap of (-gain, number, devices); outdated entries are dropped when met."""
-    others: list[tuple[float, int, int]] = field(default_factory=list)
+    compacted: list[_Growing] = field(default_factory=list)
+    """A heap of those with less than they asked for that would be faster with more."""
+    others: list[_Growing] = field(default_factory=list)
     """The same for those that could have more than they asked for."""
 
 
@@ -124,11 +136,9 @@ class ElasticTiresias(Tiresias):
             index.donors[job.number] = self._donor(job)
         else:
             index.donors.pop(job.number, None)
-        if job.held < limit(job) and len(job.counts) == 1:
-            gain = self._gain(job)
-            if gain > 0:
-                heap = index.compacted if held < job.request.devices else index.others
-                heapq.heappush(heap, (-gain, job.number, held))
+        if len(job.counts) == 1 and (step := self._next_step(job)) is not None:
+            heap = index.compacted if held < job.request.devices else index.others
+            heapq.heappush(heap, (-step.gain, job.number, held, step.more))
 
     def _donor(self, job: JobView) -> _Donor:
         """Placers take from where a job has the fewest devices; that may be less than it could give in all."""
@@ -136,10 +146,15 @@ class ElasticTiresias(Tiresias):
         node = min(per_node, key=lambda position: (per_node[position], -position))
         return _Donor(job, node, max(self.floor(job.request), len(job.devices) - per_node[node]))
 
-    def _gain(self, job: JobView) -> float:
+    def _next_step(self, job: JobView) -> _Step | None:
+        """The fewest further devices that make it faster: whole virtual workers may need several."""
         ((type_, held),) = job.counts.items()
         before = job.vc.rate(job, {type_: held})
-        return job.vc.rate(job, {type_: held + 1}) / before - 1 if before else 0.0
+        for more in range(1, limit(job) - job.held + 1):
+            after = job.vc.rate(job, {type_: held + more})
+            if after > before * (1 + 1e-9) > 0:
+                return _Step(more, (after / before - 1) / more)
+        return None
 
     def worth(self, job: JobView, type_: str, devices: int) -> float:
         """S(p) / max_q S(q)/q: what p devices of the job count for when each counts for its efficiency."""
@@ -245,23 +260,30 @@ class ElasticTiresias(Tiresias):
             if not len(view.waiting):
                 yield from self._grow(view, now, index, index.others)
 
-    def _grow(self, view: VcView, now: float, index: _Index, gains: list[tuple[float, int, int]]) -> Wishes:
-        refused: list[tuple[float, int, int]] = []
+    def _grow(self, view: VcView, now: float, index: _Index, gains: list[_Growing]) -> Wishes:
+        refused: list[_Growing] = []
         look_again = math.inf
         while gains and len(refused) < _REFUSALS and any(view.frees().values()):
             entry = heapq.heappop(gains)
-            number, held = entry[1:]
+            number, held, more = entry[1:]
             job = index.jobs.get(number)
-            if job is None or job.id not in view.jobs or len(job.devices) != held or job.held >= limit(job):
+            if (
+                job is None
+                or job.id not in view.jobs
+                or len(job.devices) != held
+                or job.held + more > limit(job)
+            ):
                 continue
             ((type_, _),) = job.counts.items()
-            gain = -entry[0]
+            gain = -entry[0] * more
             if gain * self.hold < (1 + gain) * self.price:
                 continue
             if now < job.since + self.hold:
                 look_again = min(look_again, job.since + self.hold)
                 refused.append(entry)
-            elif not (yield Run(job, {type_: held + 1}, f"expansion: {gain:.0%} faster with an idle device")):
+            elif not (
+                yield Run(job, {type_: held + more}, f"expansion: {gain:.0%} faster on {more} idle ones more")
+            ):
                 refused.append(entry)
         for entry in refused:
             heapq.heappush(gains, entry)
@@ -269,19 +291,28 @@ class ElasticTiresias(Tiresias):
             yield Wake(look_again)
 
     def _give_back(self, view: VcView) -> Wishes:
-        """Jobs with more than they asked for, as far as those who wait can use it: it may be scattered over nodes."""
+        """Jobs with more than they asked for give it up one by one, until whoever waits fits into what is free."""
         index = self._indices.get(view)
-        if index is None or not index.expanded:
-            return
-        waiting = list(view.waiting)
-        need = sum(job.request.devices for job in waiting) - sum(view.frees().values())
-        scattered = all(job.request.affinity is Affinity.SOFT for job in waiting)
-        for job in list(_alive(index.expanded, view)):
-            if scattered and need <= 0:
-                return
-            ((type_, held),) = job.counts.items()
-            yield Run(job, {type_: job.request.devices}, "others wait: back to what it asked for")
-            need -= held - job.request.devices
+        blocked: set[object] = set()
+        while index is not None and index.expanded and (job := view.waiting.best(blocked)) is not None:
+            if not (yield from self._start(view, job)):
+                for donor in list(_alive(index.expanded, view)):
+                    ((type_, _),) = donor.counts.items()
+                    yield Run(
+                        donor, {type_: donor.request.devices}, f"back to what it asked for: {job.id} waits"
+                    )
+                    if (yield from self._start(view, job)):
+                        break
+                else:
+                    blocked.add(job.request.shape)
+
+    def _start(self, view: VcView, job: JobView) -> Generator[Wish, bool, bool]:
+        """On devices that are free as it is."""
+        for type_ in view.types_for(job.request):
+            fits = view.free(type_) >= job.request.devices
+            if fits and (yield Run(job, {type_: job.request.devices}, "fits into what is free")):
+                return True
+        return False
 
 
 def _alive(group: dict[int, JobView], view: VcView) -> Iterator[JobView]:
