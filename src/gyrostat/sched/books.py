@@ -226,9 +226,9 @@ class Books:
 
     def preempt_for(self, job: JobView, counts: Counts, place: Callable[[], bool]) -> bool:
         """Do `place`, if need be with what jobs of lower rank then give up; or leave all as it was."""
-        if place():
-            return True
         view = job.vc
+        if all(view.free(type_) >= wanted for type_, wanted in counts.items()) and place():
+            return True
         if view.is_hopeless(job):
             return False
         victims = self._who_gives_way(job, counts)
@@ -254,12 +254,13 @@ class Books:
         worst = job.vc.holding.worst()
         if worst is None or worst.precedes(job):
             return None
-        behind = [other for other in job.vc.holding.behind(job) if other.host is None]
-        for type_, wanted in counts.items():
-            short = wanted - job.vc.free(type_)
-            if short > 0 and short > sum(other.counts.get(type_, 0) for other in behind):
-                return None
-        victims = self.placer.make_room(job.request, counts, [(other.id, other.devices) for other in behind])
+        short = sum(counts.values()) - sum(job.vc.free(type_) for type_ in counts)
+        if short > 0 and short > job.vc.holding.devices_behind(job):
+            return None
+        candidates = (
+            (other.id, other.devices) for other in job.vc.holding.last_first(job) if other.host is None
+        )
+        victims = self.placer.make_room(job.request, counts, candidates)
         return None if victims is None else [self.jobs[victim] for victim in victims]
 
     def share(self, job: JobView, host: JobView, reason: str) -> bool:

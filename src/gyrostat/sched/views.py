@@ -180,15 +180,24 @@ class Queue:
         found = max((bucket[-1] for bucket in self._buckets.values()), default=None)
         return None if found is None else found[2]
 
-    def behind(self, job: JobView) -> list[JobView]:
-        """Those that come after `job` (which may be in another queue), by rank."""
+    def last_first(self, job: JobView) -> Iterator[JobView]:
+        """Those that come after `job` (which may be in another queue), the last first. Only where shapes do not
+        matter.
+        """
         assert job.entry is not None
-        behind: list[tuple[Key, int, JobView]] = []
+        assert not self._by_shape
         for bucket in self._buckets.values():
-            behind += bucket[bisect_left(bucket, job.entry) :]
-        if len(self._buckets) > 1:
-            behind.sort()
-        return [other for _, _, other in behind if other is not job]
+            for place in range(len(bucket) - 1, bisect_left(bucket, job.entry) - 1, -1):
+                yield bucket[place][2]
+
+    def devices_behind(self, job: JobView) -> int:
+        """Devices of the guarantee that these hold, at most (those that share devices are counted, too)."""
+        assert job.entry is not None
+        return sum(
+            len(entry[2].devices)
+            for bucket in self._buckets.values()
+            for entry in bucket[bisect_left(bucket, job.entry) :]
+        )
 
     def add(self, job: JobView, key: Key) -> None:
         """(For the books.)"""

@@ -6,7 +6,7 @@ its share of its VC's guarantee and what it borrows. Placers know nothing of tim
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -56,10 +56,10 @@ class Placer(Protocol):
         """
 
     def make_room(
-        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+        self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
-        """Which of the `candidates` (of the same VC, best first) must give up their guaranteed part for `place` to find
-        room; None if not even all of them are enough. Changes nothing.
+        """Which of the `candidates` (of the same VC, the last first) must give up their guaranteed part for `place`
+        to find room; None if not even all of them are enough. Changes nothing.
         """
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:

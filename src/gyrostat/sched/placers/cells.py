@@ -10,7 +10,7 @@ limited in the number of devices that they have: places are found in the same wa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
@@ -118,7 +118,7 @@ class CellPlacer:
         return Placed(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
 
     def make_room(
-        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+        self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
         tenant = self._tenant(request.vc)

@@ -12,7 +12,7 @@ that finds no place drives out borrowers where the fewest devices of theirs are 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
@@ -82,7 +82,7 @@ class NodePlacer:
         return Placed(self._held.get(part, ()), tuple(victims))
 
     def make_room(
-        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+        self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
         short = wanted - self._free_totals.get(type_, 0) - self._lent_totals.get(type_, 0)

@@ -5,7 +5,7 @@ Each VC has its own nodes and its own placer; only their numbers of devices are 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest
@@ -43,7 +43,7 @@ class PrivatePlacer:
         return self._placers[request.vc].place(request, counts, borrowed)
 
     def make_room(
-        self, request: JobRequest, counts: Counts, candidates: Sequence[Candidate]
+        self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         return self._placers[request.vc].make_room(request, counts, candidates)
 

@@ -7,7 +7,7 @@ there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gyrostat.core.devices import Devices
@@ -34,43 +34,44 @@ class Want:
 
 
 def choose_victims(
-    candidates: Sequence[Candidate], want: Want, node_of: Sequence[int]
+    candidates: Iterator[Candidate], want: Want, node_of: Sequence[int]
 ) -> tuple[JobId, ...] | None:
-    """Those of the `candidates` (best first) that must go; None if not even all of them make room."""
-    short, victims = want.short, []
-    spared = reversed(candidates)
+    """Those of the `candidates` (the last first) that must go; None if not even all of them make room."""
+    considered: list[Candidate] = []
+    nodes: set[int] = set()
     if not want.fits:
-        found = _clear(candidates, want, node_of)
+        found = _clear(candidates, considered, want, node_of)
         if found is None:
             return None
-        nodes, considered = found
-        tail = candidates[len(candidates) - considered :]
-        rest = []
-        for candidate in reversed(tail):
-            if any(node_of[device] in nodes for device in candidate[1]):
-                victims.append(candidate[0])
-                short -= len(candidate[1])
-            else:
-                rest.append(candidate)
-        spared = iter([*rest, *reversed(candidates[: len(candidates) - considered])])
+        nodes = found
+    short, victims, spared = want.short, [], []
+    for candidate in considered:
+        if any(node_of[device] in nodes for device in candidate[1]):
+            victims.append(candidate[0])
+            short -= len(candidate[1])
+        else:
+            spared.append(candidate)
+    further = iter(spared)
     while short > 0:
-        further = next(spared, None)
-        if further is None:
+        job, devices = next(further, None) or next(candidates, (None, ()))
+        if job is None:
             return None
-        victims.append(further[0])
-        short -= len(further[1])
+        victims.append(job)
+        short -= len(devices)
     return tuple(victims)
 
 
 def _clear(
-    candidates: Sequence[Candidate], want: Want, node_of: Sequence[int]
-) -> tuple[set[int], int] | None:
-    """Nodes that would have the room, and how many candidates had to be considered for that."""
+    candidates: Iterator[Candidate], considered: list[Candidate], want: Want, node_of: Sequence[int]
+) -> set[int] | None:
+    """Nodes that would have the room. Candidates that had to be thought of as gone for that are `considered`."""
     whole, rest = divmod(want.devices, want.size)
     room: dict[int, int] = {}
     cleared: list[int] = []
     """Nodes that have become wholly available."""
-    for considered, (_, devices) in enumerate(reversed(candidates), 1):
+    for candidate in candidates:
+        considered.append(candidate)
+        devices = candidate[1]
         for device in devices:
             node = node_of[device]
             left = room.get(node)
@@ -80,14 +81,14 @@ def _clear(
         if not whole:
             fitting = [node for device in devices if room[node := node_of[device]] >= rest]
             if fitting:
-                return {min(fitting, key=lambda node: (room[node], node))}, considered
+                return {min(fitting, key=lambda node: (room[node], node))}
         elif want.empty + len(cleared) >= whole:
             nodes = set(cleared[: max(0, whole - want.empty)])
             if not rest:
-                return nodes, considered
+                return nodes
             beside = [node for node, left in room.items() if left >= rest and node not in nodes]
             if want.empty + len(cleared) > whole and not beside:
-                return nodes, considered
+                return nodes
             if beside:
-                return nodes | {min(beside, key=lambda node: (room[node], node))}, considered
+                return nodes | {min(beside, key=lambda node: (room[node], node))}
     return None
