@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from gyrostat.sim.experiments.finding import Compared, Context, Finding, TextTable
-from gyrostat.sim.experiments.hived_trace import HIGH, busy_days, compare, tenants_table
+from gyrostat.sim.experiments.hived_trace import busy_days, compare, tenants_table
 
 ROUNDS = 3
 
 
 def run(context: Context) -> Finding:
-    jobs, nodes = busy_days(context, HIGH)
+    jobs, nodes = busy_days(context)
     compared, tables, rows = [], [], []
     gone: list[str] = []
     for _ in range(ROUNDS):

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gyrostat.core.request import JobId
 from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
-from gyrostat.sim.experiments.hived_trace import HIGH, busy_days, compare
+from gyrostat.sim.experiments.hived_trace import busy_days, compare
 from gyrostat.sim.job import TraceJob
 
 PAPER = ("132 ×", "4.3 ×", "1.9 ×", "0.9 ×")
@@ -33,7 +33,7 @@ def reshape(jobs: Sequence[TraceJob], large: Collection[str]) -> list[TraceJob]:
 
 
 def run(context: Context) -> Finding:
-    jobs, nodes = busy_days(context, HIGH)
+    jobs, nodes = busy_days(context)
     load: dict[str, float] = {}
     for job in jobs:
         load[job.request.vc] = load.get(job.request.vc, 0.0) + job.duration * job.request.devices

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from gyrostat.core.request import Affinity
 from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
-from gyrostat.sim.experiments.hived_trace import HIGH, busy_days, compare
+from gyrostat.sim.experiments.hived_trace import busy_days, compare
 from gyrostat.sim.job import TraceJob
 
 SHARES = (0.25, 0.50, 0.75)
@@ -26,7 +26,7 @@ def soften(jobs: list[TraceJob], share: float) -> list[TraceJob]:
 
 
 def run(context: Context) -> Finding:
-    jobs, nodes = busy_days(context, HIGH)
+    jobs, nodes = busy_days(context)
     compared, rows = [], []
     bars: dict[str, list[tuple[float, float]]] = {"private": [], "quota": [], "cells": []}
     for number, share in enumerate(SHARES):
@@ -57,7 +57,8 @@ def run(context: Context) -> Finding:
         ),
         compared=compared,
         differs=(
-            "Which jobs are soft is drawn anew; the paper shows one tenant's average (1.3 times its private cluster's "
+            "Which jobs are soft is drawn anew; the paper shows one tenant's average (1.3 times its private "
+            "cluster's "
             "at 50 %)."
         ),
         tables=[
