@@ -92,12 +92,12 @@ def test_killed_and_then_resumed(launch: Launch, dooms: Path, tmp_path: Path) ->
 
 
 def test_three_deaths_at_one_batch_are_told(launch: Launch, dooms: Path) -> None:
-    for number in range(3):
+    for number in range(6):  # a death may also cost the answer before it: three at one batch are at most five
         (dooms / f"exit{number}").touch()
     outcome = launch(SCRIPT, placement=[2], args=[str(dooms), "0"], check=False)
     assert outcome.failure is not None
     assert "exited unexpectedly with code 7; so did 2 others before it" in str(outcome.failure.traceback)
-    assert not list(dooms.iterdir())
+    assert len(list(dooms.iterdir())) <= 3
 
 
 def test_what_a_data_worker_raises_reaches_the_user(launch: Launch, dooms: Path) -> None:

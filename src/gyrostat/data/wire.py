@@ -18,6 +18,7 @@ import os
 import pickle
 import socket
 import struct
+from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -53,20 +54,14 @@ class Wire:
 
     def send(self, message: Any) -> int:
         """Returns how many bytes went into the socket."""
-        pickled, storages = _pickled(message)
-        files = [torch_internals.storage_file(storage)[0] for storage in storages]
-        outside = len(pickled) > _FRAME
-        if outside:
-            frame = torch_internals.shared_storage(len(pickled))
-            torch_internals.tensor_on(frame, torch.uint8, 0, (len(pickled),), (1,)).copy_(
-                torch.frombuffer(pickled, dtype=torch.uint8)
-            )
-            files.insert(0, torch_internals.storage_file(frame)[0])
-        header = _HEADER.pack(len(pickled), len(files), outside)
-        frame_bytes = header if outside else header + pickled
-        sent = socket.send_fds(self._socket, [frame_bytes], files) if files else 0
-        self._socket.sendall(memoryview(frame_bytes)[sent:])
-        return len(frame_bytes)
+        frame = pack(message)
+        self.post(frame)
+        return len(frame.data)
+
+    def post(self, frame: Frame) -> None:
+        """Send what is packed already."""
+        sent = socket.send_fds(self._socket, [frame.data], frame.files) if frame.files else 0
+        self._socket.sendall(memoryview(frame.data)[sent:])
 
     def receive(self) -> Any:
         """The next message; EOFError if the other end is gone."""
@@ -113,11 +108,32 @@ class Wire:
         return data
 
 
-def _pickled(message: Any) -> tuple[bytearray, list[Any]]:
+@dataclass(frozen=True)
+class Frame:
+    """A message as it goes into the socket."""
+
+    data: bytes | bytearray
+    files: list[int]
+    storages: list[Any]
+    """They own the file descriptors, and must live until the frame is sent."""
+
+
+def pack(message: Any) -> Frame:
+    """Pickle a message, with its tensors in shared memory. Nothing that happens to it afterwards is sent."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(message)
-    return bytearray(buffer.getbuffer()), pickler.storages
+    pickled, storages = bytearray(buffer.getbuffer()), pickler.storages
+    outside = len(pickled) > _FRAME
+    if outside:
+        memory = torch_internals.shared_storage(len(pickled))
+        torch_internals.tensor_on(memory, torch.uint8, 0, (len(pickled),), (1,)).copy_(
+            torch.frombuffer(pickled, dtype=torch.uint8)
+        )
+        storages = [memory, *storages]
+    files = [torch_internals.storage_file(storage)[0] for storage in storages]
+    header = _HEADER.pack(len(pickled), len(files), outside)
+    return Frame(header if outside else header + pickled, files, storages)
 
 
 class _Pickler(ForkingPickler):

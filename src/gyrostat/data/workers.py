@@ -13,9 +13,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import queue
 import select
 import signal
 import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -27,7 +29,7 @@ import torch.multiprocessing
 
 from gyrostat.data import torch_internals
 from gyrostat.data.pair import Answer, DataWorker, Recipe, Request
-from gyrostat.data.wire import Wire
+from gyrostat.data.wire import Frame, Wire, pack
 
 _DEATHS = 3
 _UNANSWERED = 32
@@ -209,16 +211,34 @@ def _serve(sock: socket.socket, recipe: Recipe, parent: int | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     wire, worker = Wire(sock), DataWorker(recipe)
+    outbox = _Outbox(wire)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             request = wire.receive()
             answer = worker.answer(request)
             try:
-                wire.send(answer)
-            except ConnectionError:
-                raise
+                outbox.put(pack(answer))
             except Exception:  # a batch that cannot be sent
-                wire.send(Answer(error=torch_internals.wrap_exception(request.worker)))
+                outbox.put(pack(Answer(error=torch_internals.wrap_exception(request.worker))))
+
+
+class _Outbox:
+    """Sends in a thread of its own. Sending wakes the reader, who often takes the core: that should not be ours."""
+
+    def __init__(self, wire: Wire) -> None:
+        self._wire = wire
+        self._frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        threading.Thread(target=self._send, name="outbox", daemon=True).start()
+
+    def put(self, frame: Frame) -> None:
+        self._frames.put(frame)
+
+    def _send(self) -> None:
+        while True:
+            try:
+                self._wire.post(self._frames.get())
+            except OSError:  # nobody listens any more
+                os._exit(0)
 
 
 def _leave_to_the_job(number: int, frame: Any) -> None:
