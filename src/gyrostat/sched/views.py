@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, insort
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 from gyrostat.core.devices import Counts, Devices, Fleet
@@ -327,6 +327,3 @@ class VcView:
     def rate(self, job: JobView, counts: Counts) -> float:
         """Expected units of work per second on so many devices."""
         return self._rate(job.request, counts)
-
-
-Jobs = Mapping[JobId, JobView]

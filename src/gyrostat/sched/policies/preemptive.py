@@ -1,9 +1,10 @@
 """What policies that preempt have in common: devices go to jobs by rank, whoever has them now.
 
 Walking down all jobs and giving each what it wants if that much is left is simple, and far too slow for every event
-of a long trace. The same result comes cheaper from what is: the jobs that hold devices are in rank order, and so are
-those that do not. The first of the latter either fits into what is free, or into that plus what jobs of lower rank
-hold; of these the lowest give way, as few as needed. If it does not fit, nobody of its shape behind it does.
+of a long trace. So it is done from what is: jobs that hold devices are in rank order, and so are those that do not.
+The first of the latter either fits into what is free, or into that plus what jobs of lower rank hold; of these the
+lowest give way, as few as needed for a place where its devices are together. If it does not fit, nobody of its shape
+behind it does.
 """
 
 from __future__ import annotations
