@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from gyrostat.core.errors import Refused
 from gyrostat.core.job import Carrier, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.engine.carrier import choose_carrier, choose_order, has_room_to_fold
@@ -29,6 +30,15 @@ HOST, GPU = torch.device("cpu"), torch.device("cuda", 1)
 )
 def test_order(wanted: Reduction | None, device: str, nccl: bool, order: Reduction, reason: str) -> None:
     assert choose_order(wanted, device=device, nccl=nccl) == (order, reason)
+
+
+def test_a_torch_whose_gloo_adds_in_another_way() -> None:
+    """By default its jobs are exact in the other order; who asks for DDP's bits is not given others."""
+    order, reason = choose_order(None, device="cpu", nccl=False, gloo_known=False)
+    assert order is Reduction.TREE
+    assert "does not know" in reason
+    with pytest.raises(Refused, match="--reduction tree"):
+        choose_order(Reduction.DDP, device="cpu", nccl=False, gloo_known=False)
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
+
+from gyrostat.core.errors import Refused
 from gyrostat.core.job import Carrier, Reduction
 
 
-def choose_order(wanted: Reduction | None, *, device: str, nccl: bool) -> tuple[Reduction, str]:
-    """The order for a job on devices of type `device`. `nccl`: torch has NCCL."""
+def choose_order(
+    wanted: Reduction | None, *, device: str, nccl: bool, gloo_known: bool = True
+) -> tuple[Reduction, str]:
+    """The order for a job on devices of type `device`. `nccl`: torch has NCCL. `gloo_known`: we know how its gloo adds."""
+    if wanted is Reduction.DDP and not gloo_known:
+        raise Refused(
+            f"torch {torch.__version__} adds gradients in an order that gyrostat does not know, so it cannot promise the bits "
+            "of its DDP; use a torch that docs/reduction.md names, or --reduction tree, which needs no such knowledge"
+        )
     if wanted is not None:
         return wanted, "asked for"
     if device == "cuda" and nccl:
         return Reduction.TREE, "the default on GPUs with NCCL"
+    if not gloo_known:
+        return Reduction.TREE, f"torch {torch.__version__} adds in an order that gyrostat does not know"
     if device == "cuda":
         return Reduction.DDP, "the default on GPUs with a torch that has no NCCL"
     return Reduction.DDP, f"the default on devices of type {device}"

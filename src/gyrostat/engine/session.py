@@ -37,7 +37,7 @@ from gyrostat.engine.group import Group
 from gyrostat.engine.handover import Wire
 from gyrostat.engine.job import Job, Left, Stopped
 from gyrostat.engine.membership import Membership, Prepared
-from gyrostat.engine.reduce.selftest import check_gloo_order
+from gyrostat.engine.reduce.selftest import knows_gloo_order
 from gyrostat.engine.reference import ReferenceRunner
 from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.supervisor import Alone, Supervisor
@@ -98,7 +98,12 @@ def init(
     assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
     device = determinism.prepare(assignment)
     seed_all(seed)
-    order, reason = choose_order(assignment.reduction, device=device.type, nccl=is_nccl_available())
+    order, reason = choose_order(
+        assignment.reduction,
+        device=device.type,
+        nccl=is_nccl_available(),
+        gloo_known=knows_gloo_order(assignment.placement.virtual_workers),
+    )
     assignment = replace(assignment, reduction=order)
     tracer = _make_tracer(assignment)
     supervisor = _Process.supervisor or Alone()
@@ -254,6 +259,4 @@ def _make_runner(assignment: Assignment, group: Group, choice: ReductionChoice, 
             timeout_s=assignment.timeout_s,
             reduction=choice,
         )
-    if choice.order is Reduction.DDP:
-        check_gloo_order(assignment.placement.virtual_workers)
     return VirtualRunner(placement=assignment.placement, group=group, seed=seed, order=choice.order)

@@ -10,7 +10,6 @@ from datetime import timedelta
 
 import torch
 
-from gyrostat.core.errors import Refused
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
@@ -20,15 +19,9 @@ KNOWN_TORCH = ("2.13",)
 _SIZES = (1, 1000, 1 << 18, 300_001)
 
 
-def check_gloo_order(ranks: int, *, torch_version: str = torch.__version__) -> None:
-    """Nothing for a torch that we know; else compare, and refuse to promise DDP's bits if they differ."""
-    if torch_version.startswith(KNOWN_TORCH) or ranks <= 2:
-        return
-    if not agrees_with_gloo(min(ranks, 8)):
-        raise Refused(
-            f"torch {torch_version} adds gradients in an order that gyrostat does not know, so it cannot promise the bits "
-            f"of its DDP; use torch {KNOWN_TORCH[-1]}, or --reduction tree, which needs no such knowledge"
-        )
+def knows_gloo_order(ranks: int, *, torch_version: str = torch.__version__) -> bool:
+    """Whether we add as DDP over this torch's gloo does: a torch that we know, or one that was just compared."""
+    return torch_version.startswith(KNOWN_TORCH) or ranks <= 2 or agrees_with_gloo(min(ranks, 8))
 
 
 def agrees_with_gloo(ranks: int) -> bool:
