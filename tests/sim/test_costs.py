@@ -99,6 +99,18 @@ def test_failures_are_the_same_for_the_same_seed_and_alternate_by_node() -> None
         next(failures(Fleet.uniform("gpu", 1, 1), between=0.0, repair=1.0))
 
 
+def test_a_job_that_is_too_large_does_not_wait_for_endless_failures() -> None:
+    nodes = Fleet.uniform("gpu", 1, 4)
+    result = simulate(
+        nodes,
+        [Vc(name="all", policy=find_policy("fifo"))],
+        NodePlacer(nodes),
+        [TraceJob(request("a", 5), 10.0)],
+        happenings=[failures(nodes, between=100.0, repair=10.0)],
+    )
+    assert result.unfinished == ("a",)
+
+
 def test_analytic_scaling() -> None:
     scaling = AnalyticScaling(overhead=0.1, speeds={"v100": 2.0})
     job = request("a", 2, smallest=1, largest=4)

@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
 
 def simulate(
     trace: Annotated[
-        Path | None, typer.Argument(metavar="[TRACE]", show_default=False, help="A trace; not with --replay.")
+        Path | None, typer.Argument(metavar="TRACE", show_default=False, help="A trace; not with --replay.")
     ] = None,
     cluster: Annotated[
         str | None, typer.Option(metavar="CLUSTER", show_default=False, help="A cell file, or nodes.")

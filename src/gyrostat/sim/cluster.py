@@ -22,6 +22,9 @@ from gyrostat.sched.port import Change, Finished, NodeLost, Progressed, Snapshot
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 
+_PATIENCE = 10_000
+"""When only waiting jobs are left and none starts for so many happenings, none will: they are too large."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
@@ -126,6 +129,8 @@ class SimCluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._finishing: list[tuple[float, int, ActiveJob, int]] = []
         self._changes: list[Change] = []
+        self._in_vain = 0
+        """Happenings since the scheduler last did something."""
         self._jobs = iter(jobs)
         self._next_job = next(self._jobs, None)
         self._streams = [iter(stream) for stream in happenings]
@@ -144,6 +149,7 @@ class SimCluster:
 
     def apply(self, plan: Plan) -> None:
         now = self.clock.now()
+        self._in_vain = 0
         for action in plan.actions:
             job = self.active[action.job]
             before = job.devices
@@ -187,7 +193,7 @@ class SimCluster:
         times = [heap[0][0] for heap in (self._finishing, self._heap) if heap]
         if self._next_job is not None:
             times.append(self._next_job.request.submitted)
-        elif not self.active:
+        elif not self.active or (not self._finishing and self._in_vain > _PATIENCE):
             return None
         upcoming = min(times, default=None)
         return (
@@ -208,6 +214,7 @@ class SimCluster:
                 self._finish(job)
         while self._heap and self._heap[0][0] <= now:
             self.events += 1
+            self._in_vain += 1
             heapq.heappop(self._heap)[2]()
         while self._next_job is not None and self._next_job.request.submitted <= now:
             self._arrive(self._next_job)
