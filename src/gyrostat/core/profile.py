@@ -64,7 +64,11 @@ class Speed:
             raise UsageError(f"a micro-batch has at least one sample, got {batch}")
         if batch > self.largest_batch:
             return math.inf
-        return _interpolate(tuple((size, size / rate) for size, rate in self.throughput), batch)
+        return _interpolate(self._seconds, batch)
+
+    @cached_property
+    def _seconds(self) -> Points:
+        return tuple((size, size / rate) for size, rate in self.throughput)
 
     def exchange_seconds(self, devices: int) -> float:
         """Per step, for a job on so many devices; never less than for fewer (measurements scatter). One device

@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
@@ -64,6 +64,7 @@ def solved(
     return found, brute_force(known, global_batch, devices, 4)
 
 
+@settings(deadline=None)
 @given(problems)
 def test_small_problems_are_solved_exactly(
     problem: tuple[dict[str, tuple[dict[int, float], int]], float, int],
@@ -72,6 +73,7 @@ def test_small_problems_are_solved_exactly(
     assert (math.inf if found is None else found.step) == pytest.approx(best)
 
 
+@settings(deadline=None)
 @given(problems)
 def test_large_problems_are_solved_within_one_percent(
     problem: tuple[dict[str, tuple[dict[int, float], int]], float, int],

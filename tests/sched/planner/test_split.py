@@ -5,7 +5,7 @@ import math
 from collections.abc import Mapping
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
@@ -43,6 +43,7 @@ durations = st.sampled_from([0.1, 0.15, 0.2, 0.25, 1 / 3, 0.7, 1.0, 2.5])
 exchanges = st.dictionaries(st.integers(2, 6), st.sampled_from([0.0, 0.05, 0.1, 0.3, 1.0]), max_size=3)
 
 
+@settings(deadline=None)
 @given(
     seconds=st.dictionaries(st.sampled_from(["a", "b", "c"]), durations, min_size=1),
     exchange=st.dictionaries(st.sampled_from(["a", "b", "c"]), exchanges),
@@ -71,6 +72,7 @@ def test_it_is_as_fast_as_brute_force_and_keeps_every_promise(
     assert capability - found.waste == pytest.approx(virtual_workers / found.overload)
 
 
+@settings(deadline=None)
 @given(
     fast=durations,
     slow=durations,

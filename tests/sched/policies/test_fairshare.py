@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
@@ -113,6 +113,7 @@ def test_growth_beyond_the_guarantee_is_lent_and_taken_back() -> None:
     assert cluster.books.jobs[JobId("a")].borrowed == ()
 
 
+@settings(deadline=None)
 @given(
     claims=st.lists(
         st.tuples(st.sampled_from([1.0, 2.0, 5.0, 10.0]), st.integers(1, 3), st.integers(0, 8)),

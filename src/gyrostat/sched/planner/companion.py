@@ -96,13 +96,11 @@ class Companion:
                 continue
             for more in range(1, min(count, room) + 1):
                 wanted = {**held, name: held.get(name, 0) + more}
-                after = self.throughput(wanted)
                 split = self.best(wanted)
-                if (
-                    after > before
-                    and split is not None
-                    and sum(split.devices.values()) == sum(wanted.values())
-                ):
+                if split is None or sum(split.devices.values()) < sum(wanted.values()):
+                    continue
+                after = self.throughput(wanted)
+                if after > before:
                     found.append(Proposal(name, more, before, after))
         found.sort(key=lambda proposal: (-proposal.after, proposal.devices, proposal.type))
         return found[:top]
