@@ -38,3 +38,17 @@ def test_fifo_by_hand() -> None:
 def test_a_job_that_is_too_large_is_left_over() -> None:
     result = run("gpu:1x4", "fifo", TraceJob(request("a", 5), 10.0))
     assert (len(result.records), result.unfinished) == (0, ("a",))
+
+
+def test_what_happens_at_one_instant_shares_a_tick() -> None:
+    """Three arrivals at 0; two completions and an arrival at 10; two completions at 20: eight events, three ticks."""
+    result = run(
+        "gpu:1x3",
+        "fifo",
+        TraceJob(request("a", 1), 10.0),
+        TraceJob(request("b", 1), 10.0),
+        TraceJob(request("c", 1), 20.0),
+        TraceJob(request("d", 2, at=10.0), 10.0),
+    )
+    assert (result.events, result.ticks) == (8, 3)
+    assert list(result.records.started) == [0.0, 0.0, 0.0, 10.0]
