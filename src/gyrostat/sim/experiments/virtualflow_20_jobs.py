@@ -42,7 +42,7 @@ def run(context: Context) -> Finding:
             "ResNet on ImageNet, which they lack for V100, from Gavel's ResNet-50. Neither table has the "
             "exchange of gradients or a job's start, so the raw trace is a lighter load than the paper's: "
             "nobody queues. All jobs' work is therefore multiplied by one factor; the comparison is at "
-            f"{SHOWN:g}, the table shows the others."
+            f"{SHOWN:g}, the best of them for makespan and JCT; the table shows the others."
         ),
         compared=[
             Compared("makespan", "45.5 % less", f"{percent(makespan)} less", makespan >= 45.5),
