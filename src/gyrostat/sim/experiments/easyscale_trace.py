@@ -99,8 +99,8 @@ def run(context: Context) -> Finding:
             "drawn evenly, the type that YARN-CS must find in proportion to the fleet. The paper gives neither "
             "these nor the number of jobs. YARN-CS: first in, first out, gangs of one type. EasyScale: from 0 "
             "devices to one per virtual worker, any type; resizes at most once a minute. Compared with "
-            f"{SHOWN[0]} jobs, one in {SHOWN[1]} of Philly's: chosen from the table, which has other numbers and loads, because the targets "
-            "are met there."
+            f"{SHOWN[0]} jobs, one in {SHOWN[1]} of Philly's: chosen from the table, which has other "
+            "numbers and loads, because the targets are met there."
         ),
         compared=[
             _compared("mean JCT, homogeneous", 8.3, yarn.mean / homo.mean),

@@ -76,7 +76,8 @@ def run(context: Context) -> Finding:
         setup=(
             f"The whole flat Philly trace on {NODES} nodes with 8 V100 each. It keeps 374 devices busy on average, so the "
             "cluster is overloaded, as the paper's is: its size was chosen so that Tiresias' mean JCT is near the paper's "
-            "235,068 s. Affinity and models were chosen before that, after smaller runs that gave less. Queues at 500 and 10,000 device-seconds, N = 10, r = 0.5. Models are "
+            "235,068 s. Affinity and models were chosen before that, after smaller runs that gave less. Queues at "
+            "500 and 10,000 device-seconds, N = 10, r = 0.5. Models are "
             "drawn evenly from Gavel's that were measured on several devices; each device asked for has four virtual "
             "workers of the smallest measured batch, which bound how far a job can grow. Jobs of up to 8 devices stay on "
             "one node. Resizes are free, as in the paper's simulation."
