@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+from collections import Counter, OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
@@ -217,3 +218,51 @@ def test_what_the_script_changes_later_is_followed_and_the_rest_kept() -> None:
     other = Twin(original)
     other.hold(held)
     assert draw(other, 3) == draw(twin, 3)
+
+
+class Buffering(Dataset[Any]):
+    """Containers of tensors and arrays that grow, shrink and are bound anew; the other collections of the library."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.list: list[Any] = []
+        self.dict: dict[Any, Any] = {}
+        self.nested: dict[Any, Any] = {"a": [np.zeros(2)], "steps": [0.0, 0.0]}
+        self.window: deque[Any] = deque([0, 0], maxlen=3)
+        self.groups: defaultdict[int, list[Any]] = defaultdict(list)
+        self.seen: Counter[int] = Counter()
+        self.order: OrderedDict[int, Any] = OrderedDict()
+
+    def __getitem__(self, index: int) -> str:
+        self.count += 1
+        self.list.append(torch.full((2,), float(index)))
+        self.dict[self.count] = torch.full((1,), float(index))
+        self.nested["a"].append(np.full(2, index))
+        self.nested["steps"][self.count % 2] = torch.full((2,), float(index))
+        self.window.append(index if self.count % 2 else torch.ones(1))
+        self.groups[index % 3].append(index)
+        self.seen[index] += 1
+        self.order[index] = np.arange(index)
+        self.order.move_to_end(next(iter(self.order)))
+        if len(self.list) > 3:
+            self.list.pop(self.count % 3)
+            self.dict.pop(self.count - 2, None)
+            self.nested["a"].pop(0)
+        if self.count % 5 == 0:
+            self.list = []
+            self.groups.clear()
+        return repr(vars(self))
+
+
+@pytest.mark.parametrize("before", range(0, 12, 2))
+@pytest.mark.parametrize("elsewhere", [0, 1, 3, 4, 7])
+def test_containers_that_grow_and_shrink(before: int, elsewhere: int) -> None:
+    original = Buffering()
+    one, other = Twin(original), Twin(original)
+    draw(one, before)
+    draw(other, elsewhere)
+    other.hold(carried(one.held()))
+    assert draw(other, 4) == draw(one, 4)
+    assert original.count == 0
+    assert list(original.window) == [0, 0]
+    assert not original.groups

@@ -252,6 +252,26 @@ def batch_sampler_per_rank(job: gyrostat.Job, options: dict[str, Any]) -> None:
     train(job, job.dataloader(Noisy(), batch_sampler=PerRank, **options))
 
 
+class DrawsAlways:
+    """Draws at every index, between the draws of the model."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += 1
+        for _ in range(len(self)):
+            yield (int(torch.randint(26, ()).item()) + random.randrange(26) + self.begun) % 26
+
+    def __len__(self) -> int:
+        return 20
+
+
+@case
+def sampler_that_draws_always(job: gyrostat.Job, options: dict[str, Any]) -> None:
+    train(job, job.dataloader(Noisy(), batch_size=3, sampler=DrawsAlways(), **options))
+
+
 @case
 def batch_sampler(job: gyrostat.Job, options: dict[str, Any]) -> None:
     dataset = Noisy()

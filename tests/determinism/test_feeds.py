@@ -94,6 +94,7 @@ def resumed_everywhere(
         ("several_loaders", {"num_workers": 2}),
         ("sampler_and_generator", {"num_workers": 2}),
         ("sampler_and_generator", {"num_workers": 0}),
+        ("sampler_that_draws_always", {"num_workers": 2}),
         ("batch_sampler_per_rank", {"num_workers": 0}),
         ("stream", {"num_workers": 2}),
         ("resumable", {"num_workers": 0}),

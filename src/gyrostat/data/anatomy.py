@@ -1,7 +1,7 @@
 """What a dataset, a sampler or a function is made of: which parts are copied, which are shared, and what they hold.
 
 A thing is taken apart into objects, small lists, tuples and dicts, down to its leaves. Leaves that are told, as plain values,
-are numbers, strings, small containers of these, small tensors and arrays, and random generators. All else is large or
+are numbers, strings, small tensors and arrays, small containers of these, and random generators. All else is large or
 opaque: it is shared and never told. `twin.py` next door makes copies with it and keeps track of them.
 """
 
@@ -11,6 +11,7 @@ import copy
 import random
 import sys
 import types
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,12 @@ import torch
 _LARGE = 256
 """Strings, lists, dicts, sets, tensors and arrays with more elements than this are shared."""
 PLAIN = (types.NoneType, bool, int, float, complex, str, bytes)
+_COLLECTIONS: dict[str, type[Any]] = {
+    "deque": deque,
+    "ordered": OrderedDict,
+    "default": defaultdict,
+    "counter": Counter,
+}
 _OWN_WAYS = ("__del__", "__copy__", "__deepcopy__", "__getnewargs__", "__getnewargs_ex__")
 MISSING = object()
 
@@ -29,20 +36,27 @@ Path = tuple[tuple[str, Any], ...]
 # What things are made of.
 
 
-def _is_plain(value: Any, room: int = _LARGE) -> bool:
-    return _plain_size(value, room) <= room
+def is_plain(value: Any) -> bool:
+    return _size(value, _LARGE, arrays=False) <= _LARGE
 
 
-def _plain_size(value: Any, room: int) -> int:
-    """How many plain values it consists of; more than `room` if there are more, or others."""
+def _is_small(value: Any) -> bool:
+    """A container of plain values and small arrays."""
+    return type(value) in (list, tuple, dict) and _size(value, _LARGE, arrays=True) <= _LARGE
+
+
+def _size(value: Any, room: int, *, arrays: bool) -> int:
+    """How many plain values (and small arrays) it consists of; more than `room` if there are more, or others."""
     kind = type(value)
     if kind in PLAIN:
         return 1 if kind not in (str, bytes) or len(value) <= _LARGE else room + 1
+    if arrays and _is_small_array(value):
+        return 1
     if kind not in (list, tuple, dict, set) or len(value) > room:
         return room + 1
     size = 1
     for item in value.items() if kind is dict else value:
-        size += _plain_size(item, room - size)
+        size += _size(item, room - size, arrays=arrays and kind is not set)
         if size > room:
             break
     return size
@@ -112,6 +126,12 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
         made = value if owner is value.__self__ else types.MethodType(value.__func__, owner)
     elif kind is set and len(value) <= _LARGE:
         made = set(value)
+    elif kind is deque and len(value) <= _LARGE:
+        made = memo[id(value)] = deque(maxlen=value.maxlen)
+        made.extend(copied(item, memo) for item in value)
+    elif kind in (OrderedDict, defaultdict, Counter) and len(value) <= _LARGE:
+        made = memo[id(value)] = copy.copy(value)
+        made.update({key: copied(item, memo) for key, item in value.items()})
     elif kind is tuple and len(value) <= _LARGE:
         made = tuple(copied(item, memo) for item in value)
     elif kind is list and len(value) <= _LARGE:
@@ -147,8 +167,15 @@ def told(root: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def tell(value: Any) -> list[Any] | None:
-    if _is_plain(value):
+    """[what kind of thing it is, what it holds]; None if it is not told."""
+    if is_plain(value):
         return ["plain", value if type(value) in PLAIN else copy.deepcopy(value)]
+    if _is_small(value):
+        return ["small", copy.deepcopy(value)]
+    for name, kind in _COLLECTIONS.items():
+        if type(value) is kind and len(value) <= _LARGE:
+            content: Any = [value.maxlen, list(value)] if kind is deque else dict(value)
+            return [name, copy.deepcopy(content)] if is_plain(content) or _is_small(content) else None
     if _is_small_array(value):
         return ["array", value.clone() if isinstance(value, torch.Tensor) else value.copy()]
     if _is_generator(value):
@@ -193,9 +220,14 @@ def same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):
         return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
-    if isinstance(one, (list, tuple)) and one[:1] != ["random"]:
+    if isinstance(one, (list, tuple)) and not _is_random_state(one):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other)
+
+
+def _is_random_state(told: Any) -> bool:
+    """625 numbers: compared as a whole."""
+    return type(told) is list and len(told) == 2 and type(told[0]) is str and told[0] == "random"
 
 
 def _step(value: Any, step: tuple[str, Any]) -> Any:
@@ -220,7 +252,12 @@ def put(root: Any, path: Path, told: Any) -> None:
     if holder is MISSING or type(holder) in (tuple, types.MethodType):
         return
     if told is MISSING or told[0] == "gone":
-        vars(holder).pop(key, None) if kind == "attribute" else holder.pop(key, None)
+        if kind == "attribute":
+            vars(holder).pop(key, None)
+        elif type(holder) is list:  # it is shorter
+            del holder[key:]
+        else:
+            holder.pop(key, None)
         return
     bind(root, path, _made(told, find(root, path)))
 
@@ -239,8 +276,10 @@ def bind(root: Any, path: Path, value: Any) -> None:
 
 def _made(told: list[Any], present: Any) -> Any:
     kind, state = told
-    if kind == "plain":
+    if kind in ("plain", "small"):
         return copy.deepcopy(state)
+    if kind in _COLLECTIONS:
+        return _collection(_COLLECTIONS[kind], copy.deepcopy(state), present)
     if kind == "array":
         if type(present) is type(state) and present.shape == state.shape and present.dtype == state.dtype:
             present[...] = state
@@ -263,3 +302,17 @@ def _made(told: list[Any], present: Any) -> Any:
     generator = present if fits else np.random.Generator(bits())
     generator.bit_generator.state = copy.deepcopy(state)
     return generator
+
+
+def _collection(kind: type[Any], state: Any, present: Any) -> Any:
+    """The one that is there, filled anew: only it knows what a defaultdict makes of a missing key."""
+    if kind is deque:
+        maxlen, items = state
+        line: Any = present if type(present) is deque and present.maxlen == maxlen else deque(maxlen=maxlen)
+        line.clear()
+        line.extend(items)
+        return line
+    made: Any = present if type(present) is kind else kind()
+    made.clear()
+    made.update(state)
+    return made

@@ -122,7 +122,8 @@ class Feed(ABC):
         self._streams.exchange(now)
         if generator is not None and untouched is not None:
             generator.set_state(untouched)
-        self._resumed(rank, asked[position.consumed :])
+        # One that draws at every index drew between batches, from streams that had gone on: its answers were kept.
+        self._resumed(rank, asked[position.consumed :] if state.ahead is None else list(state.ahead))
 
     @abstractmethod
     def begin_step(self) -> None:

@@ -60,15 +60,23 @@ class SamplerState:
     rng: RngState | None = None
     generator: torch.Tensor | None = None
     asked: int = 0
+    ahead: tuple[Any, ...] | None = None
+    """What it gave that is not consumed yet. None: to be had by asking again, for it is no plain value."""
 
     def to_tree(self) -> dict[str, Any]:
-        rng = None if self.rng is None else self.rng.to_tree()
-        return {"held": self.held, "rng": rng, "generator": self.generator, "asked": self.asked}
+        return {
+            "held": self.held,
+            "rng": None if self.rng is None else self.rng.to_tree(),
+            "generator": self.generator,
+            "asked": self.asked,
+            "ahead": None if self.ahead is None else list(self.ahead),
+        }
 
     @classmethod
     def from_tree(cls, tree: Mapping[str, Any]) -> SamplerState:
         rng = None if tree["rng"] is None else RngState.from_tree(tree["rng"])
-        return cls(held=tree["held"], rng=rng, generator=tree["generator"], asked=tree["asked"])
+        ahead = None if tree["ahead"] is None else tuple(tree["ahead"])
+        return cls(held=tree["held"], rng=rng, generator=tree["generator"], asked=tree["asked"], ahead=ahead)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
+import torch
+
 from gyrostat.data import torch_internals
+from gyrostat.data.anatomy import PLAIN
 from gyrostat.data.feed import DirectFeed, Feed, ran_out
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.pair import Answer, Request, Start
@@ -97,7 +101,10 @@ class SharedFeed(Feed):
             one.worker: one.after for one in asked[:ahead] if one.after is not None
         }
         turn = (asked[ahead - 1].worker + 1) % self._count if ahead else position.turn
-        return replace(position, consumed=batch, pairs=pairs, turn=turn)
+        sampler = position.sampler
+        if sampler is not None and sampler.ahead is not None:
+            sampler = replace(sampler, ahead=sampler.ahead[ahead:])
+        return replace(position, consumed=batch, pairs=pairs, turn=turn, sampler=sampler)
 
     # Beginning and end of a loop.
 
@@ -162,6 +169,15 @@ class SharedFeed(Feed):
                 self._set(rank, sampler=self._after_loop(rank).sampler, consumed=0, turn=0, left_over=left)
         self._queues = {}
         self.started = False
+
+    def position(self, rank: int) -> Position:
+        position = super().position(rank)
+        if self.started and position.sampler is not None:
+            ahead = tuple(asked.index for asked in self._queues[rank].asked)
+            position = replace(
+                position, sampler=replace(position.sampler, ahead=ahead if _is_plain(ahead) else None)
+            )
+        return position
 
     def close(self) -> None:
         if self._workers is not None:
@@ -353,6 +369,13 @@ def _commit(latest: dict[int, PairState], asked: _Asked, answer: Answer) -> None
         batches=before.batches + (not answer.ended),
         ended=answer.ended,
     )
+
+
+def _is_plain(index: Any) -> bool:
+    """It can be part of a context."""
+    if type(index) in (list, tuple):
+        return all(map(_is_plain, index))
+    return type(index) in (*PLAIN, torch.Tensor, np.ndarray)
 
 
 def make_feed(loader: OrderedLoader, ranks: Sequence[int], streams: Streams) -> Feed:

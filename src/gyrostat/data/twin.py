@@ -28,6 +28,7 @@ from gyrostat.data.anatomy import (
     bindings,
     copied,
     find,
+    is_plain,
     is_same,
     parts_of,
     put,
@@ -159,7 +160,10 @@ class _Watch:
             if is_dict and list(container) != keys:
                 return True
         for value, (kind, content) in self._contents:
-            if value != content if kind == "plain" else not same(tell(value), [kind, content]):
+            if kind == "plain":
+                if not is_plain(value) or value != content:
+                    return True
+            elif not same(tell(value), [kind, content]):
                 return True
         return False
 
