@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 from gyrostat.core.errors import NotYet, Refused, UsageError
@@ -140,3 +140,13 @@ def test_lengths() -> None:
     assert len(make(batch_size=None)) == 5
     with pytest.raises(TypeError, match="has no length"):
         len(make(Stream()))
+
+
+def test_the_order_of_a_dataset_without_a_length_needs_a_sampler() -> None:
+    class Unsized(Dataset[int]):
+        def __getitem__(self, index: int) -> int:
+            return index
+
+    assert len(make(Unsized(), batch_size=2, sampler=range(7))) == 4
+    with pytest.raises(UsageError, match="Unsized has no __len__"):
+        make(Unsized()).order(seed=0, epoch=0)

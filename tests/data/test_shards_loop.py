@@ -138,6 +138,23 @@ def test_the_newest_saves_are_kept_and_damaged_ones_passed_over(tmp_path: Path) 
         gyrostat.shards(20, shard_size=2, directory=tmp_path)
 
 
+def test_saves_are_as_old_as_their_numbers_say(tmp_path: Path) -> None:
+    feed = gyrostat.shards(8, shard_size=2, directory=tmp_path, keep=2)
+    for number in range(12):  # step-00000000, step-00000000.1 … step-00000000.11
+
+        def write(directory: Path, number: int = number) -> None:
+            (directory / "number").write_text(str(number))
+
+        feed.save(write)
+    feed.close()
+    (tmp_path / "step-by-step.txt").write_text("somebody's notes")
+    assert {path.name for path in tmp_path.glob("step-0*")} == {"step-00000000.10", "step-00000000.11"}
+    resumed = gyrostat.shards(8, shard_size=2, directory=tmp_path)
+    assert resumed.resumed_from is not None
+    assert (resumed.resumed_from / "number").read_text() == "11"
+    resumed.close()
+
+
 def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
     program = Program(tmp_path, samples=8, shard_size=2)
 

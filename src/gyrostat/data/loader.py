@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch.utils.data import BatchSampler, Dataset, default_collate
 
-from gyrostat.core.errors import Misuse
+from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data import torch_internals
 from gyrostat.data.indices import EndlessIndices, Indices, OrderIndices
 from gyrostat.data.order import EpochOrder, Order, Shuffle, UnevenOrder
@@ -69,7 +69,13 @@ class OrderedLoader:
     @property
     def length(self) -> int:
         """Samples in the dataset."""
-        return len(cast(Sized, next(iter(self._datasets.values())) if self.per_rank else self.dataset))
+        dataset = next(iter(self._datasets.values())) if self.per_rank else self.dataset
+        if not hasattr(dataset, "__len__"):
+            raise UsageError(
+                f"{type(dataset).__name__} has no __len__, which the job's own order needs: give it one, give a sampler, or "
+                "make it an IterableDataset"
+            )
+        return len(cast(Sized, dataset))
 
     @property
     def ordered(self) -> bool:

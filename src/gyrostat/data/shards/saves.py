@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
-from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from gyrostat.core.errors import DamagedCheckpoint, UsageError
 
 INDEX = "shards.json"
 _WRITING = ".writing"
+_NAME = re.compile(r"step-(?P<step>\d+)(\.(?P<number>\d+))?")
 
 
 class _File(msgspec.Struct, frozen=True):
@@ -73,7 +74,7 @@ class Saves:
     def newest(self) -> tuple[Save | None, list[str]]:
         """The newest whole save, and why newer ones could not be used. If there are some but none is whole: an error."""
         refused: list[str] = []
-        for path in sorted(self.directory.glob("step-*"), reverse=True):
+        for path in reversed(self._oldest_first()):
             try:
                 return _read(path), refused
             except DamagedCheckpoint as error:
@@ -104,15 +105,24 @@ class Saves:
         path = self._free_name(step)
         writing.rename(path)
         _sync(self.directory)
-        for old in [old for old in sorted(self.directory.glob("step-*")) if old <= path][: -self._keep]:
+        saves = self._oldest_first()
+        for old in saves[: saves.index(path) + 1][: -self._keep]:
             shutil.rmtree(old)
         return path
 
+    def _oldest_first(self) -> list[Path]:
+        return [path for _, path in self._by_age()]
+
+    def _by_age(self) -> list[tuple[tuple[int, int], Path]]:
+        """All saves with the numbers in their names, by these: as text, 10 would come before 9."""
+        named = ((path, _NAME.fullmatch(path.name)) for path in self.directory.iterdir())
+        return sorted(((int(name["step"]), int(name["number"] or 0)), path) for path, name in named if name)
+
     def _free_name(self, step: int) -> Path:
         """A step may be saved twice: where a newer save was damaged, or nothing was trained since. Neither is overwritten."""
-        first = self.directory / f"step-{step:08d}"
-        names = chain([first], (first.with_suffix(f".{number}") for number in count(1)))
-        return next(path for path in names if not path.exists())
+        same_step = [number for (saved, number), _ in self._by_age() if saved == step]
+        suffix = f".{max(same_step) + 1}" if same_step else ""
+        return self.directory / f"step-{step:08d}{suffix}"
 
     def close(self) -> None:
         if self._lock is not None:
