@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import pytest
 
@@ -14,11 +15,20 @@ from tests.determinism.test_digests import ZOO
 from tests.determinism.test_feeds import FEEDS
 from tests.determinism.test_resume import WIDE
 
+FEATURES = ("loops", "random_dataset", "two_passes", "accumulation_not_broadcast", "static_graph", "closure")
+WAYS = ("plain", "two_passes", "remembering", "several_loaders", "sampler_and_generator", "stream_per_rank")
+"""What is run in CI; the others are in the full matrix."""
+
+
+def chosen(names: Iterable[str], short: Sequence[str]) -> list[Any]:
+    return [pytest.param(name, marks=() if name in short else pytest.mark.full) for name in names]
+
+
 EVERY_WAY = ((1, 3), (2, 4), (3, 1), (4, 2))
 """Out, out further, in, out again: a fence at every one of the first boundaries."""
 
 
-@pytest.mark.parametrize("name", WIDE)
+@pytest.mark.parametrize("name", chosen(WIDE, FEATURES))
 def test_resized_at_every_boundary(launch: Launch, name: str) -> None:
     reference = launch(ZOO, virtual_workers=4, reference=True, args=[name])
     elastic = launch(ZOO, virtual_workers=4, workers=2, args=[name], schedule=EVERY_WAY)
@@ -30,7 +40,7 @@ def test_resized_at_every_boundary(launch: Launch, name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", chosen(CASES, WAYS))
 def test_data_moves_with_its_virtual_worker(launch: Launch, name: str) -> None:
     """However data comes: data workers that are ahead, samplers, streams."""
     args = [name, "num_workers=2"]
