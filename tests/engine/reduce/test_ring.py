@@ -48,6 +48,7 @@ def run(
 
     def work(worker: int) -> tuple[list[torch.Tensor], Traffic]:
         group = Group(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
+        groups.append(group)
         held = placement.held_by(worker)
         buckets = [
             Bucket.of(
@@ -59,8 +60,11 @@ def run(
             ring_sum(bucket, placement, group)
         return [bucket.total for bucket in buckets], group.traffic
 
+    groups: list[Group] = []
     with ThreadPoolExecutor(placement.workers) as threads:
         results = list(threads.map(work, range(placement.workers)))
+    for group in groups:
+        group.close()
     return [totals for totals, _ in results], [traffic for _, traffic in results]
 
 

@@ -79,6 +79,7 @@ def reduce(
 
     def work(worker: int) -> tuple[list[torch.Tensor], Traffic]:
         group = Group(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
+        groups.append(group)
         if carrier is not None and group.size > 1:
             group.use_nccl(carrier)
         order = TreeOrder(parameters, placement, group)
@@ -96,8 +97,12 @@ def reduce(
             means = [mean.clone() for mean in order.mean()]
         return means, group.traffic
 
+    groups: list[Group] = []
     with ThreadPoolExecutor(placement.workers) as threads:
-        return list(threads.map(work, range(placement.workers)))
+        results = list(threads.map(work, range(placement.workers)))
+    for group in groups:
+        group.close()
+    return results
 
 
 def gradients(ranks: int, elements: int = 3000) -> list[list[torch.Tensor]]:

@@ -75,11 +75,11 @@ class AgentProcess:
     def says(self) -> str:
         """The next line."""
         assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
         line = b""
+        poll = select.poll()  # unlike select, it takes any number of a file
+        poll.register(self._process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            ready, _, _ = select.select([descriptor], [], [], PATIENCE_S)
-            assert ready, f"{self.name} says nothing"
+            assert poll.poll(PATIENCE_S * 1000), f"{self.name} says nothing"
             byte = self._process.stdout.raw.read(1)  # type: ignore[attr-defined]
             assert byte, f"{self.name} ended"
             line += byte

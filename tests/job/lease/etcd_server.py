@@ -77,6 +77,7 @@ class EtcdServer:
         """It keeps its connections and answers nothing."""
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED)  # it may answer until it has really stopped
 
     def resume(self) -> None:
         assert self._process is not None
