@@ -53,7 +53,10 @@ def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
         messenger = Messenger(channel)
         _take_on(spec)
         if not spec.assignment.reference:
+            # It inherits the mask: signals are the script's thread's, which may block or wait for them.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             threading.Thread(target=_listen, args=(channel,), name="gyrostat-listener", daemon=True).start()
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = _run(spec, messenger)
     except BaseException:
         traceback.print_exc()
