@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,3 +90,36 @@ def resizes(events: Sequence[Event]) -> list[tuple[int, int | None, int | None]]
         for event in events
         if event.kind is EventKind.RESIZE
     ]
+
+
+MEDDLING = """
+import torch
+import gyrostat
+
+job = gyrostat.init(seed=1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+job.track(model=model, optimizer=optimizer)
+data = job.dataloader([torch.full((4,), float(i)) for i in range(32)], batch_size=2)
+for loop in range(2):
+    for step in job.steps(data):
+        for x in step:
+            step.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    for parameter in model.parameters():
+        parameter.data.mul_(0.5)
+"""
+
+
+def test_newcomers_follow_the_others_or_say_why_not(launch: Launch, tmp_path: Path) -> None:
+    """A script that changes parameters between its loops does so on a newcomer too, when that comes past: it is found out."""
+    script = tmp_path / "meddling.py"
+    script.write_text(MEDDLING)
+    fixed = launch(script, virtual_workers=4, workers=2)
+    elastic = launch(script, virtual_workers=4, workers=1, schedule=((2, 2), (5, 3)))
+    assert elastic.digest == fixed.digest
+    first, second = (event.all_state_moved for event in elastic.events if event.kind is EventKind.RESIZE)
+    assert first is None
+    assert second is not None
+    assert "checksums differ" in second

@@ -79,11 +79,29 @@ def test_scale_out() -> None:
     assert job.prepared(2, 2) == [Tell(0, SetFence(2, 0)), Tell(1, SetFence(2, 0))]
     assert phase_of(job) is Phase.FENCED
     assert job.is_newcomer(2)
-    assert job.switched(2, 17, 0.25, 5.0) == [Done(change, 17, 2, 4, 0.25, 4.0, (2, 3))]
-    assert job.switched(2, 17, 0.20, 5.1) == []  # the others say so, too
+    assert job.switched(0, 2, 17, 0.25, 5.0) == []
+    assert job.switched(3, 2, 17, 0.5, 5.5) == []
+    assert job.switched(2, 2, 17, 0.1, 6.0, "differs") == [
+        Done(change, 17, 2, 4, 0.5, 5.0, (2, 3), "differs")
+    ]
+    assert job.switched(1, 2, 17, 0.20, 6.1) == []  # the others say so, too
     assert phase_of(job) is Phase.STEADY
     assert not job.is_newcomer(2)
     assert job.members == (0, 1, 2, 3)
+
+
+def test_a_newcomer_is_lost_or_the_job_ends_when_the_generation_has_begun_for_some() -> None:
+    """Then the change was made, whoever has said so."""
+    for what in ("gone", "over"):
+        job, change = training(1), wish(2)
+        job.asked(change, 1.0)
+        job.ready(1, ALIKE, 2.0)
+        job.prepared(0, 2)
+        job.prepared(1, 2)
+        assert job.switched(0, 2, 5, 0.1, 3.0) == []
+        last = job.gone(1, "died", 4.0) if what == "gone" else job.over()
+        assert last == [Done(change, 5, 1, 2, 0.1, 2.0, (1,))]
+        assert job.members == (0, 1)
 
 
 def test_scale_in_starts_nobody() -> None:
@@ -93,7 +111,7 @@ def test_scale_in_starts_nobody() -> None:
     for member in (0, 1, 2):
         assert job.prepared(member, 2) == []
     assert job.prepared(3, 2) == [Tell(member, SetFence(2, 0)) for member in (0, 1, 2, 3)]
-    assert job.switched(2, 3, 0.0, 2.0) == [Done(change, 3, 4, 2, 0.0, 1.0, ())]
+    assert job.switched(1, 2, 3, 0.0, 2.0) == [Done(change, 3, 4, 2, 0.0, 1.0, ())]
 
 
 def test_numbers_are_never_used_twice() -> None:
@@ -111,7 +129,7 @@ def test_numbers_are_never_used_twice() -> None:
         Tell(member, Prepare(plan_for(3, (0, 3), (3,), donor=0))) for member in (0, 3)
     ]
     assert job.prepared(0, 2) == []  # of the generation that was cancelled
-    assert job.switched(2, 9, 0.0, 7.0) == []
+    assert job.switched(0, 2, 9, 0.0, 7.0) == []
 
 
 def test_one_of_two_newcomers_dies() -> None:
@@ -158,7 +176,7 @@ def test_a_schedule_is_prepared_ahead_and_tried_again() -> None:
     job.ready(2, ALIKE, 2.0)
     job.prepared(0, 2)
     assert job.prepared(2, 2) == [Tell(0, SetFence(2, 10))]
-    done, *then = job.switched(2, 10, 0.0, 3.0)
+    done, *then = job.switched(2, 2, 10, 0.0, 3.0)
     assert isinstance(done, Done)
     assert then == [Tell(member, Prepare(plan_for(3, (0,), (), donor=0))) for member in (0, 2)]
 
@@ -247,7 +265,9 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 generation = max(world.fenced)
                 assert not world.connecting, "a fence was set before all were connected"
                 assert world.fenced.pop(generation) == set(job.members)
-                world.obey(job.switched(generation, int(time), 0.1, time))
+                newcomers = [m for m in range(200) if job.is_newcomer(m)]
+                for member in newcomers or [job.members[0]]:
+                    world.obey(job.switched(member, generation, int(time), 0.1, time))
                 world.generations.append(job.generation)
             case "die":
                 before = job.members

@@ -29,6 +29,8 @@ class Event:
     pause_ms: float | None = None
     """How long training stood still."""
     prepare_ms: float | None = None
+    all_state_moved: str | None = None
+    """Why newcomers were told all state at the fence instead of following the others up to it."""
     recovered_from: str | None = None
     """"peers" or "checkpoint"."""
     micro_batches_redone: int | None = None
@@ -43,6 +45,7 @@ class Event:
             "to": self.to_workers,
             "pause_ms": self.pause_ms,
             "prepare_ms": self.prepare_ms,
+            "all_state_moved": self.all_state_moved,
             "recovered_from": self.recovered_from,
             "micro_batches_redone": self.micro_batches_redone,
             "reason": self.reason,

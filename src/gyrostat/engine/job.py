@@ -7,6 +7,7 @@ A script tracks its objects, then loops over epochs, steps and micro-batches. Ev
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
 from gyrostat.data.order import Shuffle
 from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
+from gyrostat.engine.catchup import Follower, Stream, owned_by
 from gyrostat.engine.checks import (
     check_module,
     check_no_process_group,
@@ -32,7 +34,7 @@ from gyrostat.engine.checks import (
 )
 from gyrostat.engine.digest import digest_of, tensor_digests
 from gyrostat.engine.exits import Place, places_of, script_place
-from gyrostat.engine.handover import pack_state, unpack_state
+from gyrostat.engine.handover import Handover
 from gyrostat.engine.keeper import Boundary, Keeper
 from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
@@ -40,7 +42,7 @@ from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
 from gyrostat.engine.runner import RequestBox, Requests, Runner
-from gyrostat.engine.snapshot import gather_contexts, take_shared
+from gyrostat.engine.snapshot import gather_contexts, take_shared, without
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
@@ -76,6 +78,8 @@ class Job:
         self._joining = assignment.joins
         self._holds = set(assignment.holds)
         self._just_joined = False
+        self._stream: Stream | None = None  # while newcomers follow what this worker does
+        self._arrival: tuple[Prepared, Follower, Handover] | None = None  # until this newcomer has loaded all
         self.device = device
         self.seed = seed
         self.state: dict[str, Any] = {}
@@ -336,6 +340,8 @@ class Job:
             self._unreported_epoch = self.epoch
 
     def pass_done(self) -> None:
+        if self._stream is not None:
+            self._stream.settle()
         outcome = self._runner.outcome
         if self.progress.pass_ == 0:
             self._loss = outcome.loss
@@ -378,8 +384,10 @@ class Job:
         step, began = self.progress.step, now()
         if step in self._holds:
             self._holds.remove(step)  # a loop that ends and one that begins can meet at one step
-            prepared: Prepared | None = membership.wait_here()
+            prepared: Prepared | None = membership.wait_here(self._let_follow)
         else:
+            if (connected := membership.connected()) is not None:
+                self._let_follow(connected)
             prepared = membership.at_boundary(self._fence)
         if prepared is None:
             return
@@ -388,21 +396,41 @@ class Job:
         contexts = gather_contexts(self._runner, self.progress)
         if membership.is_leaving(prepared.plan, worker=0):
             self._keeper.writer_leaves()
-        if prepared.wire is not None:
-            here = Boundary(self.tracked, self.state, self.progress, self._evaluated)
-            state = pack_state(
-                self._keeper.snapshot(here, contexts), self._keeper.turns(), self._runner.loop_batches
-            )
-            prepared.wire.send(state)
-            prepared.wire.close()
+        stream, self._stream = prepared.stream, None
+        if stream is not None:
+            stream.end(self._hand_over(stream, contexts, began))
         old = self._runner.group
         if prepared.group is None:
             self._keeper.leave()
+        else:
+            self._runner.move(prepared.plan.placement, prepared.group, contexts, done=self.progress.done)
+            old.close()
+            membership.moved(prepared.plan)
+        if stream is not None:
+            stream.join()
+        if prepared.group is None:
             raise Left(0)
-        self._runner.move(prepared.plan.placement, prepared.group, contexts, done=self.progress.done)
-        old.close()
-        membership.moved(prepared.plan)
         self._supervisor.switched(prepared.plan.generation, step, prepared.group.size, (now() - began) / 1e9)
+
+    def _let_follow(self, prepared: Prepared) -> None:
+        """The donor: from this boundary on, newcomers follow what it does."""
+        if prepared.wire is not None and prepared.stream is None:
+            self._stream = prepared.stream = Stream(prepared.wire, self._optimizers())
+
+    def _hand_over(self, stream: Stream, contexts: Sequence[Any], began: int) -> dict[str, Any]:
+        """What newcomers do not hold yet."""
+        assert self._keeper is not None
+        here = Boundary(self.tracked, self.state, self.progress, self._evaluated)
+        snapshot = self._keeper.snapshot(here, contexts)
+        if stream.broken is None:
+            optimizers = self._optimizers()
+            snapshot = replace(snapshot, shared=without(snapshot.shared, optimizers, owned_by(optimizers)))
+        return Handover(
+            snapshot=snapshot, turns=self._keeper.turns(), batches=self._runner.loop_batches, since=began
+        ).to_tree()
+
+    def _optimizers(self) -> dict[str, Optimizer]:
+        return {name: thing for name, thing in self.tracked.items() if isinstance(thing, Optimizer)}
 
     def _compare_replicas(self) -> None:
         if isinstance(self._runner, VirtualRunner) and self._runner.group.size > 1:
@@ -424,6 +452,8 @@ class Job:
             self._supervisor.probed(step, digest_of(leaves), leaves if probe.tensors else {})
 
     def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self._joining:
+            return  # it follows the others
         if self._runner.micro_batch is not None:
             raise Misuse(
                 "optimizer.step() inside the inner loop; move it below `for … in step:`, where gradients are the mean over "
@@ -434,6 +464,9 @@ class Job:
         name = next((name for name, thing in self.tracked.items() if thing is optimizer), None)
         if self._started and name is not None:
             check_update(name, optimizer, self._modules, self._runner.reduced)
+        if self._stream is not None and name is not None:
+            closure = args[1] if len(args) > 1 else kwargs.get("closure")
+            self._stream.before_update(name, optimizer, repeatable=closure is None)
         if self._started and name is None:
             raise Misuse(
                 f"an untracked {type(optimizer).__name__} made an update; its state would be lost when the job moves. "
@@ -516,25 +549,22 @@ class Job:
         assert self._keeper is not None
         assert isinstance(self._runner, VirtualRunner)
         self._supervisor.ready(self._keeper.describe(self.tracked))
-        prepared = self._membership.wait_until_invited()
+        membership = self._membership
+        prepared = membership.wait_until_invited()
         assert prepared.wire is not None
         assert prepared.group is not None
-        data = prepared.wire.receive()
-        began = now()
-        snapshot, turns, batches = unpack_state(data)
-        self._runner.handed_batches = (batches,)
-        prepared.wire.close()
+        follower = Follower(prepared.wire, self._optimizers())
+        told = follower.follow(caught_up=lambda: membership.caught_up(prepared.plan))
+        handover = Handover.from_tree(told)
+        self._runner.handed_batches = (handover.batches,)
         self._runner.contexts.clear()
-        self._runner.move(prepared.plan.placement, prepared.group, snapshot.contexts)
-        target = self._keeper.adopt(snapshot, turns)
+        self._runner.move(prepared.plan.placement, prepared.group, handover.snapshot.contexts)
+        target = self._keeper.adopt(handover.snapshot, handover.turns)
         self._loops.resume_at(target.progress, finished=False)
-        self._membership.moved(prepared.plan)
+        membership.moved(prepared.plan)
+        self._arrival = prepared, follower, handover
         self._joining, self._just_joined = False, True
         self._holds.discard(target.progress.step)
-        if set(prepared.plan.members) == set(prepared.plan.newcomers):  # nobody stays who could say so
-            self._supervisor.switched(
-                prepared.plan.generation, target.progress.step, prepared.group.size, (now() - began) / 1e9
-            )
 
     def _load_if_at_end(self) -> None:
         if self._loops.at_end:
@@ -544,6 +574,16 @@ class Job:
         assert self._keeper is not None
         self.state = self._keeper.restore(self.tracked)
         self._loops.reached()
+        if self._arrival is not None:
+            (prepared, follower, handover), self._arrival = self._arrival, None
+            follower.confirm()
+            self._supervisor.switched(
+                prepared.plan.generation,
+                self.progress.step,
+                prepared.plan.placement.workers,
+                (now() - handover.since) / 1e9,
+                follower.why_not,
+            )
 
     def finish(self, exit: SystemExit | None = None) -> None:
         """The script has ended; its end is a boundary. Workers agree that they are equal, and a last checkpoint is written.

@@ -6,9 +6,10 @@ its reductions, and the first one in which all have makes it hold: the generatio
 workers see the same acknowledgements, so all decide alike. With `--schedule` the boundary is known from the start, and all
 wait there instead.
 
-At the fence the contexts of all virtual workers are exchanged among the old members, and one of them, the donor, hands
-the whole state to the newcomers. Those have been waiting in `Job`'s start, with everything built, and go on from the
-boundary as a resumed job does. Who is not in the new generation leaves the script there.
+Newcomers wait in `Job`'s start, with everything built. One of the old members, the donor, lets them follow what it does
+(catchup.py), and they count as connected when they have caught up. At the fence the contexts of all virtual workers are
+exchanged among the old members, the donor tells newcomers what they do not hold yet, and they go on from the boundary as a
+resumed job does. Who is not in the new generation leaves the script there.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from dataclasses import dataclass
 
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
+from gyrostat.engine.catchup import Stream
 from gyrostat.engine.group import Group
-from gyrostat.engine.handover import Wire
+from gyrostat.engine.wire import Wire
 
 
 @dataclass
@@ -32,12 +34,16 @@ class Prepared:
     """None on a worker that leaves."""
     wire: Wire | None
     """On the donor and on newcomers."""
+    stream: Stream | None = None
+    """On the donor, since the first boundary after the wire was there."""
 
     def drop(self) -> None:
         """It will not be."""
         if self.group is not None:
             self.group.close()
-        if self.wire is not None:
+        if self.stream is not None:
+            self.stream.close()
+        elif self.wire is not None:
             self.wire.close()
 
 
@@ -63,6 +69,7 @@ class Membership:
         self._not_before: int | None = (
             None  # the fence is set: the earliest step at whose boundary it may hold
         )
+        self._told = False
 
     # What the coordinator says.
 
@@ -98,10 +105,10 @@ class Membership:
             if wanted:
                 self._prepared = prepared
                 self._changed.notify_all()
-        if wanted:
-            self._tell_prepared(plan.generation)
-        else:
+        if not wanted:
             prepared.drop()
+        elif self._member not in plan.newcomers:  # those say so when they have caught up
+            self._tell_prepared(plan.generation)
 
     # What the script's thread asks.
 
@@ -117,13 +124,26 @@ class Membership:
             holds = agreed is not None and self._plan is not None and self._plan.generation == agreed
             return self._take() if holds else None
 
-    def wait_here(self) -> Prepared:
-        """A boundary at which the generation changes in any case: wait until it can."""
+    def connected(self) -> Prepared | None:
+        """The generation to come, if this worker is connected to it."""
         with self._changed:
-            self._changed.wait_for(lambda: self._not_before is not None and self._prepared is not None)
-            prepared = self._take()
-            assert prepared is not None
-            return prepared
+            return self._prepared
+
+    def wait_here(self, meanwhile: Callable[[Prepared], None]) -> Prepared:
+        """A boundary at which the generation changes in any case: wait until it can.
+
+        `meanwhile` is called when this worker is connected; again if the generation is given up and another prepared.
+        """
+        seen: Prepared | None = None
+        while True:
+            with self._changed:
+                while self._prepared is None or (self._prepared is seen and self._not_before is None):
+                    self._changed.wait()
+                if self._prepared is seen:
+                    self._take()
+                    return seen
+                seen = self._prepared
+            meanwhile(seen)
 
     def wait_until_invited(self) -> Prepared:
         """Newcomers: until connected to a generation."""
@@ -131,6 +151,14 @@ class Membership:
             self._changed.wait_for(lambda: self._prepared is not None)
             assert self._prepared is not None
             return self._prepared
+
+    def caught_up(self, plan: NextGeneration) -> None:
+        """Newcomers: all that the donor has told so far is replayed."""
+        with self._changed:
+            wanted = self._plan is plan and not self._told
+            self._told = self._told or wanted
+        if wanted:
+            self._tell_prepared(plan.generation)
 
     def moved(self, plan: NextGeneration) -> None:
         """The generation has begun, with this worker."""

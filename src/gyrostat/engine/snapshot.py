@@ -7,7 +7,7 @@ run them. How a snapshot is written to disk is `checkpoint`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from gyrostat.data.rng import RngState
 from gyrostat.engine import statetree
 from gyrostat.engine.context import Context
 from gyrostat.engine.digest import digest
+from gyrostat.engine.tensorbytes import same_memory_key
 from gyrostat.engine.virtual import VirtualRunner
 
 
@@ -37,6 +38,27 @@ def take_shared(
     }
 
 
+def without(
+    shared: Mapping[str, Any], optimizers: Collection[str], owned: Sequence[torch.Tensor]
+) -> dict[str, Any]:
+    """Shared state but for these optimizers and what they own: a newcomer holds that already."""
+    elsewhere = {same_memory_key(tensor) for tensor in owned}
+
+    def rest(tree: Any) -> Any:
+        return {
+            key: value
+            for key, value in tree.items()
+            if not (isinstance(value, torch.Tensor) and same_memory_key(value) in elsewhere)
+        }
+
+    tracked = {
+        name: rest(tree) if isinstance(tree, Mapping) else tree
+        for name, tree in shared["tracked"].items()
+        if name not in optimizers
+    }
+    return {**shared, "tracked": tracked, "partly": True}
+
+
 def put_shared(
     shared: Mapping[str, Any], tracked: Mapping[str, Any], runner: VirtualRunner
 ) -> dict[str, Any]:
@@ -48,6 +70,9 @@ def put_shared(
             f"the checkpoint holds {unknown}, which the script does not track; it tracks {sorted(tracked)}"
         )
     for name, tree in saved.items():
+        if shared.get("partly") and isinstance(tracked[name], nn.Module):
+            tracked[name].load_state_dict(tree, strict=False)
+            continue
         _load(name, tracked[name], tree)
         if digest(it=tracked[name]) != digest(it=tree):
             raise CheckpointError(

@@ -52,8 +52,13 @@ class Supervisor(Protocol):
     def prepared(self, generation: int) -> None:
         """Connected to the members of a generation to come."""
 
-    def switched(self, generation: int, step: int, workers: int, paused: float) -> None:
-        """The generation began at boundary `step`, on so many workers; this one stood still for `paused` seconds."""
+    def switched(
+        self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
+    ) -> None:
+        """The generation began at boundary `step`, on so many workers; this one stood still for `paused` seconds.
+
+        `why_all`: a newcomer says why it could not follow the others and had to be told all state at the fence.
+        """
 
 
 class Alone:
@@ -94,5 +99,7 @@ class Alone:
     def prepared(self, generation: int) -> None:
         pass
 
-    def switched(self, generation: int, step: int, workers: int, paused: float) -> None:
+    def switched(
+        self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
+    ) -> None:
         pass

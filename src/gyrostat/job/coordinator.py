@@ -85,6 +85,8 @@ class Done:
     prepared: float
     """Seconds from the wish to the boundary."""
     joined: tuple[int, ...]
+    why_all: str | None = None
+    """Why newcomers had to be told all state at the fence."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Coordinator:
     _newcomers: tuple[int, ...] = ()
     _waiting_for: set[int] = field(default_factory=set)
     _plan: NextGeneration | None = None
+    _begun: Done | None = None
 
     def __post_init__(self) -> None:
         self._next_member = max(self.members) + 1
@@ -192,38 +195,54 @@ class Coordinator:
         if self._waiting_for:
             return []
         assert self._change is not None
-        self.phase = Phase.FENCED
+        self.phase, self._waiting_for = Phase.FENCED, set(self._newcomers)
         at = self._change.at_step if self._change.at_step is not None else 0
         return [Tell(member, SetFence(generation, at)) for member in self.members]
 
-    def switched(self, generation: int, step: int, paused: float, now: float) -> list[Instruction]:
-        """A generation has begun; the first worker that says so is believed."""
+    def switched(
+        self, member: int, generation: int, step: int, paused: float, now: float, why_all: str | None = None
+    ) -> list[Instruction]:
+        """A generation has begun on a worker. It is in force when all newcomers say so; without any, when somebody does."""
         if self._plan is None or generation != self._plan.generation:
             return []
         assert self._change is not None
-        done = Done(
+        before = self._begun
+        self._begun = Done(
             self._change,
             step,
             len(self.members),
             len(self._plan.members),
-            paused,
+            max(paused, before.paused if before else 0.0),
             now - self._since,
             self._plan.newcomers,
+            why_all or (before.why_all if before else None),
         )
-        self.members, self.generation = self._plan.members, generation
+        self._waiting_for.discard(member)
+        return [] if self._waiting_for else [*self._in_force(), *self._go_on(now)]
+
+    def _in_force(self) -> list[Instruction]:
+        """The generation that has begun is the job's."""
+        if self._begun is None:
+            return []
+        assert self._plan is not None
+        done, self.members, self.generation = self._begun, self._plan.members, self._plan.generation
         self._settle()
-        return [done, *self._go_on(now)]
+        return [done]
 
     def gone(self, member: int, reason: str, now: float) -> list[Instruction]:
         """A newcomer has ended before it joined."""
         if member not in self._newcomers:
             return []
+        if self._begun is not None:
+            return self._in_force()  # it was a member already, for some: the job has lost a worker
         self._newcomers = tuple(other for other in self._newcomers if other != member)
         return self._fail(f"the new worker {member} {reason} before it joined", now)
 
     def over(self) -> list[Instruction]:
         """The job has ended: who was about to join is not needed."""
         self.schedule, self.training = [], False
+        if self._begun is not None:
+            return self._in_force()
         ended: list[Instruction] = [
             End(member, "the job ended before it could join") for member in self._newcomers
         ]
@@ -300,7 +319,7 @@ class Coordinator:
         return [*instructions, *self._begin(change, now, again=True)]
 
     def _settle(self) -> None:
-        self.phase, self._change, self._plan = Phase.STEADY, None, None
+        self.phase, self._change, self._plan, self._begun = Phase.STEADY, None, None, None
         self._newcomers, self._waiting_for = (), set()
 
     def _change_words(self) -> str:

@@ -407,8 +407,8 @@ class _Run:
                 return self._coordinator.ready(index, alike, now)
             case Prepared(generation=generation):
                 return self._coordinator.prepared(index, generation)
-            case Switched(generation=generation, step=step, paused=paused):
-                return self._coordinator.switched(generation, step, paused, now)
+            case Switched(generation=generation, step=step, paused=paused, why_all=why_all):
+                return self._coordinator.switched(index, generation, step, paused, now, why_all)
         return []
 
     def _carry_out(self, instructions: list[Instruction]) -> None:
@@ -552,15 +552,15 @@ class _Run:
                 self._selector.unregister(worker.channel)
             worker.close()
             now = time.monotonic()
-            if worker.index in self._watch.crew:
-                self._watch.exited(worker.index, exited.code, now)
-            else:
+            if worker.index not in self._watch.crew:
                 how = (
                     f"was killed by signal {-exited.code}"
                     if exited.code < 0
                     else f"exited with {exited.code}"
                 )
                 self._carry_out(self._coordinator.gone(worker.index, how, now))
+            if worker.index in self._watch.crew:
+                self._watch.exited(worker.index, exited.code, now)
 
     def _obey(self, orders: list[Order]) -> None:
         for order in orders:

@@ -95,8 +95,10 @@ class Messenger:
     def prepared(self, generation: int) -> None:
         self._send(Prepared(generation))
 
-    def switched(self, generation: int, step: int, workers: int, paused: float) -> None:
-        self._send(Switched(generation, step, workers, paused))
+    def switched(
+        self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
+    ) -> None:
+        self._send(Switched(generation, step, workers, paused, why_all))
 
     def flush(self) -> None:
         """Send the steps that are waiting."""

@@ -189,6 +189,7 @@ class Tally:
                 to_workers=done.after,
                 pause_ms=done.paused * 1e3,
                 prepare_ms=done.prepared * 1e3,
+                all_state_moved=done.why_all,
             )
         )
 

@@ -190,7 +190,9 @@ class Switched(msgspec.Struct, frozen=True, tag=True):
     step: int
     workers: int
     paused: float
-    """Seconds for which this worker stood still."""
+    """Seconds for which this worker stood still; on a newcomer, for which the others would have to wait for it."""
+    why_all: str | None = None
+    """Why a newcomer could not follow the others, and was told all state at the fence."""
 
 
 class Prepare(msgspec.Struct, frozen=True, tag=True):

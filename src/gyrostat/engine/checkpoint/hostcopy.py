@@ -12,10 +12,7 @@ from dataclasses import replace
 import torch
 
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot
-from gyrostat.engine.statetree import Flat
-from gyrostat.engine.tensorbytes import DTYPES, byte_row
-
-_ALIGNMENT = 64
+from gyrostat.engine.flatcopy import copy_into, room_for
 
 
 class HostCopy:
@@ -26,41 +23,13 @@ class HostCopy:
 
     def fill(self, snapshot: FlatSnapshot) -> FlatSnapshot:
         """The same snapshot with tensors of its own. They are overwritten by the next `fill`."""
-        needed = sum(_room(flat) for flat in (snapshot.shared, snapshot.contexts))
+        needed = sum(room_for(flat.skeleton) for flat in (snapshot.shared, snapshot.contexts))
         if self._block.numel() < needed:
             self._block = torch.empty(0, dtype=torch.uint8)  # let the old one go first
             self._block = torch.empty(needed, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        middle = _room(snapshot.shared)
+        middle = room_for(snapshot.shared.skeleton)
         return replace(
             snapshot,
-            shared=_copied(snapshot.shared, self._block[:middle]),
-            contexts=_copied(snapshot.contexts, self._block[middle:]),
+            shared=copy_into(self._block[:middle], snapshot.shared),
+            contexts=copy_into(self._block[middle:], snapshot.contexts),
         )
-
-
-def _room(flat: Flat) -> int:
-    return sum(_aligned(spec.size) for spec in flat.skeleton.tensors)
-
-
-def _copied(flat: Flat, block: torch.Tensor) -> Flat:
-    copies = []
-    start = 0
-    for spec, (name, tensor) in zip(flat.skeleton.tensors, flat.tensors, strict=True):
-        row = block[start : start + spec.size]
-        if spec.size:
-            _copy(byte_row(tensor), row)
-        copies.append((name, row.view(DTYPES[spec.dtype]).view(tuple(spec.shape))))
-        start += _aligned(spec.size)
-    return Flat(flat.skeleton, copies)
-
-
-def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
-    if source.device.type == "cpu":
-        # The C library's memmove: unlike torch's copy, it goes around the cache where a tensor is large.
-        target.numpy()[:] = source.numpy()
-    else:
-        target.copy_(source)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

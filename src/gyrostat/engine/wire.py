@@ -1,0 +1,217 @@
+"""The wire between a member of the job, the donor, and those that are about to join it.
+
+The donor tells them states, one after the other: plain values in a message, and tensors in a block of memory. On one machine
+the block is shared memory, and nothing travels but its address; between machines it is sent. A newcomer acknowledges each
+state when it needs the block no more. Shared memory has no name in the file system: newcomers reach it through the donor's
+open files, so nothing is left behind by whoever is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import mmap
+import os
+import secrets
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import torch
+
+from gyrostat.core.job import NextGeneration
+from gyrostat.engine.flatcopy import copy_into, room_for, views_of
+from gyrostat.engine.group import losing_peers
+from gyrostat.engine.statetree import Flat, Skeleton, flatten, unflatten
+from gyrostat.engine.torch_internals import file_store, gloo_group
+
+_DONOR = 0
+
+
+class _Header(msgspec.Struct, frozen=True, array_like=True):
+    skeleton: Skeleton
+    block: tuple[str, int] | None
+    """Where the tensors are, and the block's number, which no other ever bears; None: they follow."""
+    size: int
+
+
+class Block:
+    """Memory for the tensors of one state, used again for the next one that fits."""
+
+    _numbers = itertools.count()
+
+    def __init__(self, size: int, *, shared: bool) -> None:
+        self.size = size
+        self.number = next(self._numbers)
+        self.address: str | None = None
+        self._file: int | None = None
+        if shared:
+            self._file = os.memfd_create("gyrostat", os.MFD_CLOEXEC)
+            os.ftruncate(self._file, max(size, 1))
+            self.address = f"/proc/{os.getpid()}/fd/{self._file}"
+            self.memory = torch.frombuffer(mmap.mmap(self._file, max(size, 1)), dtype=torch.uint8)
+        else:
+            self.memory = torch.empty(size, dtype=torch.uint8)
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+class Told:
+    """A state as it arrived. Its tensors are valid until it is acknowledged."""
+
+    def __init__(self, skeleton: Skeleton, memory: torch.Tensor, wire: Wire) -> None:
+        self._skeleton, self._memory, self._wire = skeleton, memory, wire
+        self.state: Any = unflatten(skeleton, views_of(memory, skeleton))
+
+    def owned(self) -> Any:
+        """The state with tensors of its own."""
+        return unflatten(self._skeleton, [view.clone() for view in views_of(self._memory, self._skeleton)])
+
+    def acknowledge(self) -> None:
+        self.state = None
+        self._wire.acknowledge()
+
+
+class Wire:
+    """A donor, who is number 0, and the newcomers. What the donor tells, all hear."""
+
+    def __init__(self, plan: NextGeneration, member: int, timeout_s: float) -> None:
+        ends = (plan.donor, *plan.newcomers)
+        store = file_store(f"{plan.store}-handover", len(ends), "handover")
+        self._newcomers = range(1, len(ends))
+        with losing_peers():
+            self._gloo: Any = gloo_group(store, ends.index(member), len(ends), timedelta(seconds=timeout_s))
+        self._maps: dict[int, torch.Tensor] = {}
+        self.is_donor = member == plan.donor
+        self.shared = self._offer() if self.is_donor else self._look()
+        """Whether donor and newcomers have memory in common."""
+
+    @staticmethod
+    def concerns(plan: NextGeneration, member: int) -> bool:
+        return bool(plan.newcomers) and (member == plan.donor or member in plan.newcomers)
+
+    # The donor.
+
+    def make_block(self, size: int) -> Block:
+        return Block(size, shared=self.shared)
+
+    def tell(self, flat: Flat, block: Block) -> None:
+        """Tell a state whose tensors are in `block`; returns when all newcomers have acknowledged it."""
+        size = room_for(flat.skeleton)
+        where = None if block.address is None else (block.address, block.number)
+        header = _bytes(msgspec.json.encode(_Header(flat.skeleton, where, size)))
+        for newcomer in self._newcomers:
+            self._send(header, newcomer)
+            if where is None and size:
+                self._send_row(block.memory[:size], newcomer)
+        self.verdicts()
+
+    def tell_tree(self, tree: Any) -> None:
+        """The same for a state that is somewhere else."""
+        flat = flatten(tree)
+        block = self.make_block(room_for(flat.skeleton))
+        try:
+            self.tell(copy_into(block.memory, flat), block)
+        finally:
+            block.close()
+
+    def verdicts(self) -> list[int]:
+        """One number from every newcomer."""
+        rows = [torch.empty(1, dtype=torch.int64) for _ in self._newcomers]
+        for row, newcomer in zip(rows, self._newcomers, strict=True):
+            self._receive_row(row, newcomer)
+        return [int(row.item()) for row in rows]
+
+    # Newcomers.
+
+    def hear(self) -> Told:
+        header = msgspec.json.decode(self._receive(), type=_Header)
+        if header.block is not None:
+            memory = self._mapped(*header.block)[: header.size]
+        else:
+            memory = torch.empty(header.size, dtype=torch.uint8)
+            if header.size:
+                self._receive_row(memory, _DONOR)
+        return Told(header.skeleton, memory, self)
+
+    def acknowledge(self, verdict: int = 0) -> None:
+        """Tell the donor a number."""
+        with losing_peers():
+            self._send_row(torch.tensor([verdict], dtype=torch.int64), _DONOR)
+
+    def _mapped(self, address: str, number: int) -> torch.Tensor:
+        if number not in self._maps:
+            self._maps[number] = _map(address)
+        return self._maps[number]
+
+    # Both.
+
+    def _offer(self) -> bool:
+        """Whether all newcomers can read a block of ours."""
+        if not hasattr(os, "memfd_create"):
+            for newcomer in self._newcomers:
+                self._send(torch.empty(0, dtype=torch.uint8), newcomer)
+            return False
+        block = Block(16, shared=True)
+        secret = secrets.token_bytes(16)
+        block.memory[:] = _bytes(secret)
+        for newcomer in self._newcomers:
+            self._send(_bytes(msgspec.json.encode((block.address, secret))), newcomer)
+        seen = all(self.verdicts())
+        for newcomer in self._newcomers:
+            self._send_row(torch.tensor([int(seen)], dtype=torch.int64), newcomer)
+        block.close()
+        return seen
+
+    def _look(self) -> bool:
+        offer = self._receive()
+        if not offer:
+            return False
+        address, secret = msgspec.json.decode(offer, type=tuple[str, bytes])
+        try:
+            same = _map(address)[:16].numpy().tobytes() == secret
+        except (OSError, ValueError):  # another machine, or another process there
+            same = False
+        self.acknowledge(int(same))
+        seen = torch.empty(1, dtype=torch.int64)
+        self._receive_row(seen, _DONOR)
+        return bool(seen.item())
+
+    def _send(self, row: torch.Tensor, to: int) -> None:
+        self._send_row(torch.tensor([row.numel()], dtype=torch.int64), to)
+        if row.numel():
+            self._send_row(row, to)
+
+    def _receive(self) -> bytes:
+        length = torch.empty(1, dtype=torch.int64)
+        self._receive_row(length, _DONOR)
+        row = torch.empty(int(length.item()), dtype=torch.uint8)
+        if row.numel():
+            self._receive_row(row, _DONOR)
+        return row.numpy().tobytes()
+
+    def _send_row(self, row: torch.Tensor, to: int) -> None:
+        with losing_peers():
+            self._gloo.send([row], to, 0).wait()
+
+    def _receive_row(self, row: torch.Tensor, source: int) -> None:
+        with losing_peers():
+            self._gloo.recv([row], source, 0).wait()
+
+    def close(self) -> None:
+        self._gloo = None
+        self._maps.clear()
+
+
+def _map(address: str) -> torch.Tensor:
+    file = os.open(address, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        return torch.frombuffer(mmap.mmap(file, 0), dtype=torch.uint8)
+    finally:
+        os.close(file)
+
+
+def _bytes(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
