@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import (
     Change,
     Coordinator,
+    CoordinatorRecord,
     Done,
     End,
     GiveUp,
@@ -209,6 +211,73 @@ def test_the_end_of_the_job_ends_newcomers() -> None:
     assert job.asked(wish(2), 1.0) == [Refused(wish(2), "the job has not begun to train yet; retry")]
 
 
+def taken_over(job: Coordinator, now: float = 100.0) -> tuple[Coordinator, list[Instruction]]:
+    """The next leader's coordinator, from what lies in the lease store, and what it does first."""
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(job.record()), type=CoordinatorRecord)
+    successor = Coordinator.restore(kept, store=lambda generation: f"other-store-{generation}")
+    return successor, successor.took_over(now)
+
+
+def test_a_new_leader_of_a_steady_job_does_nothing() -> None:
+    successor, first = taken_over(training(3))
+    assert first == []
+    assert (successor.members, successor.generation, phase_of(successor)) == ((0, 1, 2), 1, Phase.STEADY)
+    assert successor.started(ALIKE, 0, 8, 101.0) == []  # workers say it again
+    assert successor.asked(wish(4), 102.0) == [Start(3)]
+
+
+def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
+    job, reason = training(2), "the job's leader has changed meanwhile; retry"
+    job.asked(wish(4), 0.0)
+    successor, first = taken_over(job)
+    assert first == [End(2, reason), End(3, reason), Refused(wish(4), reason)]
+    assert successor.asked(wish(4), 101.0) == [Start(4), Start(5)]
+
+    for member in (2, 3):
+        job.ready(member, ALIKE, 1.0)
+    job.prepared(0, 2)
+    successor, first = taken_over(job)
+    assert first == [
+        End(2, reason),
+        End(3, reason),
+        Tell(0, Cancel(2)),
+        Tell(1, Cancel(2)),
+        Refused(wish(4), reason),
+    ]
+    assert successor.prepared(1, 2) == []
+    assert (successor.generation, successor.members) == (2, (0, 1))
+
+
+def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
+    job, change = training(2), wish(3)
+    job.asked(change, 0.0)
+    job.ready(2, ALIKE, 1.0)
+    for member in (0, 1, 2):
+        job.prepared(member, 2)
+    successor, first = taken_over(job)
+    assert first == [Tell(0, SetFence(2, 0)), Tell(1, SetFence(2, 0))]
+    assert successor.request() == "r1"
+    assert successor.switched(2, 7, 0.5, 103.0) == [Done(change, 7, 2, 3, 0.5, 3.0, (2,))]
+    assert successor.members == (0, 1, 2)
+
+
+def test_a_new_leader_keeps_to_the_schedule() -> None:
+    job = coordinator(1, schedule=changes(1, [(10, 2), (30, 1)]))
+    job.started(ALIKE, 0, 8, 0.0)
+    successor, first = taken_over(job)
+    assert first == [End(1, "the job's leader has changed meanwhile; retry"), Start(2)]
+    successor.ready(2, ALIKE, 101.0)
+    successor.prepared(0, 2)
+    assert successor.prepared(2, 2) == [Tell(0, SetFence(2, 10))]
+
+
+def test_a_new_leader_of_a_job_that_has_not_begun_waits_for_it() -> None:
+    successor, first = taken_over(coordinator(2, schedule=changes(2, [(3, 1)])))
+    assert first == []
+    (prepare, _) = successor.started(ALIKE, 0, 8, 101.0)
+    assert isinstance(prepare, Tell)
+
+
 @dataclass
 class World:
     """Plays everybody else: processes that start, connect, switch or die, in any order."""
@@ -243,7 +312,7 @@ class World:
 @given(st.data())
 def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
     """Every request is answered, once; a fence is set only when all are connected; generations only go up; numbers of members
-    are never used twice; a death before the fence leaves the members as they were.
+    are never used twice; a death before the fence leaves the members as they were; a new leader changes nothing of that.
     """
     world = World(training(2))
     job, asked, time = world.job, 0, 0.0
@@ -251,7 +320,7 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
         time += 1.0
         deeds = ["ask"]
         deeds += ["ready"] * bool(world.starting) + ["die"] * any(job.is_newcomer(m) for m in range(200))
-        deeds += ["connect"] * bool(world.connecting) + ["switch"] * bool(world.fenced)
+        deeds += ["connect"] * bool(world.connecting) + ["switch"] * bool(world.fenced) + ["take over"]
         match data.draw(st.sampled_from(deeds)):
             case "ask":
                 asked += 1
@@ -269,6 +338,14 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 for member in newcomers or [job.members[0]]:
                     world.obey(job.switched(member, generation, int(time), 0.1, time))
                 world.generations.append(job.generation)
+            case "take over":
+                fenced = job.phase is Phase.FENCED
+                before = job.members
+                world.job, first = taken_over(job, time)
+                job = world.job
+                world.obey(first)
+                assert job.members == before
+                assert job.phase is (Phase.FENCED if fenced else Phase.STEADY)
             case "die":
                 before = job.members
                 victim = data.draw(st.sampled_from([m for m in range(200) if job.is_newcomer(m)]))

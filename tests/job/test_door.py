@@ -14,7 +14,7 @@ from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.digest import digest
-from gyrostat.job.door import Answer, Caller, Door, Visitor, running, runtime_directory
+from gyrostat.job.door import Answer, Caller, Door, running, runtime_directory
 from gyrostat.job.observer import Nobody
 from gyrostat.job.protocol import FromWorker, Steps
 from tests.conftest import Launch
@@ -103,14 +103,60 @@ def test_a_running_job_is_resized_and_moved(launch: Launch, tmp_path: Path) -> N
 
     fixed = CheckpointPolicy(directory=str(tmp_path / "fixed"))
     launch(LONG, virtual_workers=4, workers=2, checkpoint=fixed, stop_after=elastic.steps)
-    one, other = (
-        load(Path(directory) / f"step-{elastic.steps:08}")
-        for directory in (policy.directory, fixed.directory)
-    )
-    assert digest(shared=one.shared["tracked"], contexts=one.contexts) == digest(
-        shared=other.shared["tracked"], contexts=other.contexts
-    )
+    assert contents(policy, elastic.steps) == contents(fixed, elastic.steps)
     assert running() == []
+
+
+def test_down_to_zero_and_back(launch: Launch, tmp_path: Path) -> None:
+    """Suspended, the job is its checkpoint; with workers again it goes on with the same bits."""
+    told: list[tuple[int, str]] = []
+
+    def ask(job: Caller) -> None:
+        down = job.scale(0, request="down")
+        assert (down.done, down.workers) == (True, 0)
+        assert job.scale(0, request="down") == down
+        status = job.status()
+        told.append((status.workers, status.phase))
+        assert status.step == down.step
+        assert "ask for 1 to 4" in job.scale(5).text
+        assert "ask for 1 to 4" in job.migrate((0,)).text
+        assert job.scale(0).done
+        assert job.checkpoint().done
+        up = job.scale(3)
+        assert (up.done, up.workers, up.step) == (True, 3, down.step)
+        assert job.scale(1).done
+        told.append((job.status().workers, job.status().phase))
+        assert job.scale(0).done  # and so it ends: stopped while suspended
+
+    asks = Asks(ask, "suspended")
+    policy = CheckpointPolicy(directory=str(tmp_path / "elastic"))
+    elastic = launch(
+        LONG, virtual_workers=4, workers=2, checkpoint=policy, name="suspended", observer=asks, check=False
+    )
+    asks.check()
+    assert told == [(0, "suspended"), (1, "steady")]
+    assert elastic.stopped
+    moves = [(e.from_workers, e.to_workers) for e in elastic.events if e.kind is EventKind.RESIZE]
+    assert moves == [(2, 0), (0, 3), (3, 1), (1, 0)]
+
+    fixed = CheckpointPolicy(directory=str(tmp_path / "fixed"))
+    launch(LONG, virtual_workers=4, workers=2, checkpoint=fixed, stop_after=elastic.steps)
+    assert contents(policy, elastic.steps) == contents(fixed, elastic.steps)
+
+
+def test_without_a_place_for_checkpoints_there_is_no_way_to_zero(launch: Launch) -> None:
+    told: list[Answer] = []
+    asks = Asks(lambda job: told.append(job.scale(0)), "short")
+    launch(LONG.replace("100_000", "20"), virtual_workers=2, name="short", observer=asks)
+    asks.check()
+    assert not told[0].done
+    assert "started without --checkpoint-dir" in told[0].text
+
+
+def contents(policy: CheckpointPolicy, step: int) -> str:
+    """The digest of all state in a checkpoint."""
+    snapshot = load(Path(policy.directory) / f"step-{step:08}")
+    return digest(shared=snapshot.shared["tracked"], contexts=snapshot.contexts)
 
 
 def test_a_job_without_a_place_for_checkpoints_says_so(launch: Launch) -> None:
@@ -139,11 +185,6 @@ def door() -> Iterator[Door]:
     door.close()
 
 
-def visitor() -> tuple[Visitor, socket.socket]:
-    ours, theirs = socket.socketpair()
-    return Visitor(ours), theirs
-
-
 def test_one_name_one_job(door: Door) -> None:
     with pytest.raises(UsageError, match="'job' is running already"):
         Door("job")
@@ -160,31 +201,6 @@ def test_what_a_killed_job_left_is_no_obstacle(place: Path) -> None:
         Caller("job")
     Door("job").close()
     assert running() == []
-
-
-def test_the_same_request_is_carried_out_once(door: Door) -> None:
-    first, one = visitor()
-    second, other = visitor()
-    assert door.is_new("r", first)
-    assert not door.is_new("r", second)
-    door.answer("r", Answer(True, "done"))
-    assert one.recv(1000) == other.recv(1000)
-    third, late = visitor()
-    assert not door.is_new("r", third)
-    assert b"done" in late.recv(1000)
-    for end in (one, other, late):
-        end.close()
-    for guest in (first, second, third):
-        guest.channel.close()
-
-
-def test_busy_is_not_remembered(door: Door) -> None:
-    guest, end = visitor()
-    assert door.is_new("r", guest)
-    door.answer("r", Answer(False, "busy with another change; retry"))
-    assert door.is_new("r", guest)
-    end.close()
-    guest.channel.close()
 
 
 def test_a_directory_that_others_may_enter_is_refused(place: Path) -> None:

@@ -18,7 +18,6 @@ VERBS = {
     "top": "watch a cluster",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
-    "agent": "supervise the workers of one node",
     "chaos": "inject failures into a job",
 }
 

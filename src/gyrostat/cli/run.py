@@ -9,8 +9,10 @@ from typing import Annotated
 
 import typer
 
+from gyrostat.cli import nodes as nodes_cli
 from gyrostat.cli import options
 from gyrostat.cli.display import LiveDisplay, PlainDisplay
+from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Determinism, Reduction
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.outcome import Outcome
@@ -31,10 +33,12 @@ _HELP = "\n\n".join(
         "A run with --checkpoint-dir that was interrupted goes on from its last checkpoint when the same "
         "command is given again, on any number of workers. SIGUSR1, or `gyrostat checkpoint save DIR`, asks "
         "for a checkpoint now; SIGTERM or Ctrl-C for one and the end; a second Ctrl-C ends it at once.",
+        "On several nodes, give the same command on each:",
+        "  gyrostat run --store etcd://10.0.0.1:2379 --name mnist --nodes 2 -n 8 -w 4 train.py",
     ]
 )
 
-_JOB, _CHECKPOINTS, _OUTPUT = "Job", "Checkpoints", "Output"
+_JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", "Checkpoints", "Output"
 
 
 def register(app: typer.Typer) -> None:
@@ -131,6 +135,62 @@ def run(
             rich_help_panel=_JOB,
         ),
     ] = None,
+    store: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            show_default=False,
+            help="Where agents agree on who leads: etcd://HOST:2379, or file:///DIR for several on one machine.",
+            rich_help_panel=_NODES,
+        ),
+    ] = None,
+    nodes: Annotated[
+        int,
+        typer.Option(metavar="K", help="Begin when so many agents are there.", rich_help_panel=_NODES),
+    ] = 1,
+    node: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            show_default="this machine's",
+            help="This agent's name; each has its own.",
+            rich_help_panel=_NODES,
+        ),
+    ] = None,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST[:PORT]",
+            show_default="the address towards the store",
+            help="Where other nodes reach this one.",
+            rich_help_panel=_NODES,
+        ),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            show_default="$GYROSTAT_TOKEN",
+            help="The secret that all agents and clients of the job share.",
+            rich_help_panel=_NODES,
+        ),
+    ] = None,
+    patience: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="An agent that is away for longer is given up, and its workers with it.",
+            rich_help_panel=_NODES,
+        ),
+    ] = 60.0,
+    lease: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="A leader that is silent for so long has lost the lease.",
+            rich_help_panel=_NODES,
+        ),
+    ] = 5.0,
     checkpoint_dir: Annotated[
         Path | None,
         typer.Option(
@@ -207,6 +267,23 @@ def run(
         log_dir=log_dir,
         trace=trace,
     )
+    if store is not None:
+        if name is None:
+            raise UsageError("--store needs --name JOB, the same on every node")
+        if report is not None:
+            raise UsageError("--report is for a job on one machine; leave out --store or --report")
+        code = nodes_cli.run_as_agent(
+            request,
+            PlainDisplay(request.placement, quiet=quiet),
+            store=store,
+            nodes=nodes,
+            node=node,
+            listen=listen,
+            token_file=token_file,
+            patience=patience,
+            ttl=lease,
+        )
+        raise typer.Exit(code)
     outcome = _run_on_display(request, quiet=quiet)
     if report is not None:
         write_report(report, outcome, request)

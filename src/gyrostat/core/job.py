@@ -102,7 +102,7 @@ class NextGeneration:
     donor: int
     """The member, of the generation before, that hands the state to the newcomers."""
     store: str
-    """Path of the rendezvous file."""
+    """Where its members find one another: path of a file, or tcp://HOST:PORT/NAME."""
 
     def worker_of(self, member: int) -> int | None:
         """The number in the new placement; None for one that leaves."""
@@ -117,7 +117,10 @@ class Assignment:
     worker: int = 0
     generation: int = 1
     store: str | None = None
-    """Path of the rendezvous file of this generation; not needed by a lone worker."""
+    """Where the members of this generation find one another: path of a file, or tcp://HOST:PORT/NAME. Not needed by a lone
+    worker."""
+    host: str = "127.0.0.1"
+    """Where this worker listens for the others."""
     virtual_workers_given: bool = True
     """False for a plain `python train.py`, where the script may choose N itself."""
     reduction: Reduction | None = None

@@ -22,7 +22,7 @@ import torch
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
 from gyrostat.engine.courier import Courier, StreamCourier
-from gyrostat.engine.torch_internals import file_store, gloo_group, nccl_group
+from gyrostat.engine.torch_internals import gloo_group, nccl_group, rendezvous
 from gyrostat.engine.trace import NoTracer
 
 if TYPE_CHECKING:
@@ -59,8 +59,10 @@ class Group:
         generation: int,
         store: str | None,
         timeout_s: float,
+        host: str = "127.0.0.1",
         tracer: NoTracer | None = None,
     ) -> None:
+        """`host`: where this worker listens for the others."""
         self.tracer = tracer or NoTracer()
         self.rank, self.size, self.generation = rank, size, generation
         self.traffic = Traffic()
@@ -79,7 +81,7 @@ class Group:
                 raise ValueError("a group of several workers needs a rendezvous store")
             with losing_peers():
                 self._gloo, self._gradients, self._buffers = (
-                    gloo_group(self._rendezvous(purpose), rank, size, self._timeout)
+                    gloo_group(self._rendezvous(purpose), rank, size, self._timeout, host)
                     for purpose in ("control", "gradients", "buffers")
                 )
 
@@ -94,7 +96,8 @@ class Group:
             self.courier = StreamCourier(device, self.tracer)
 
     def _rendezvous(self, purpose: str) -> Any:
-        return file_store(str(self._store), self.size, f"generation-{self.generation}-{purpose}")
+        name = f"generation-{self.generation}-{purpose}"
+        return rendezvous(str(self._store), self.size, name, self._timeout)
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
         """Give every worker everybody's payload, in worker order."""

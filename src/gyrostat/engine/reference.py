@@ -29,7 +29,7 @@ from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.hook import tree_hook
 from gyrostat.engine.runner import DataLoop, MicroBatch, Runner, StepPlan
-from gyrostat.engine.torch_internals import file_store, hash_store
+from gyrostat.engine.torch_internals import hash_store, rendezvous
 
 
 class ReferenceRunner(Runner):
@@ -47,12 +47,13 @@ class ReferenceRunner(Runner):
     ) -> None:
         super().__init__(placement=placement, group=group, seed=seed)
         self._order = reduction.order
+        timeout = timedelta(seconds=timeout_s)
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if reduction.carrier is Carrier.NCCL else "gloo",
-            store=hash_store() if store is None else file_store(store, group.size, "reference"),
+            store=hash_store() if store is None else rendezvous(store, group.size, "reference", timeout),
             rank=group.rank,
             world_size=group.size,
-            timeout=timedelta(seconds=timeout_s),
+            timeout=timeout,
         )
         self._wrappers: list[DistributedDataParallel] = []
         self._streams_of_rank: RngState

@@ -205,7 +205,7 @@ def _make_membership(
 
     def connect(plan: NextGeneration) -> Prepared:
         """Blocks until all are there: called in a thread of its own."""
-        wire = Wire(plan, member, timeout_s) if Wire.concerns(plan, member) else None
+        wire = Wire(plan, member, timeout_s, assignment.host) if Wire.concerns(plan, member) else None
         worker = plan.worker_of(member)
         if worker is None:
             return Prepared(plan, None, wire)
@@ -215,6 +215,7 @@ def _make_membership(
             generation=plan.generation,
             store=plan.store,
             timeout_s=timeout_s,
+            host=assignment.host,
             tracer=tracer,
         )
         connect_gradients(group)
@@ -235,6 +236,7 @@ def _make_group(assignment: Assignment, tracer: NoTracer) -> Group:
         generation=assignment.generation,
         store=assignment.store,
         timeout_s=assignment.timeout_s,
+        host=assignment.host,
         tracer=tracer,
     )
 

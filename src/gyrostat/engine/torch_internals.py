@@ -6,6 +6,7 @@ this is the file to look at when a new torch comes out.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -30,9 +31,22 @@ def assign_buckets(
     return [list(bucket) for bucket in assigned]
 
 
-def file_store(path: str, workers: int, prefix: str) -> Any:
-    """A rendezvous through a file of this machine."""
-    return _dist.PrefixStore(prefix, _dist.FileStore(path, workers))
+def rendezvous(address: str, workers: int, prefix: str, timeout: timedelta) -> Any:
+    """Where workers find one another: a file of this machine, or `tcp://HOST:PORT/NAME`, which an agent serves."""
+    if not address.startswith("tcp://"):
+        return _dist.PrefixStore(prefix, _dist.FileStore(address, workers))
+    server, _, name = address.removeprefix("tcp://").partition("/")
+    host, _, port = server.rpartition(":")
+    client = _dist.TCPStore(host.strip("[]"), int(port), is_master=False, timeout=timeout)
+    return _dist.PrefixStore(f"{name}/{prefix}", client)
+
+
+def rendezvous_server(listener: socket.socket) -> Any:
+    """A store for `tcp://` addresses, on a socket that listens already; it serves for as long as it is kept."""
+    host, port = listener.getsockname()[:2]
+    return _dist.TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
+    )
 
 
 def hash_store() -> Any:
@@ -40,13 +54,13 @@ def hash_store() -> Any:
     return _dist.HashStore()
 
 
-def gloo_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A raw gloo process group on loopback.
+def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, host: str = "127.0.0.1") -> Any:
+    """A raw gloo process group; this process listens at `host`.
 
     Unlike `init_process_group`, several may coexist, and making one takes half a millisecond.
     """
     options = _dist.ProcessGroupGloo._Options()
-    options._devices = [_dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [_dist.ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = timeout
     return _dist.ProcessGroupGloo(store, rank, size, options)
 

@@ -22,7 +22,7 @@ from gyrostat.core.job import NextGeneration
 from gyrostat.engine.flatcopy import copy_into, room_for, views_of
 from gyrostat.engine.group import losing_peers
 from gyrostat.engine.statetree import Flat, Skeleton, flatten, unflatten
-from gyrostat.engine.torch_internals import file_store, gloo_group
+from gyrostat.engine.torch_internals import gloo_group, rendezvous
 
 _DONOR = 0
 
@@ -77,12 +77,14 @@ class Told:
 class Wire:
     """A donor, who is number 0, and the newcomers. What the donor tells, all hear."""
 
-    def __init__(self, plan: NextGeneration, member: int, timeout_s: float) -> None:
-        ends = (plan.donor, *plan.newcomers)
-        store = file_store(f"{plan.store}-handover", len(ends), "handover")
+    def __init__(
+        self, plan: NextGeneration, member: int, timeout_s: float, host: str = "127.0.0.1"
+    ) -> None:
+        ends, timeout = (plan.donor, *plan.newcomers), timedelta(seconds=timeout_s)
         self._newcomers = range(1, len(ends))
         with losing_peers():
-            self._gloo: Any = gloo_group(store, ends.index(member), len(ends), timedelta(seconds=timeout_s))
+            store = rendezvous(f"{plan.store}-handover", len(ends), f"generation-{plan.generation}", timeout)
+            self._gloo: Any = gloo_group(store, ends.index(member), len(ends), timeout, host)
         self._maps: dict[int, torch.Tensor] = {}
         self.is_donor = member == plan.donor
         self.shared = self._offer() if self.is_donor else self._look()

@@ -107,6 +107,23 @@ class GiveUp:
 Instruction = Start | Tell | End | Done | Refused | GiveUp
 
 
+class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a coordinator knows and cannot learn again from the workers."""
+
+    virtual_workers: int
+    members: tuple[int, ...]
+    schedule: list[Change]
+    generation: int
+    phase: Phase
+    training: bool
+    step: int
+    alike: dict[str, str]
+    change: Change | None
+    next_member: int
+    newcomers: tuple[int, ...]
+    plan: NextGeneration | None
+
+
 @dataclass
 class Coordinator:
     """One job's processes."""
@@ -141,6 +158,8 @@ class Coordinator:
         self, alike: dict[str, str], step: int, virtual_workers: int, now: float
     ) -> list[Instruction]:
         """Training begins, at `step`: from the beginning, or from a checkpoint."""
+        if self.training:
+            return []  # the leader before this one has heard it, too
         self.training, self.step, self._alike = True, step, alike
         self.virtual_workers = virtual_workers
         while len(self.schedule) > 1 and (self.schedule[1].at_step or 0) < step:
@@ -152,10 +171,8 @@ class Coordinator:
 
     def asked(self, change: Change, now: float) -> list[Instruction]:
         """Somebody wants another number of workers."""
-        if not self.training:
-            return [Refused(change, "the job has not begun to train yet; retry")]
-        if self.phase is not Phase.STEADY:
-            return [Refused(change, f"busy with another change ({self._change_words()}); retry")]
+        if (busy := self.busy()) is not None:
+            return [Refused(change, busy)]
         if not 1 <= change.workers <= self.virtual_workers:
             return [
                 Refused(
@@ -194,10 +211,15 @@ class Coordinator:
         self._waiting_for.discard(member)
         if self._waiting_for:
             return []
+        self.phase = Phase.FENCED
+        return self._set_fence()
+
+    def _set_fence(self) -> list[Instruction]:
         assert self._change is not None
-        self.phase, self._waiting_for = Phase.FENCED, set(self._newcomers)
+        assert self._plan is not None
+        self._waiting_for = set(self._newcomers)
         at = self._change.at_step if self._change.at_step is not None else 0
-        return [Tell(member, SetFence(generation, at)) for member in self.members]
+        return [Tell(member, SetFence(self._plan.generation, at)) for member in self.members]
 
     def switched(
         self, member: int, generation: int, step: int, paused: float, now: float, why_all: str | None = None
@@ -250,6 +272,68 @@ class Coordinator:
             ended.append(Refused(self._change, "the job ended before the change could be made"))
         self._settle()
         return ended
+
+    def busy(self) -> str | None:
+        """Why no change can be begun now."""
+        if not self.training:
+            return "the job has not begun to train yet; retry"
+        if self.phase is not Phase.STEADY:
+            return f"busy with another change ({self._change_words()}); retry"
+        return None
+
+    # Another leader.
+
+    def record(self) -> CoordinatorRecord:
+        """To be kept before the instructions that came with it are carried out."""
+        return CoordinatorRecord(
+            virtual_workers=self.virtual_workers,
+            members=self.members,
+            schedule=list(self.schedule),
+            generation=self.generation,
+            phase=self.phase,
+            training=self.training,
+            step=self.step,
+            alike=self._alike,
+            change=self._change,
+            next_member=self._next_member,
+            newcomers=self._newcomers,
+            plan=self._plan,
+        )
+
+    @classmethod
+    def restore(cls, record: CoordinatorRecord, store: Callable[[int], str]) -> Coordinator:
+        """As it was when the record was kept. Then comes `took_over`."""
+        restored = cls(
+            record.virtual_workers,
+            record.members,
+            store,
+            list(record.schedule),
+            record.generation,
+            record.phase,
+            record.training,
+            record.step,
+        )
+        restored._alike, restored._change = dict(record.alike), record.change
+        restored._next_member, restored._newcomers = record.next_member, record.newcomers
+        restored._plan = record.plan
+        return restored
+
+    def took_over(self, now: float) -> list[Instruction]:
+        """Another leader has left this one its record.
+
+        A fence may hold already, so it stays set, and is told again to those who may not have heard of it. Before that nobody
+        has begun anything: the change is called off, and whoever wants it asks again, as the schedule does.
+        """
+        self._since = now
+        if self.phase is Phase.STEADY:
+            return self._go_on(now) if self.training else []
+        if self.phase is Phase.FENCED:
+            return self._set_fence()
+        return self._fail("the job's leader has changed meanwhile; retry", now)
+
+    def request(self) -> str | None:
+        """Whose wish is being carried out."""
+        return self._change.request if self._change is not None else None
 
     def is_newcomer(self, member: int) -> bool:
         """Started, but not yet a member."""

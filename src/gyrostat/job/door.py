@@ -2,8 +2,8 @@
 
 Requests and answers are frames of msgspec, as everywhere in this room. A request that changes something is answered when it
 is done; one that comes while another is under way is answered "busy" at once; one that is asked twice, with the same id, is
-carried out once and answered twice. Sockets live in a directory that only this user may enter, so that whoever can open one
-may also ask. `Door` is the job's side, for a loop that polls; `Caller` is the other side, and waits.
+carried out once and answered twice (`reception` sees to that). Sockets live in a directory that only this user may enter, so
+that whoever can open one may also ask. `Door` is the job's side, for a loop that polls; `Caller` is the other side, and waits.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ import difflib
 import os
 import re
 import secrets
+import selectors
 import socket
 import stat
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
 
 import msgspec
 
 from gyrostat.core.errors import UsageError
-from gyrostat.job.protocol import Channel
+from gyrostat.job.protocol import Channel, ProtocolError
 
 NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".socket"
-_ASKED_BEFORE = 1024
-"""So many answers are remembered."""
 
 
 class Scale(msgspec.Struct, frozen=True, tag=True):
@@ -126,7 +127,7 @@ class Visitor:
 
 
 class Door:
-    """The job's side. Its owner polls `listener` and the visitors' channels."""
+    """The job's side, polled by a selector."""
 
     def __init__(self, name: str) -> None:
         check_name(name)
@@ -142,45 +143,49 @@ class Door:
         self.listener.bind(str(self._path))
         self.listener.listen()
         self.listener.setblocking(False)
-        self._answers: dict[str, Answer] = {}
-        self._waiting: dict[str, list[Visitor]] = {}
+        self._visitors: set[Visitor] = set()
 
-    def fileno(self) -> int:
-        return self.listener.fileno()
+    def attend(
+        self, selector: selectors.BaseSelector, on_request: Callable[[Request, Visitor], None]
+    ) -> None:
+        """Have `selector` call us when somebody comes; what they ask for is told to `on_request`."""
+        selector.register(self.listener, selectors.EVENT_READ, partial(self._welcome, selector, on_request))
 
-    def welcome(self) -> Visitor | None:
+    def _welcome(
+        self, selector: selectors.BaseSelector, on_request: Callable[[Request, Visitor], None]
+    ) -> None:
         try:
             sock, _ = self.listener.accept()
         except (BlockingIOError, ConnectionError):
-            return None
-        return Visitor(sock)
-
-    def is_new(self, request: str, visitor: Visitor) -> bool:
-        """Whether to carry the request out. If it was asked before, its answer is, or will be, the same."""
-        if request in self._answers:
-            visitor.answer(self._answers[request])
-            return False
-        waiting = self._waiting.setdefault(request, [])
-        waiting.append(visitor)
-        return len(waiting) == 1
-
-    def answer(self, request: str | None, answer: Answer) -> None:
-        """What came of a request; of a schedule's nobody is told."""
-        if request is None:
             return
-        # "busy" is no outcome: who asks again is heard again
-        if answer.done or not answer.text.endswith("retry"):
-            self._answers[request] = answer
-        while len(self._answers) > _ASKED_BEFORE:
-            self._answers.pop(next(iter(self._answers)))
-        for visitor in self._waiting.pop(request, []):
-            visitor.answer(answer)
+        visitor = Visitor(sock)
+        self._visitors.add(visitor)
+        hear = partial(self._hear_out, selector, on_request, visitor)
+        selector.register(visitor.channel, selectors.EVENT_READ, hear)
+
+    def _hear_out(
+        self,
+        selector: selectors.BaseSelector,
+        on_request: Callable[[Request, Visitor], None],
+        visitor: Visitor,
+    ) -> None:
+        try:
+            requests = visitor.channel.receive(wait=False)
+        except (ProtocolError, OSError) as error:
+            visitor.answer(Answer(False, str(error)))
+            requests = None
+        if requests is None:
+            selector.unregister(visitor.channel)
+            self._visitors.discard(visitor)
+            visitor.channel.close()
+        for request in requests or ():
+            on_request(request, visitor)
 
     def close(self) -> None:
-        for request in list(self._waiting):
-            self.answer(request, Answer(False, "the job has ended"))
         self._path.unlink(missing_ok=True)
         self.listener.close()
+        for visitor in self._visitors:
+            visitor.channel.close()
 
 
 def _answers(path: Path) -> bool:
@@ -193,19 +198,21 @@ def _answers(path: Path) -> bool:
         return True
 
 
-class Caller:
-    """A connection to a running job, by its name."""
+class Transport(Protocol):
+    """How a request reaches a job."""
 
-    def __init__(self, name: str) -> None:
+    def ask(self, request: Request) -> Reply: ...
+
+    def close(self) -> None: ...
+
+
+class Caller:
+    """A running job, by its name if it has an agent on this machine, or through `via`."""
+
+    def __init__(self, name: str, via: Transport | None = None) -> None:
         check_name(name)
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            sock.connect(str(runtime_directory() / f"{name}{_SUFFIX}"))
-        except OSError:
-            sock.close()
-            raise UsageError(_unknown(name)) from None
         self.name = name
-        self._channel: Channel[Reply] = Channel(sock, Reply)
+        self._transport = via or _Doors(name)
 
     def scale(self, workers: int, request: str | None = None) -> Answer:
         """Run on so many workers; returns when they train, or when it is clear that they will not."""
@@ -232,17 +239,10 @@ class Caller:
         return reply
 
     def _ask(self, request: Request) -> Reply:
-        try:
-            self._channel.send(request)
-            while not (replies := self._channel.receive()):
-                if replies is None:
-                    raise UsageError(f"the job {self.name!r} ended before it answered")
-        except (BrokenPipeError, ConnectionResetError):
-            raise UsageError(f"the job {self.name!r} ended before it answered") from None
-        return replies[0]
+        return self._transport.ask(request)
 
     def close(self) -> None:
-        self._channel.close()
+        self._transport.close()
 
     def __enter__(self) -> Self:
         return self
@@ -251,6 +251,44 @@ class Caller:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+class _Doors:
+    """The doors of a job on this machine: its own, or those of its agents. If one closes, the next is asked the same."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._channel = self._knock()
+
+    def ask(self, request: Request) -> Reply:
+        while True:
+            try:
+                self._channel.send(request)
+                while (replies := self._channel.receive()) is not None:
+                    if replies:
+                        return replies[0]
+            except (BrokenPipeError, ConnectionResetError):
+                pass
+            self._channel.close()
+            try:
+                self._channel = self._knock()
+            except UsageError:
+                raise UsageError(f"the job {self._name!r} ended before it answered") from None
+
+    def _knock(self) -> Channel[Reply]:
+        own, agents = runtime_directory() / f"{self._name}{_SUFFIX}", f"{self._name}.*{_SUFFIX}"
+        for path in (own, *sorted(runtime_directory().glob(agents))):
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(str(path))
+            except OSError:
+                sock.close()
+            else:
+                return Channel(sock, Reply)
+        raise UsageError(_unknown(self._name))
+
+    def close(self) -> None:
+        self._channel.close()
 
 
 def _unknown(name: str) -> str:

@@ -8,6 +8,10 @@ which is the child's.
 request, passes on signals, and tells who exited. When the launcher goes away, so does it, and all its workers
 with it; should it be killed itself, the kernel kills them. Each worker leads a process group, so what a
 script started dies with its worker. The launcher's end is `start.ForkParent`.
+
+With `--outlive SOCKET SECONDS` it serves an agent, and outlives it: workers train on, and the next agent is awaited
+at SOCKET. If none comes in time, workers are asked to leave (SIGTERM: at a boundary, with a checkpoint, if the job has
+them), and after as many seconds again they are killed.
 """
 
 from __future__ import annotations
@@ -20,6 +24,8 @@ import selectors
 import signal
 import socket
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
@@ -28,10 +34,13 @@ from gyrostat.core.errors import GyrostatError
 from gyrostat.job import worker
 from gyrostat.job.protocol import (
     Channel,
+    Children,
     Exited,
     Fork,
     Forked,
     ProtocolError,
+    Seat,
+    ServeStore,
     Signal,
     ToForkParent,
     ToWorker,
@@ -53,65 +62,156 @@ PRELOAD = (
     "gyrostat.engine.session",
 )
 _FILES_PER_WORKER = 3
+_FILES_PER_STORE = 2
+_GREETING_S = 5.0
 _OURS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Nursery:
     """The living workers, each watched through a pidfd."""
 
-    def __init__(self, channel: Channel[ToForkParent]) -> None:
-        self._channel = channel
+    def __init__(
+        self,
+        channel: Channel[ToForkParent],
+        successors: socket.socket | None = None,
+        patience: float = 0.0,
+    ) -> None:
+        """`successors`: where the next agent is awaited, for `patience` seconds, when this one goes away."""
+        self._channel: Channel[ToForkParent] | None = channel
+        self._successors, self._patience = successors, patience
+        self._alone_until: float | None = None
+        self._asked_to_leave = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
+        if successors is not None:
+            self._selector.register(successors, selectors.EVENT_READ)
         self._pidfds: dict[int, int] = {}
+        self._seats: dict[int, Seat] = {}
+        self._exited: list[tuple[Seat, int]] = []
 
     def serve(self) -> None:
-        """Until the launcher goes away."""
-        while True:
-            for key, _ in self._selector.select():
-                if key.fileobj is not self._channel:
+        """Until the launcher, or the last agent, goes away."""
+        while self._goes_on():
+            wait = None if self._alone_until is None else max(0.0, self._alone_until - time.monotonic())
+            for key, _ in self._selector.select(wait):
+                if key.fileobj is self._successors:
+                    self._welcome()
+                elif key.fileobj is self._channel:
+                    self._obey(self._channel)
+                elif key.data in self._pidfds:
                     self._reap(key.data)
-                    continue
-                messages = self._channel.receive()
-                if messages is None:
-                    return
-                for message in messages:
-                    if isinstance(message, Fork):
-                        self._fork(message.spec)
-                    elif isinstance(message, Signal) and message.pid in self._pidfds:
-                        signal.pidfd_send_signal(self._pidfds[message.pid], message.number)
 
-    def _fork(self, spec: WorkerSpec) -> None:
-        files, self._channel.files = self._channel.files, []
-        if len(files) != _FILES_PER_WORKER:
-            raise ProtocolError(
-                f"a worker needs {_FILES_PER_WORKER} files, {len(files)} came with the request"
-            )
+    def _goes_on(self) -> bool:
+        if self._channel is not None:
+            return True
+        if self._successors is None:
+            return False
+        assert self._alone_until is not None
+        if time.monotonic() < self._alone_until:
+            return True
+        if self._asked_to_leave or not self._seats:
+            return False
+        self._asked_to_leave, self._alone_until = True, time.monotonic() + self._patience
+        for pid in self._seats:
+            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGTERM)
+        return True
+
+    def _obey(self, channel: Channel[ToForkParent]) -> None:
+        try:
+            messages = channel.receive()
+        except OSError:
+            messages = None
+        if messages is None:
+            self._selector.unregister(channel)
+            channel.close()
+            self._channel, self._alone_until = None, time.monotonic() + self._patience
+        for message in messages or ():
+            if isinstance(message, Fork):
+                self._fork(channel, message.spec)
+            elif isinstance(message, ServeStore):
+                self._fork_store(channel)
+            elif isinstance(message, Signal) and message.pid in self._pidfds:
+                signal.pidfd_send_signal(self._pidfds[message.pid], message.number)
+
+    def _welcome(self) -> None:
+        """The next agent. Whoever is at the other end must speak our language, and soon."""
+        assert self._successors is not None
+        sock, _ = self._successors.accept()
+        channel: Channel[ToForkParent] = Channel(sock, ToForkParent)
+        sock.settimeout(_GREETING_S)
+        try:
+            await_greeting(channel)
+            greet(channel)
+            channel.send(Children(self._seats, self._exited))
+        except (OSError, GyrostatError, SystemExit):
+            channel.close()
+            return
+        sock.settimeout(None)
+        if self._channel is not None:
+            self._selector.unregister(self._channel)
+            self._channel.close()
+        self._channel, self._alone_until, self._asked_to_leave = channel, None, False
+        self._selector.register(channel, selectors.EVENT_READ)
+
+    def _fork(self, channel: Channel[ToForkParent], spec: WorkerSpec) -> None:
+        files = _take_files(channel, _FILES_PER_WORKER)
+        pid = self._fork_child(lambda: self._be_worker(spec, files), files)
+        self._seats[pid] = spec.seat
+        channel.send(Forked(pid))
+
+    def _fork_store(self, channel: Channel[ToForkParent]) -> None:
+        """It has no seat in the job: of its end nobody is told."""
+        files = _take_files(channel, _FILES_PER_STORE)
+        self._fork_child(lambda: self._be_store(files), files)
+
+    def _fork_child(self, be: Callable[[], NoReturn], files: list[int]) -> int:
         signal.pthread_sigmask(
             signal.SIG_BLOCK, _OURS
         )  # none may reach the child while the handlers are ours
         pid = os.fork()
         if pid == 0:
-            self._be_worker(spec, files)
+            be()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
         for file in files:
             os.close(file)
         self._pidfds[pid] = os.pidfd_open(pid)
         self._selector.register(self._pidfds[pid], selectors.EVENT_READ, pid)
-        self._channel.send(Forked(pid))
+        return pid
+
+    def _let_go(self) -> None:
+        """In a child: of what is the parent's."""
+        for number in _OURS:  # until `live` listens to them
+            signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+        worker.die_with_parent(signal.SIGKILL)
+        os.setpgid(0, 0)
+        self._selector.close()
+        if self._channel is not None:
+            self._channel.close()
+        if self._successors is not None:
+            self._successors.close()
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+
+    def _be_store(self, files: list[int]) -> NoReturn:
+        try:
+            self._let_go()
+            from gyrostat.engine.torch_internals import rendezvous_server
+
+            listener, to_agent = files
+            server = rendezvous_server(socket.socket(fileno=listener))
+            with socket.socket(fileno=to_agent) as agent:
+                agent.send(b"!")
+                while agent.recv(1):  # nothing is said: its end is the agent's
+                    pass
+            del server
+        finally:
+            os._exit(0)
 
     def _be_worker(self, spec: WorkerSpec, files: list[int]) -> NoReturn:
         """In the child: let go of what is the parent's, then live."""
         try:
-            for number in _OURS:  # until `live` listens to them
-                signal.signal(number, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
-            worker.die_with_parent(signal.SIGKILL)
-            os.setpgid(0, 0)
-            self._selector.close()
-            self._channel.close()
-            for pidfd in self._pidfds.values():
-                os.close(pidfd)
+            self._let_go()
             stdout, stderr, to_launcher = files
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
@@ -131,7 +231,13 @@ class Nursery:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         _, status = os.waitpid(pid, 0)
-        self._channel.send(Exited(pid, os.waitstatus_to_exitcode(status)))
+        code = os.waitstatus_to_exitcode(status)
+        seat = self._seats.pop(pid, None)
+        if seat is not None and self._successors is not None:
+            self._exited.append((seat, code))
+        if seat is not None and self._channel is not None:
+            with contextlib.suppress(OSError):  # gone: we are about to read that
+                self._channel.send(Exited(pid, code))
 
     def end(self) -> None:
         """Leave nothing running."""
@@ -139,6 +245,13 @@ class Nursery:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 os.killpg(pid, signal.SIGKILL)
+
+
+def _take_files(channel: Channel[ToForkParent], count: int) -> list[int]:
+    files, channel.files = channel.files, []
+    if len(files) != count:
+        raise ProtocolError(f"this request needs {count} files, {len(files)} came with it")
+    return files
 
 
 def await_greeting(channel: Channel[ToForkParent]) -> None:
@@ -165,6 +278,15 @@ def preload() -> None:
     gc.freeze()  # so that the collector does not touch, and thereby copy, what children share with us
 
 
+def _listen_at(path: str) -> socket.socket:
+    """In a directory that only this user may enter."""
+    Path(path).unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+
 def main() -> None:
     def leave(number: int, frame: FrameType | None) -> None:
         raise SystemExit(0)
@@ -172,10 +294,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, leave)
     if "--die-with-parent" in sys.argv:
         worker.die_with_parent(signal.SIGTERM)
+    successors, patience = None, 0.0
+    if "--outlive" in sys.argv:
+        path, seconds = sys.argv[sys.argv.index("--outlive") + 1 :][:2]
+        successors, patience = _listen_at(path), float(seconds)
     channel: Channel[ToForkParent] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkParent)
     await_greeting(channel)
     preload()
-    nursery = Nursery(channel)
+    nursery = Nursery(channel, successors, patience)
     try:
         greet(channel)
         nursery.serve()

@@ -1,15 +1,20 @@
 """A worker's voice: the engine's Supervisor, speaking through the socket to the launcher.
 
 A call costs some microseconds and never raises: if nobody listens any more, the worker is about to be ended
-anyway. Short steps travel together, one message every 20 ms, so that the launcher's waking up does not slow
+anyway. Short steps travel together, one message every 100 ms, so that the launcher's waking up does not slow
 training down.
+
+Under an agent, which may die before its workers, nothing is lost by that: what cannot be sent is kept, and the next agent
+hears that, and once more what is of lasting meaning.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -25,6 +30,8 @@ from gyrostat.job.protocol import (
     Prepared,
     Probed,
     Ready,
+    Rejoin,
+    Seat,
     Started,
     Step,
     Steps,
@@ -34,22 +41,74 @@ from gyrostat.job.protocol import (
 )
 
 _PATIENCE_S = 0.1
+_LOOK_AGAIN_S = 0.05
+_MOST_UNSENT = 10_000
+_LASTING = (Started, Ready, Prepared, Switched, Finished, Failed, Ended)
 
 
 class Messenger:
     """Implements `engine.supervisor.Supervisor`."""
 
-    def __init__(self, channel: Channel[ToWorker]) -> None:
-        self._channel = channel
+    def __init__(self, channel: Channel[ToWorker], seat: Seat, agent: str | None = None) -> None:
+        """`agent`: path of the socket at which the agent's successor is found."""
+        self._channel, self._seat, self._agent = channel, seat, agent
         self._lock = threading.Lock()  # the thread that connects to a new generation speaks, too
         self._waiting: list[Step] = []
         self._last_sent = float("-inf")
-        self.heard = True
-        """Somebody listens."""
+        self._connected = threading.Event()
+        self._connected.set()
+        self._lasting: dict[type, msgspec.Struct] = {}
+        self._unsent: deque[msgspec.Struct] = deque(maxlen=_MOST_UNSENT)
         try:
             greet(channel)
         except OSError:
-            self.heard = False
+            self._connected.clear()
+
+    @property
+    def heard(self) -> bool:
+        """Somebody listens, or will."""
+        return self._connected.is_set() or self._agent is not None
+
+    def messages(self) -> Iterator[ToWorker]:
+        """What the agent says, and the one after it."""
+        while True:
+            try:
+                messages = self._channel.receive()
+            except OSError:
+                messages = None
+            if messages is not None:
+                yield from messages
+            elif self._agent is None:
+                return
+            else:
+                self._reconnect(self._agent)
+
+    def settle(self, patience: float) -> None:
+        """Before leaving: until all has been said, but not for ever."""
+        if self._agent is not None:
+            self._connected.wait(patience)
+
+    def _reconnect(self, path: str) -> None:
+        """Until there is an agent again."""
+        self._connected.clear()
+        while not self._connected.is_set():
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            try:
+                sock.connect(path)
+                with self._lock:
+                    self._introduce(Channel(sock, ToWorker))
+            except OSError:
+                sock.close()
+                time.sleep(_LOOK_AGAIN_S)
+
+    def _introduce(self, channel: Channel[ToWorker]) -> None:
+        greet(channel)
+        for message in (Rejoin(self._seat), *self._lasting.values(), *self._unsent):
+            channel.send(message)
+        self._channel.close()
+        self._channel = channel
+        self._unsent.clear()
+        self._connected.set()
 
     def started(
         self,
@@ -116,9 +175,15 @@ class Messenger:
             self._write(message)
 
     def _write(self, message: msgspec.Struct) -> None:
-        if not self.heard:
-            return
-        try:
-            self._channel.send(message)
-        except OSError:
-            self.heard = False
+        lasting = isinstance(message, _LASTING)
+        if lasting:
+            self._lasting.pop(type(message), None)  # the order is that of when they were said last
+            self._lasting[type(message)] = message
+        if self._connected.is_set():
+            try:
+                self._channel.send(message)
+                return
+            except OSError:
+                self._connected.clear()
+        if not lasting:
+            self._unsent.append(message)

@@ -199,6 +199,29 @@ class Tally:
         self.finished.clear()
         self.events.pop()  # that it was the end: it was not
 
+    def suspended(self, now: float) -> None:
+        """It has no workers any more, and its newest checkpoint waits for some."""
+        self.finished.clear()
+        self.events.pop()  # that it was the end: it was not
+        self._note(EventKind.RESIZE, now, "scaled to zero: suspended", to_workers=0)
+        self.workers = 0
+
+    def resumed(self, step: int, now: float, took: float) -> None:
+        """It has workers again, and begins at `step`."""
+        self.steps = [done for done in self.steps if done.step <= step]
+        self.events.append(
+            Event(
+                kind=EventKind.RESIZE,
+                step=step,
+                at=now - self.asked_at,
+                reason="given workers again",
+                from_workers=0,
+                to_workers=self.workers,
+                pause_ms=took * 1e3,
+                prepare_ms=took * 1e3,
+            )
+        )
+
     def _restarted(self, message: Started) -> None:
         """It has begun again: what came after the checkpoint is done once more."""
         if self._restarting is None:

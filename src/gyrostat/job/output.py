@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -41,19 +42,50 @@ def _text(line: bytes) -> str:
     return line[line.rfind(b"\r") + 1 :].decode("utf-8", errors="replace")
 
 
-class LogFiles:
-    """`worker-0.log`, `worker-1.log` …: everything each worker printed, in order of arrival."""
+class Tail:
+    """What is added to a file that somebody else writes."""
 
-    def __init__(self, directory: Path, *, append: bool = False) -> None:
-        """`append`: a job that is started again adds to what its workers said before."""
-        self._mode = "a" if append else "w"
+    def __init__(self, path: Path) -> None:
+        """From its present end on."""
+        self._file = path.open("rb")
+        self._file.seek(0, os.SEEK_END)
+        self._lines = Lines()
+
+    def read(self) -> Iterator[str]:
+        while data := self._file.read(_LONGEST):
+            yield from self._lines.feed(data)
+
+    def close(self) -> Iterator[str]:
+        """The rest."""
+        yield from self.read()
+        yield from self._lines.end()
+        self._file.close()
+
+
+class LogFiles:
+    """`worker-0.log`, `worker-1.log` …: everything each worker printed, in order of arrival; and how each exited."""
+
+    def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._files: dict[int, IO[str]] = {}
 
-    def open(self, worker: int) -> None:
-        path = self._directory / f"worker-{worker}.log"
-        self._files[worker] = path.open(self._mode, encoding="utf-8", buffering=1)
+    def open(self, worker: int, *, append: bool = False) -> int:
+        """The file's descriptor. `append`: a job that is started again adds to what its workers said before."""
+        path = self.path(worker)
+        if worker in self._files:
+            self._files[worker].close()
+        if not append:
+            path.write_bytes(b"")
+        self._files[worker] = path.open("a", encoding="utf-8", buffering=1)
+        return self._files[worker].fileno()
+
+    def path(self, worker: int) -> Path:
+        return self._directory / f"worker-{worker}.log"
+
+    def exited(self, worker: int, code: int) -> None:
+        """`worker-0.exit`: its exit code, or the negated signal that killed it."""
+        (self._directory / f"worker-{worker}.exit").write_text(f"{code}\n")
 
     def write(self, worker: int, line: str) -> None:
         self._files[worker].write(line + "\n")

@@ -5,11 +5,12 @@ that a reader knows what it got and refuses what it does not know; adding a mess
 keeps old readers alive, anything else raises VERSION, which both sides name in their first message. A frame
 may carry open files beside it (SCM_RIGHTS): that is how a worker gets its pipes. No pickle, ever.
 
-    launcher ──Fork, Signal──▶ fork parent ──Forked, Exited──▶ launcher
-    worker ──Steps, Logged, Probed, Checkpointed, Finished, Failed, Ended──▶ launcher
-    worker ──Ready, Prepared, Switched──▶ launcher ──Prepare, SetFence, Cancel──▶ worker
+    agent ──Fork, ServeStore, Signal──▶ fork parent ──Forked, Exited, Children──▶ agent
+    worker ──Rejoin, Steps, Logged, Probed, Checkpointed, Finished, Failed, Ended──▶ agent
+    worker ──Ready, Prepared, Switched──▶ agent ──Prepare, SetFence, Cancel──▶ worker
 
-`forkparent` and `start` are the two ends of the first line; `messenger` and `launcher` those of the second.
+`forkparent` and `start` are the two ends of the first line; `messenger` and `crew` those of the others. What is an agent on
+several machines is `launcher` on one.
 """
 
 from __future__ import annotations
@@ -49,6 +50,15 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
 
 
+class Seat(msgspec.Struct, frozen=True, array_like=True):
+    """A worker process among all that a job has ever had."""
+
+    attempt: int
+    """How often the job was started again before it."""
+    member: int
+    """Its number since then."""
+
+
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that a new worker needs to know."""
 
@@ -56,6 +66,9 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     program: Program
     cwd: str
     env: dict[str, str]
+    seat: Seat = Seat(0, 0)
+    agent: str | None = None
+    """Path of the socket at which the agent's successor is found, if it goes away; None: the worker ends with it."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -90,6 +103,26 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
     pid: int
     code: int
     """Its exit code, or the negated number of the signal that killed it."""
+
+
+class Children(msgspec.Struct, frozen=True, tag=True):
+    """All workers that a fork parent has forked, for an agent that comes after another."""
+
+    living: dict[int, Seat]
+    """By process id."""
+    exited: list[tuple[Seat, int]]
+
+
+class ServeStore(msgspec.Struct, frozen=True, tag=True):
+    """Fork a process that serves a rendezvous. Two files come with it: the socket it listens on, and one to the agent, by whose
+    closing it is ended."""
+
+
+class Rejoin(msgspec.Struct, frozen=True, tag=True):
+    """The first word, after Hello, of a worker that has lost its agent to the next one. What it said of lasting meaning
+    follows once more."""
+
+    seat: Seat
 
 
 class Started(msgspec.Struct, frozen=True, tag=True):
@@ -214,11 +247,12 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
-ToForkParent = Hello | Fork | Signal
-FromForkParent = Hello | Forked | Exited
+ToForkParent = Hello | Fork | Signal | ServeStore
+FromForkParent = Hello | Forked | Exited | Children
 ToWorker = Hello | Prepare | SetFence | Cancel
 FromWorker = (
     Hello
+    | Rejoin
     | Started
     | Steps
     | Logged

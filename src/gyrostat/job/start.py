@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import selectors
 import signal
 import socket
@@ -16,6 +17,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import NoReturn, Protocol, Self, TypeVar
 
@@ -24,11 +26,13 @@ import msgspec
 from gyrostat.core.errors import ScriptFailed
 from gyrostat.job.protocol import (
     Channel,
+    Children,
     Exited,
     Fork,
     Forked,
     FromForkParent,
     Hello,
+    ServeStore,
     Signal,
     WorkerSpec,
     check_greeting,
@@ -38,7 +42,7 @@ from gyrostat.job.protocol import (
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _LAST_WORDS_S = 10.0
 
-Answer = TypeVar("Answer", Hello, Forked)
+Answer = TypeVar("Answer", Hello, Forked, Children)
 
 
 class WorkerSource(Protocol):
@@ -59,27 +63,54 @@ class WorkerSource(Protocol):
 class ForkParent:
     """A running fork parent. Use it as a context manager, or `close` it; not from several threads at once."""
 
-    def __init__(self, env: Mapping[str, str] | None = None) -> None:
-        """Begins to start one; the first use waits for it. `env` replaces this process's environment."""
+    def __init__(
+        self, env: Mapping[str, str] | None = None, *, outlives: tuple[Path, float] | None = None
+    ) -> None:
+        """Begins to start one; the first use waits for it. `env` replaces this process's environment.
+
+        `outlives`: it survives this process, and waits so many seconds at that socket for one to `adopt` it.
+        """
         env = dict(os.environ if env is None else env)
         env.update(dict.fromkeys(_ONE_THREAD, "1"))
         env.setdefault("PYTHONHASHSEED", "0")
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "gyrostat.job.forkparent", str(theirs.fileno())]
-        if threading.current_thread() is threading.main_thread():
+        if outlives is not None:
+            command += ["--outlive", str(outlives[0]), str(outlives[1])]
+        elif threading.current_thread() is threading.main_thread():
             command.append("--die-with-parent")  # only then is the thread's death the process's
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        self._channel: Channel[FromForkParent] = Channel(ours, FromForkParent)
-        self._ready = False
-        self._pending: list[FromForkParent] = []
+        self._take(ours, process.pid, process)
+        self._outlives = outlives is not None
         greet(self._channel)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    @classmethod
+    def adopt(cls, path: Path) -> ForkParent | None:
+        """The one that waits at this socket, with the workers of an agent that went away; None if there is none."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.connect(str(path))
+        except OSError:
+            sock.close()
+            return None
+        adopted = cls.__new__(cls)
+        adopted._take(sock, 0, None)
+        greet(adopted._channel)
+        hello = check_greeting(adopted._answer(Hello))
+        adopted._ready, adopted.pid = True, hello.pid
+        adopted.children = adopted._answer(Children)
+        return adopted
+
+    def _take(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+        self._channel: Channel[FromForkParent] = Channel(sock, FromForkParent)
+        self.pid, self._process = pid, process
+        self.children = Children({}, [])
+        """The workers that it had when it was adopted."""
+        self._ready, self._outlives = False, True
+        self._pending: list[FromForkParent] = []
 
     def wait_until_ready(self) -> None:
         """Until it has imported everything."""
@@ -96,6 +127,17 @@ class ForkParent:
         with contextlib.suppress(BrokenPipeError):  # then it is dead, and `exits` will say so
             self._channel.send(Signal(pid, number))
 
+    def serve_store(self, listener: socket.socket) -> socket.socket:
+        """Have a process serve a rendezvous on `listener`, which remains the caller's to close; it ends when the socket that is
+        returned is closed."""
+        self.wait_until_ready()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._channel.send(ServeStore(), [listener.fileno(), theirs.fileno()])
+        if not ours.recv(1):
+            raise ScriptFailed("the process that serves the workers' rendezvous has ended at once")
+        return ours
+
     def fileno(self) -> int:
         return self._channel.fileno()
 
@@ -109,12 +151,32 @@ class ForkParent:
 
     def close(self) -> None:
         """End it, and all workers with it."""
+        if self._outlives:
+            self._end(signal.SIGTERM)
+        self._await_end()
+        self._channel.close()
+
+    def _await_end(self) -> int | None:
+        """Its exit code, if it is ours to know."""
+        if self._process is None:  # a child of the agent before us
+            while not self._channel.closed:
+                if not select.select([self._channel], [], [], _LAST_WORDS_S)[0]:
+                    self._end(signal.SIGKILL)
+                list(self._channel.drain())
+            return None
         self._channel.close()
         try:
-            self._process.wait(_LAST_WORDS_S)
+            return self._process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
+
+    def _end(self, number: int) -> None:
+        if self._process is not None:
+            self._process.send_signal(number)
+        elif not self._channel.closed:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def __enter__(self) -> Self:
         return self
@@ -137,7 +199,7 @@ class ForkParent:
             self._pending += messages
 
     def _mourn(self) -> NoReturn:
-        code = self._process.wait(_LAST_WORDS_S)
+        code = self._await_end()
         raise ScriptFailed(
             f"the fork parent (process {self.pid}), from which workers are started, ended with code {code}; "
             "if it said why, that stands above"

@@ -144,6 +144,12 @@ class Watch:
                 now,
             )
 
+    def lost(self, worker: int, why: str, now: float) -> None:
+        """A worker is out of reach, and given up."""
+        self.codes[worker] = -signal.SIGKILL
+        if not self._terminated and self.stopped_by is None:
+            self._suspect(Failure(worker=worker, cause=Cause.KILLED, summary=f"was lost: {why}"), now)
+
     def began(self) -> list[Order]:
         """Training has begun: from now on there are boundaries, and a checkpoint can be asked for."""
         self._training = True

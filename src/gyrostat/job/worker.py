@@ -43,6 +43,7 @@ from gyrostat.job.protocol import (
 )
 
 _PR_SET_PDEATHSIG = 1
+_LAST_WORDS_S = 60.0
 _PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
@@ -50,14 +51,15 @@ def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
     """Be the worker that `spec` describes, and exit."""
     code = 1
     try:
-        messenger = Messenger(channel)
+        messenger = Messenger(channel, spec.seat, spec.agent)
         _take_on(spec)
         if not spec.assignment.reference:
             # It inherits the mask: signals are the script's thread's, which may block or wait for them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            threading.Thread(target=_listen, args=(channel,), name="gyrostat-listener", daemon=True).start()
+            threading.Thread(target=_listen, args=(messenger,), name="gyrostat-listener", daemon=True).start()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = _run(spec, messenger)
+        messenger.settle(_LAST_WORDS_S)
     except BaseException:
         traceback.print_exc()
     finally:
@@ -140,22 +142,21 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
         return _report(error, messenger)
 
 
-def _listen(channel: Channel[ToWorker]) -> None:
+def _listen(messenger: Messenger) -> None:
     """What the coordinator says of generations to come. Nothing is said before the script has joined the job."""
     from gyrostat.engine import session
 
-    while (messages := channel.receive()) is not None:
-        for message in messages:
-            membership = session.membership()
-            if membership is None:
-                continue
-            match message:
-                case Prepare(plan=plan):
-                    membership.prepare(plan)
-                case SetFence(generation=generation, not_before=step):
-                    membership.set_fence(generation, step)
-                case Cancel(generation=generation):
-                    membership.cancel(generation)
+    for message in messenger.messages():
+        membership = session.membership()
+        if membership is None:
+            continue
+        match message:
+            case Prepare(plan=plan):
+                membership.prepare(plan)
+            case SetFence(generation=generation, not_before=step):
+                membership.set_fence(generation, step)
+            case Cancel(generation=generation):
+                membership.cancel(generation)
 
 
 def run_program(program: Program) -> None:

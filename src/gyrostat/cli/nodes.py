@@ -1,0 +1,105 @@
+"""`gyrostat run --store …`: the agent of one node. The same command is given on every node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from gyrostat.core.errors import UsageError
+from gyrostat.job.door import check_name
+from gyrostat.job.lease import open_store
+from gyrostat.job.observer import Observer
+from gyrostat.job.request import RunRequest
+from gyrostat.job.signals import caught
+
+TOKEN = "GYROSTAT_TOKEN"
+
+
+def run_as_agent(
+    request: RunRequest,
+    observer: Observer,
+    *,
+    store: str,
+    nodes: int,
+    node: str | None,
+    listen: str | None,
+    token_file: Path | None,
+    patience: float,
+    ttl: float,
+) -> int:
+    """Be this node's agent until the job is over. Returns the exit code."""
+    from gyrostat.job.agent import Agent, NodeOptions
+    from gyrostat.job.lease import Timing
+    from gyrostat.job.service import own_host
+
+    assert request.name is not None
+    if request.trace is not None:
+        raise UsageError("--trace is for a job on one machine; leave out --store or --trace")
+    if nodes < 1 or patience <= 0:
+        raise UsageError(f"--nodes must be 1 or more and --patience above 0, got {nodes} and {patience:g}")
+    node = choose_node(node)
+    check_name(f"{request.name}.{node}")
+    host, port = _parse_listen(listen)
+    options = NodeOptions(
+        node=node,
+        nodes=nodes,
+        host=host or (own_host(_server(store)) if store.startswith("etcd") else "127.0.0.1"),
+        port=port,
+        token=read_token(token_file),
+        patience=patience,
+        timing=Timing(ttl=ttl, agents=nodes),
+    )
+    with caught() as signals:
+        lease = open_store(job_address(store, request.name))
+        with Agent(request, options, lease, observer, signals=signals, tell=_tell) as agent:
+            return agent.run()
+
+
+def job_address(store: str, name: str) -> str:
+    """The job's own place in a store that serves many jobs."""
+    parts = urlsplit(store)
+    path = parts.path.rstrip("/") or "/gyrostat"
+    return parts._replace(path=f"{path}/{name}").geturl()
+
+
+def choose_node(node: str | None) -> str:
+    """This machine's name, unless another is given."""
+    return node if node is not None else socket.gethostname().partition(".")[0]
+
+
+def read_token(file: Path | None) -> str | None:
+    """From a file, or the environment; never from a command line, which everybody on the machine can read."""
+    if file is None:
+        return os.environ.get(TOKEN) or None
+    try:
+        token = file.read_text().strip()
+    except OSError as error:
+        raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
+    if not token:
+        raise UsageError(f"the token file {file} is empty; write a long random word into it")
+    return token
+
+
+def _server(store: str) -> str:
+    """The first server of an etcd address."""
+    server = urlsplit(store).netloc.rpartition("@")[2].split(",")[0]
+    return server if server.rpartition(":")[2].isdigit() else f"{server}:2379"
+
+
+def _parse_listen(text: str | None) -> tuple[str | None, int]:
+    """`HOST` or `HOST:PORT`."""
+    if text is None:
+        return None, 0
+    host, colon, port = text.rpartition(":")
+    if not colon or (":" in host and not host.startswith("[")):
+        return text.strip("[]"), 0
+    if not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"--listen takes HOST or HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
+
+
+def _tell(text: str) -> None:
+    print(f"gyrostat: {text}", file=sys.stderr, flush=True)

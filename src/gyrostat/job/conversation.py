@@ -1,0 +1,196 @@
+"""What agents and clients say to one another over the network: typed messages in msgpack, carried by `service`.
+
+    agent ──Attending, Said, Gone, Asking, Leaving──▶ leader ──Welcome, StartWorker, TellWorker, SignalWorker, Answered,
+                                                                Dismissed, JobOver──▶ agent
+    client ──door.Request──▶ any agent ──door.Reply──▶ client
+
+Every message is a tagged struct, so that a reader knows what it got and refuses what it does not know. Adding a message or a
+field with a default keeps old readers alive; anything else makes another version of the service, which its name bears.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gyrostat.core.errors import GyrostatError
+from gyrostat.core.job import Assignment
+from gyrostat.job.door import Reply, Request
+from gyrostat.job.protocol import (
+    Ended,
+    Failed,
+    Finished,
+    FromWorker,
+    Prepared,
+    Program,
+    ProtocolError,
+    Ready,
+    Seat,
+    Started,
+    Switched,
+    ToWorker,
+)
+
+SERVICE = "gyrostat.job.v1.Job"
+LARGEST = 4 << 20
+"""Bytes of one message."""
+
+LASTING = (Started, Ready, Prepared, Switched, Finished, Failed, Ended)
+"""What counts for a leader that has not been there when it was said."""
+
+
+class WorkerFacts(msgspec.Struct, frozen=True):
+    """What an agent knows of one of its workers."""
+
+    seat: Seat
+    said: list[FromWorker]
+    """Of lasting meaning; the last of each kind, in order."""
+    code: int | None = None
+    """How it has exited; None: it lives."""
+
+
+class Attending(msgspec.Struct, frozen=True, tag=True):
+    """The first word of an agent to a leader."""
+
+    node: str
+    run: str | None
+    """Which run of the job it belongs to, if it has been told."""
+    workers: list[WorkerFacts]
+
+
+class Said(msgspec.Struct, frozen=True, tag=True):
+    seat: Seat
+    message: FromWorker
+
+
+class Gone(msgspec.Struct, frozen=True, tag=True):
+    seat: Seat
+    code: int
+
+
+class Asking(msgspec.Struct, frozen=True, tag=True):
+    """Somebody at this agent's door wants something of the job."""
+
+    number: int
+    request: Request
+
+
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """This node is to be freed."""
+
+
+class Welcome(msgspec.Struct, frozen=True, tag=True):
+    run: str
+
+
+class StartWorker(msgspec.Struct, frozen=True, tag=True):
+    seat: Seat
+    assignment: Assignment
+    program: Program
+
+
+class TellWorker(msgspec.Struct, frozen=True, tag=True):
+    seat: Seat
+    message: ToWorker
+
+
+class SignalWorker(msgspec.Struct, frozen=True, tag=True):
+    seat: Seat
+    number: int
+
+
+class Answered(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    reply: Reply
+
+
+class Dismissed(msgspec.Struct, frozen=True, tag=True):
+    """The node is free: its agent may go."""
+
+
+class JobOver(msgspec.Struct, frozen=True, tag=True):
+    code: int
+    """What every agent's command returns."""
+    text: str
+
+
+Report = Attending | Said | Gone | Asking | Leaving
+Instruct = Welcome | StartWorker | TellWorker | SignalWorker | Answered | Dismissed | JobOver
+
+encode = msgspec.msgpack.Encoder().encode
+_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
+_instructs: msgspec.msgpack.Decoder[Instruct] = msgspec.msgpack.Decoder(Instruct)
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def decode_report(data: bytes) -> Report:
+    try:
+        return _reports.decode(data)
+    except (msgspec.DecodeError, GyrostatError) as error:
+        raise _no_message("report", error) from error
+
+
+def decode_instruct(data: bytes) -> Instruct:
+    try:
+        return _instructs.decode(data)
+    except (msgspec.DecodeError, GyrostatError) as error:
+        raise _no_message("instruction", error) from error
+
+
+def decode_request(data: bytes) -> Request:
+    try:
+        return _requests.decode(data)
+    except (msgspec.DecodeError, GyrostatError) as error:
+        raise _no_message("request", error) from error
+
+
+def decode_reply(data: bytes) -> Reply:
+    try:
+        return _replies.decode(data)
+    except (msgspec.DecodeError, GyrostatError) as error:
+        raise _no_message("reply", error) from error
+
+
+def _no_message(kind: str, error: Exception) -> ProtocolError:
+    return ProtocolError(f"no {kind} of {SERVICE} that is known here: {error}")
+
+
+class Facts:
+    """What is known of workers: of an agent's own, or, in a leader, of all."""
+
+    def __init__(self) -> None:
+        self._said: dict[Seat, dict[type, FromWorker]] = {}
+        self._codes: dict[Seat, int] = {}
+
+    def started(self, seat: Seat) -> None:
+        self._said.setdefault(seat, {})
+
+    def is_news(self, seat: Seat, message: FromWorker) -> bool:
+        """Takes it in. False if it is only said once more."""
+        if not isinstance(message, LASTING):
+            return True
+        said = self._said.setdefault(seat, {})
+        if said.get(type(message)) == message:
+            return False
+        said.pop(type(message), None)
+        said[type(message)] = message
+        return True
+
+    def has_gone(self, seat: Seat, code: int) -> bool:
+        """Takes it in. False if it was known."""
+        self._said.setdefault(seat, {})
+        if seat in self._codes:
+            return False
+        self._codes[seat] = code
+        return True
+
+    def all(self) -> list[WorkerFacts]:
+        return [
+            WorkerFacts(seat, list(said.values()), self._codes.get(seat)) for seat, said in self._said.items()
+        ]
+
+    def forget_before(self, attempt: int) -> None:
+        """Earlier starts of the job do not matter any more."""
+        for seat in [seat for seat in self._said if seat.attempt < attempt]:
+            self._said.pop(seat)
+            self._codes.pop(seat, None)

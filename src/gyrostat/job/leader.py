@@ -1,0 +1,529 @@
+"""One job led from its start to its end: which workers it consists of, what they are told, and what came of it.
+
+A `Leader` lives in an agent's loop. What happens goes in (`heard`, `exited`, `asked`, `signalled`, `tick`); what is to be done
+is decided by `coordinator` (generations) and `watch` (who failed, who is to be ended) and carried out by its `Hands`, wherever
+the workers are. `outcome` is there when the job is over.
+
+A job may be started several times: a start is an attempt. The next one begins from the newest checkpoint, after a worker has
+died through no fault of the script's, or when a job that was scaled to zero is wanted again.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from gyrostat.core.job import Assignment
+from gyrostat.core.placement import Placement
+from gyrostat.job.coordinator import (
+    Change,
+    Coordinator,
+    CoordinatorRecord,
+    Done,
+    End,
+    GiveUp,
+    Instruction,
+    Refused,
+    Start,
+    Tell,
+)
+from gyrostat.job.door import (
+    Answer,
+    AskCheckpoint,
+    AskStatus,
+    AskStop,
+    Migrate,
+    Request,
+    Scale,
+    Status,
+)
+from gyrostat.job.observer import Observer
+from gyrostat.job.outcome import Outcome, Tally
+from gyrostat.job.protocol import (
+    Ended,
+    Failed,
+    FromWorker,
+    Prepared,
+    Ready,
+    Seat,
+    Started,
+    Steps,
+    Switched,
+)
+from gyrostat.job.reception import Asker, Reception
+from gyrostat.job.request import FIRST_GENERATION, RunRequest
+from gyrostat.job.watch import Cause, Order, Watch
+
+_NOWHERE = "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
+_RETRY_S = 0.25
+_DIED = (Cause.KILLED, Cause.VANISHED, Cause.PEER_LOST)
+
+
+class Hands(Protocol):
+    """Carries out what a leader decides."""
+
+    def start(self, seat: Seat, assignment: Assignment) -> None:
+        """Start a worker."""
+
+    def tell(self, seat: Seat, message: msgspec.Struct) -> None:
+        """Nothing happens if it has gone; that will be heard of."""
+
+    def signal(self, seat: Seat, number: int) -> None: ...
+
+    def store(self, attempt: int, generation: int) -> str:
+        """Where the members of a generation find one another."""
+
+    def traces(self, attempt: int) -> Path | None:
+        """Where workers put their parts of a trace."""
+
+    def keep(self, record: Callable[[], Record]) -> bool:
+        """Keep the record for the next leader, if there can be one. False: that is not possible now."""
+
+
+@dataclass
+class _Attempt:
+    """One start of the job."""
+
+    number: int
+    request: RunRequest
+    watch: Watch
+    coordinator: Coordinator
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """A change to or from no workers at all."""
+
+    request: str
+    workers: int
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """What the next leader cannot learn from the workers."""
+
+    format: int = 1
+    attempt: int
+    deaths: int
+    virtual_workers: int
+    placement: Placement
+    """As the attempt began, or as the suspended job last was."""
+    schedule: tuple[tuple[int, int], ...]
+    coordinator: CoordinatorRecord | None
+    """None: the job is suspended."""
+    suspending: Wanted | None
+    resuming: Wanted | None
+    answered: dict[str, Answer]
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """Start a worker that the attempt begins with."""
+
+    member: int
+
+
+@dataclass(frozen=True)
+class _Reply:
+    request: str | None
+    answer: Answer
+
+
+class Leader:
+    def __init__(self, request: RunRequest, hands: Hands, observer: Observer) -> None:
+        self._request, self._hands, self._observer = request, hands, observer
+        crew = request.crew()
+        self._tally = Tally(crew.virtual_workers, crew.workers, time.monotonic())
+        self._reception = Reception()
+        self._attempt: _Attempt | None = None
+        self._number = -1
+        self._deaths = 0
+        self._suspending: Wanted | None = None
+        self._resuming: Wanted | None = None
+        self._since = time.monotonic()
+        """When that was asked for."""
+        self._codes: dict[int, int] = {}
+        self._to_do: list[Instruction | Order | _Launch | _Reply] = []
+        self.outcome: Outcome | None = None
+
+    # What happens.
+
+    def begin(self) -> None:
+        """Start the job."""
+        self._begin(self._request)
+
+    def take_over(self, record: Record) -> None:
+        """Go on where another leader left off; what workers know, they will say again."""
+        request = replace(self._request, placement=record.placement, schedule=record.schedule)
+        self._number, self._deaths = record.attempt, record.deaths
+        self._suspending, self._resuming = record.suspending, record.resuming
+        self._reception = Reception(record.answered)
+        self._tally.virtual_workers = record.virtual_workers
+        if record.attempt > 0:
+            request = request.resuming()
+        self._request = request
+        if record.coordinator is None:
+            self._tally.workers = 0
+            return
+        coordinator = Coordinator.restore(record.coordinator, store=self._store_of(record.attempt))
+        watch = Watch(list(coordinator.members), checkpoints=request.checkpoint is not None)
+        self._attempt = _Attempt(record.attempt, request, watch, coordinator)
+        self._tally.workers = len(coordinator.members)
+        now = time.monotonic()
+        if coordinator.training:
+            self._obey(watch.began())
+        if (pending := coordinator.request()) is not None:
+            self._reception.under_way(pending)
+        for wanted in (self._suspending, self._resuming):
+            if wanted is not None:
+                self._reception.under_way(wanted.request)
+        if self._suspending is not None:
+            self._obey(watch.asked(signal.SIGTERM, now))
+        self._carry_out(coordinator.took_over(now))
+
+    def heard(self, seat: Seat, message: FromWorker) -> None:
+        """A worker reports."""
+        attempt = self._current(seat)
+        if attempt is None:
+            return
+        now, member = time.monotonic(), seat.member
+        self._tally.add(member, message, now)
+        if isinstance(message, Failed):
+            if attempt.coordinator.is_newcomer(member):
+                self._carry_out(attempt.coordinator.gone(member, f"raised {message.summary}", now))
+            else:
+                attempt.watch.failed(member, message, now)
+        elif isinstance(message, Ended):
+            attempt.watch.ended(member, message)
+            if not message.left:
+                self._carry_out(attempt.coordinator.over())
+        elif isinstance(message, Started):
+            self._obey(attempt.watch.began())
+            self._resumed(message, now)
+        self._carry_out(self._coordinate(attempt.coordinator, member, message, now))
+        self._observer.heard(member, message)
+
+    def exited(self, seat: Seat, code: int) -> None:
+        """A worker's process has ended."""
+        attempt = self._current(seat)
+        if attempt is None:
+            return
+        now = time.monotonic()
+        if seat.member not in attempt.watch.crew:
+            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
+            self._carry_out(attempt.coordinator.gone(seat.member, how, now))
+        if seat.member in attempt.watch.crew:
+            attempt.watch.exited(seat.member, code, now)
+
+    def lost(self, seat: Seat, why: str) -> None:
+        """Nobody knows what has become of a worker, and nobody waits any longer."""
+        attempt = self._current(seat)
+        if attempt is None:
+            return
+        now = time.monotonic()
+        if seat.member not in attempt.watch.crew:
+            self._carry_out(attempt.coordinator.gone(seat.member, why, now))
+        if seat.member in attempt.watch.crew:
+            attempt.watch.lost(seat.member, why, now)
+
+    def signalled(self, number: int) -> None:
+        """The user sent us a signal."""
+        now = time.monotonic()
+        if self._attempt is not None:
+            self._obey(self._attempt.watch.asked(number, now))
+        elif number != signal.SIGUSR1:  # what a suspended job has to keep, its checkpoint keeps
+            self.outcome = self._tally.outcome(
+                now=now, exit_codes=self._codes, failure=None, stopped=True, stopped_by=number
+            )
+
+    def asked(self, request: Request, asker: Asker) -> None:
+        """Somebody wants something of the job."""
+        now = time.monotonic()
+        match request:
+            case AskStatus():
+                asker.answer(self._status())
+            case AskCheckpoint() | AskStop() if self._request.checkpoint is None:
+                asker.answer(Answer(False, _NOWHERE))
+            case AskCheckpoint() if self._attempt is None:
+                asker.answer(Answer(True, "suspended: its checkpoint holds everything", self._tally.step))
+            case AskCheckpoint():
+                self.signalled(signal.SIGUSR1)
+                asker.answer(Answer(True, "asked for, at the next boundary", self._tally.step))
+            case AskStop():
+                self.signalled(signal.SIGTERM)
+                asker.answer(Answer(True, "asked for, at the next boundary", self._tally.step))
+            case Scale(request=name, workers=workers) if self._reception.is_new(name, asker):
+                self._change(Change(workers=workers, reason="asked for", request=name), now)
+            case Migrate(request=name, members=members) if self._reception.is_new(name, asker):
+                workers = self._tally.workers
+                self._change(
+                    Change(workers=workers, reason="asked to migrate", request=name, without=members), now
+                )
+
+    def free(self, members: Sequence[int]) -> None:
+        """The nodes of these workers are wanted for something else: the job goes on without them, or, if there are no others,
+        on as many elsewhere. Asked again until it is so."""
+        if self._attempt is None or self._suspending is not None:
+            return
+        coordinator = self._attempt.coordinator
+        leaving = tuple(member for member in coordinator.members if member in members)
+        if leaving and coordinator.busy() is None:
+            workers = len(coordinator.members) - len(leaving) or len(leaving)
+            change = Change(workers=workers, reason="a node leaves", without=leaving)
+            self._carry_out(coordinator.asked(change, time.monotonic()))
+
+    def tick(self) -> None:
+        """Time has passed, or something has happened."""
+        self._work_off()
+        if self._attempt is None:
+            return
+        now = time.monotonic()
+        self._obey(self._attempt.watch.orders(now))
+        if self._attempt.watch.over and not self._to_do:
+            self._conclude(self._attempt, now)
+
+    def deadline(self) -> float | None:
+        """When `tick` has something to do by itself."""
+        watch = self._attempt.watch.deadline() if self._attempt is not None else None
+        retry = time.monotonic() + _RETRY_S if self._to_do else None
+        return min((time for time in (watch, retry) if time is not None), default=None)
+
+    def close(self) -> None:
+        self._reception.close("the job has ended")
+
+    def record(self) -> Record:
+        attempt = self._attempt
+        request = attempt.request if attempt is not None else self._request
+        return Record(
+            attempt=self._number,
+            deaths=self._deaths,
+            virtual_workers=self._tally.virtual_workers,
+            placement=request.placement,
+            schedule=tuple(request.schedule),
+            coordinator=attempt.coordinator.record() if attempt is not None else None,
+            suspending=self._suspending,
+            resuming=self._resuming,
+            answered=self._reception.answered,
+        )
+
+    # Attempts.
+
+    def _begin(self, request: RunRequest) -> None:
+        self._number += 1
+        placement = request.crew()
+        members = tuple(range(placement.workers))
+        self._attempt = _Attempt(
+            self._number,
+            request,
+            Watch(list(members), checkpoints=request.checkpoint is not None),
+            Coordinator(
+                placement.virtual_workers,
+                members,
+                store=self._store_of(self._number),
+                schedule=request.changes(),
+            ),
+        )
+        self._carry_out([_Launch(member) for member in members])
+
+    def _store_of(self, attempt: int) -> Callable[[int], str]:
+        return lambda generation: self._hands.store(attempt, generation)
+
+    def _current(self, seat: Seat) -> _Attempt | None:
+        """What comes from an earlier start of the job does not count."""
+        attempt = self._attempt
+        return attempt if attempt is not None and attempt.number == seat.attempt else None
+
+    def _conclude(self, attempt: _Attempt, now: float) -> None:
+        """All workers of an attempt have gone: that was the job, or it goes on from its newest checkpoint, or later."""
+        watch = attempt.watch
+        self._codes = watch.codes
+        self._carry_out(attempt.coordinator.over())
+        outcome = self._tally.outcome(
+            now=now,
+            exit_codes=watch.codes,
+            failure=watch.failure(),
+            stopped=watch.stopped,
+            stopped_by=watch.stopped_by,
+        )
+        died = outcome.failure is not None and outcome.failure.cause in _DIED
+        if self._suspending is not None and outcome.digest is None and (outcome.failure is None or died):
+            self._suspend(now)
+        elif died and self._can_go_on(outcome):
+            assert outcome.failure is not None
+            self._deaths += 1
+            self._tally.died(outcome.failure, now)
+            self._observer.died(outcome.failure)
+            self._begin(attempt.request.again(outcome.virtual_workers, outcome.workers))
+        else:
+            self.outcome = outcome
+
+    def _can_go_on(self, outcome: Outcome) -> bool:
+        """A job that checkpoints loses nothing by a death, unless it happens again and again."""
+        return (
+            self._request.checkpoint is not None
+            and outcome.stopped_by is None
+            and self._deaths < self._request.restarts
+        )
+
+    # Down to zero, and back.
+
+    def _change(self, change: Change, now: float) -> None:
+        if self._attempt is None:
+            self._resume(change, now)
+        elif self._suspending is not None:
+            self._carry_out([Refused(change, "busy: the job is being suspended; retry")])
+        elif change.workers == 0 and not change.without:
+            self._ask_to_suspend(self._attempt, change, now)
+        else:
+            self._carry_out(self._attempt.coordinator.asked(change, now))
+
+    def _ask_to_suspend(self, attempt: _Attempt, change: Change, now: float) -> None:
+        assert change.request is not None
+        busy = attempt.coordinator.busy()
+        if self._request.checkpoint is None:
+            self._carry_out([Refused(change, f"{_NOWHERE}, and without workers a job is its checkpoint")])
+        elif busy is not None:
+            self._carry_out([Refused(change, busy)])
+        else:
+            self._suspending, self._since = Wanted(change.request, 0), now
+            self._carry_out(attempt.watch.asked(signal.SIGTERM, now))
+
+    def _suspend(self, now: float) -> None:
+        assert self._suspending is not None
+        wanted, self._suspending, self._attempt = self._suspending, None, None
+        self._tally.suspended(now)
+        took = (now - self._since) * 1e3
+        text = f"suspended after step {self._tally.step}, until it is given workers again"
+        self._carry_out([_Reply(wanted.request, Answer(True, text, self._tally.step, 0, took, took))])
+
+    def _resume(self, change: Change, now: float) -> None:
+        tally = self._tally
+        if change.without or not 0 <= change.workers <= tally.virtual_workers:
+            reason = f"the job is suspended; to go on, ask for 1 to {tally.virtual_workers} workers"
+            self._carry_out([_Reply(change.request, Answer(False, reason, tally.step))])
+        elif change.workers == 0:
+            self._carry_out([_Reply(change.request, Answer(True, "suspended already", tally.step))])
+        else:
+            assert change.request is not None
+            self._resuming, self._since = Wanted(change.request, change.workers), now
+            tally.workers = change.workers
+            self._begin(self._request.resumed(tally.virtual_workers, change.workers, tally.step))
+
+    def _resumed(self, message: Started, now: float) -> None:
+        if self._resuming is None:
+            return
+        wanted, self._resuming = self._resuming, None
+        took = now - self._since
+        self._tally.resumed(message.step, now, took)
+        text = f"{wanted.workers} workers since step {message.step}"
+        answer = Answer(True, text, message.step, wanted.workers, took * 1e3, took * 1e3)
+        self._carry_out([_Reply(wanted.request, answer)])
+
+    # Instructions.
+
+    def _coordinate(
+        self, coordinator: Coordinator, member: int, message: FromWorker, now: float
+    ) -> list[Instruction]:
+        """What the coordinator makes of what a worker says."""
+        match message:
+            case Started(alike=alike, step=step, virtual_workers=number):
+                return coordinator.started(alike, step, number or self._tally.virtual_workers, now)
+            case Steps(steps=steps):
+                coordinator.stepped(steps[-1].step)
+            case Ready(alike=alike):
+                return coordinator.ready(member, alike, now)
+            case Prepared(generation=generation):
+                return coordinator.prepared(member, generation)
+            case Switched(generation=generation, step=step, paused=paused, why_all=why_all):
+                return coordinator.switched(member, generation, step, paused, now, why_all)
+        return []
+
+    def _carry_out(self, instructions: Sequence[Instruction | Order | _Launch | _Reply]) -> None:
+        """Answers are part of the record, and the record is kept before anything is done."""
+        for instruction in instructions:
+            if isinstance(instruction, _Reply):
+                self._reception.note(instruction.request, instruction.answer)
+            elif isinstance(instruction, Done | Refused):
+                self._reception.note(instruction.change.request, self._answer(instruction))
+        self._to_do += instructions
+        self._work_off()
+
+    def _work_off(self) -> None:
+        """If the record cannot be kept now, what is to be done waits, and is tried again; workers train on."""
+        if self._to_do and self._hands.keep(self.record):
+            to_do, self._to_do = self._to_do, []
+            for instruction in to_do:
+                self._do(instruction)
+
+    def _do(self, instruction: Instruction | Order | _Launch | _Reply) -> None:
+        attempt, now = self._attempt, time.monotonic()
+        match instruction:
+            case Order() as order:
+                self._obey([order])
+            case _Reply(request=request, answer=answer):
+                self._reception.answer(request, answer)
+            case Done() as done:
+                if attempt is not None:
+                    attempt.watch.joined(done.joined)
+                if done.joined or done.before != done.after:
+                    self._tally.resized(done, now)
+                    self._observer.resized(done)
+                self._reception.answer(done.change.request, self._answer(done))
+            case Refused(change=change, reason=reason) as refused:
+                if not reason.endswith("retry"):
+                    self._tally.refused(change, reason, now)
+                    self._observer.refused(change, reason)
+                self._reception.answer(change.request, self._answer(refused))
+            case GiveUp(reason=reason) if attempt is not None:
+                attempt.watch.gave_up(reason, now)
+            case Start(member=member) | _Launch(member=member) if attempt is not None:
+                assignment = attempt.request.assignment(
+                    member,
+                    attempt.coordinator.store(FIRST_GENERATION),
+                    joins=isinstance(instruction, Start),
+                    traces=self._hands.traces(attempt.number),
+                )
+                self._hands.start(Seat(attempt.number, member), assignment)
+            case Tell(member=member, message=message) if attempt is not None:
+                self._hands.tell(Seat(attempt.number, member), message)
+            case End(member=member) if attempt is not None:
+                self._hands.signal(Seat(attempt.number, member), signal.SIGKILL)
+
+    def _answer(self, result: Done | Refused) -> Answer:
+        if isinstance(result, Refused):
+            workers = len(self._attempt.coordinator.members) if self._attempt is not None else 0
+            return Answer(False, result.reason, self._tally.step, workers)
+        text = f"{result.after} workers since step {result.step}"
+        return Answer(True, text, result.step, result.after, result.paused * 1e3, result.prepared * 1e3)
+
+    def _obey(self, orders: list[Order]) -> None:
+        assert self._attempt is not None
+        for order in orders:
+            for member in order.workers:
+                self._hands.signal(Seat(self._attempt.number, member), order.signal)
+
+    def _status(self) -> Status:
+        tally = self._tally
+        coordinator = self._attempt.coordinator if self._attempt is not None else None
+        phase = "suspended"
+        if coordinator is not None:
+            phase = str(coordinator.phase) if coordinator.training else "starting"
+        members = coordinator.members if coordinator is not None else ()
+        return Status(
+            name=self._request.name or "",
+            program=self._request.program.name,
+            pid=os.getpid(),
+            virtual_workers=tally.virtual_workers,
+            workers=len(members),
+            members=members,
+            generation=coordinator.generation if coordinator is not None else 0,
+            phase="suspending" if self._suspending is not None else phase,
+            step=tally.step,
+            loss=tally.steps[-1].loss if tally.steps else None,
+            throughput=tally.rate() if coordinator is not None else None,
+        )

@@ -1,0 +1,257 @@
+"""Several agents share a job. Whoever leads may leave or be killed, in any phase of a change: training goes on, every request
+is answered, and not a bit is different."""
+
+from __future__ import annotations
+
+import os
+import signal
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from gyrostat.core.job import CheckpointPolicy
+from gyrostat.engine.checkpoint import list_checkpoints, load
+from gyrostat.engine.digest import digest
+from gyrostat.job.door import Answer, Caller
+from tests.conftest import Launch
+from tests.job.agents import TRAINING, AgentProcess, Agents, end_fork_parent
+from tests.job.lease.conftest import own_etcd, shared_etcd  # noqa: F401
+from tests.job.lease.etcd_server import EtcdServer
+
+VIRTUAL = 4
+LEASE = ("--lease", "0.6")
+
+Start = Callable[..., Agents]
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """Prepares agents of a job of four virtual workers on two workers."""
+    monkeypatch.setenv("GYROSTAT_RUNTIME_DIR", str(tmp_path / "run"))
+    (tmp_path / "train.py").write_text(textwrap.dedent(TRAINING))
+    made: list[Agents] = []
+
+    def agents(*more: str, nodes: int = 2, workers: int = 2, store: str | None = None) -> Agents:
+        job = ["-n", str(VIRTUAL), "-w", str(workers), "--nodes", str(nodes)]
+        options = [*LEASE, *job, "--checkpoint-dir", "ckpt", "--log-dir", "logs", *more, "train.py"]
+        made.append(Agents(tmp_path, store or f"file://{tmp_path}/store", options))
+        return made[-1]
+
+    yield agents
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def same_bits(launch: Launch, tmp_path: Path) -> Callable[[], None]:
+    """Stops the job, and compares its checkpoint with that of a run that nothing happened to."""
+
+    def compare() -> None:
+        newest = list_checkpoints(tmp_path / "ckpt")[-1]
+        steps = load(newest).progress.step
+        undisturbed = CheckpointPolicy(directory=str(tmp_path / "undisturbed"))
+        launch(TRAINING, virtual_workers=VIRTUAL, workers=2, checkpoint=undisturbed, stop_after=steps)
+        assert contents(newest) == contents(tmp_path / "undisturbed" / newest.name)
+
+    return compare
+
+
+def contents(path: Path) -> str:
+    snapshot = load(path)
+    return digest(shared=snapshot.shared["tracked"], contexts=snapshot.contexts)
+
+
+def stop(*agents: AgentProcess) -> None:
+    with Caller("job") as caller:
+        assert caller.stop().done
+    assert [agent.finish() for agent in agents] == [128 + signal.SIGTERM] * len(agents)
+
+
+def steps_between(directory: Path, begin: float, end: float) -> int:
+    """How many steps were complete in that time."""
+    lines = [line for log in (directory / "logs").glob("*.log") for line in log.read_text().splitlines()]
+    return sum(begin < float(line.split()[1]) < end for line in lines if line.startswith("at "))
+
+
+class Asking(threading.Thread):
+    """A client that waits for its answer."""
+
+    def __init__(self, ask: Callable[[Caller], Answer]) -> None:
+        super().__init__()
+        self._ask = ask
+        self.answered: Answer | None = None
+        self.start()
+
+    def run(self) -> None:
+        with Caller("job") as caller:
+            self.answered = self._ask(caller)
+
+    def answer(self) -> Answer:
+        self.join()
+        assert self.answered is not None
+        return self.answered
+
+
+def test_two_agents_share_a_job_and_one_leaves(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path
+) -> None:
+    agents = start()
+    a = agents.start("a")
+    a.wait_for("leading")
+    b = agents.start("b")
+    b.wait_for("following")
+    with Caller("job.b") as far:
+        while far.status().phase != "steady":
+            os.sched_yield()
+        assert far.scale(3).workers == 3
+        assert far.migrate((0,)).done
+    a.signal(signal.SIGTERM)
+    assert a.finish() == 0
+    b.wait_for("leading")
+    with Caller("job") as caller:
+        status = caller.status()
+        assert status.phase == "steady"
+        assert 1 <= status.workers < 3
+        assert caller.scale(4).workers == 4
+    stop(b)
+    same_bits()
+    assert {path.read_text() for path in (tmp_path / "logs").glob("*.exit")} == {"0\n"}
+
+
+PHASES = {
+    "steady": None,
+    "starting": "starting-2.fifo",
+    "connecting": "connecting-2.fifo",
+    "fenced": "fenced-1.fifo",
+}
+IN_CI = ("starting", "fenced")
+
+
+@pytest.mark.parametrize(
+    "phase", [pytest.param(phase, marks=() if phase in IN_CI else pytest.mark.full) for phase in PHASES]
+)
+def test_the_leader_is_killed(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: str
+) -> None:
+    """Its workers train on without it, another agent leads, and when it is started again it finds them. The client that had
+    asked it for a change gets its answer from the next leader."""
+    gate = PHASES[phase]
+    if gate is not None:
+        os.mkfifo(tmp_path / gate)
+    agents = start()
+    a = agents.start("a")
+    a.wait_for("leading")
+    b = agents.start("b")
+    with Caller("job.a") as caller:
+        while caller.status().phase != "steady":
+            os.sched_yield()
+        workers = caller.status().workers
+    client = Asking(lambda job: job.scale(3, request="mine")) if gate is not None else None
+    if gate is not None:
+        with Caller("job.a") as caller:
+            while caller.status().phase != phase:
+                os.sched_yield()
+    a.kill()
+    killed = monotonic()
+    b.wait_for("leading")
+    assert steps_between(tmp_path, killed, monotonic()) > 0
+    again = agents.start("a")
+    again.wait_for("found [12] workers")
+    again.wait_for("following")
+    if gate is not None:
+        (tmp_path / gate).rename(tmp_path / "opened")
+        (tmp_path / "opened").write_text("")
+    if client is not None:
+        assert client.answer().workers == 3
+        workers = 3
+    with Caller("job") as caller:
+        assert caller.scale(3, request="mine").workers == 3
+        status = caller.status()
+        assert (status.phase, status.workers) == ("steady", max(workers, 3))
+    stop(again, b)
+    same_bits()
+    assert not any("goes on from" in line or "died" in line for line in [*b.lines, *again.lines])
+
+
+@pytest.mark.full
+def test_a_newcomer_is_killed_and_the_job_goes_on(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "starting-2.fifo")
+    agents = start()
+    a, b = agents.start("a"), agents.start("b")
+    b.wait_for("leading|following")
+    with Caller("job") as caller:
+        while caller.status().phase != "steady":
+            os.sched_yield()
+    client = Asking(lambda job: job.scale(3))
+    with Caller("job") as caller:
+        while caller.status().phase != "starting":
+            os.sched_yield()
+    end_of(tmp_path, member=2)
+    assert "was killed by signal 9 before it joined" in client.answer().text
+    with Caller("job") as caller:
+        assert caller.status().workers == 2
+    stop(a, b)
+    same_bits()
+
+
+def end_of(directory: Path, member: int) -> None:
+    """Kills the worker of that number: the one that has its log open."""
+    log = os.path.realpath(directory / "logs" / f"worker-{member}.log")
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(process / "fd" / "1") == log:
+                os.kill(int(process.name), signal.SIGKILL)
+                return
+        except OSError:
+            continue
+    raise AssertionError(f"nobody prints into {log}")
+
+
+def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
+    """Agent, fork parent and workers of a node are gone at once: the others go on from the newest checkpoint."""
+    agents = start("--checkpoint-every", "20", "--patience", "1")
+    a = agents.start("a")
+    a.wait_for("leading")
+    b = agents.start("b")
+    b.wait_for("following")
+    a.wait_for("checkpoint of step")
+    b.kill()
+    end_fork_parent("b")
+    a.wait_for("was lost|SIGKILL")
+    a.wait_for("resumed at step")
+    with Caller("job") as caller:
+        while caller.status().phase != "steady":
+            os.sched_yield()
+        assert caller.status().workers == 2
+    stop(a)
+    same_bits()
+
+
+def test_etcd_is_restarted(
+    start: Start,
+    same_bits: Callable[[], None],
+    tmp_path: Path,
+    own_etcd: EtcdServer,  # noqa: F811
+) -> None:
+    """Without it nobody leads, and training goes on."""
+    agents = start("--lease", "2", "--listen", "127.0.0.1", store=f"etcd://{own_etcd.host}")
+    a, b = agents.start("a"), agents.start("b")
+    a.wait_for("leading|following")
+    with Caller("job") as caller:
+        while caller.status().phase != "steady":
+            os.sched_yield()
+        leader = a if any("leading" in line for line in a.lines) else b
+        own_etcd.kill()
+        killed = monotonic()
+        leader.wait_for("leading no more")
+        assert steps_between(tmp_path, killed, monotonic()) > 0
+        own_etcd.start()
+        assert caller.scale(3).workers == 3
+    stop(a, b)
+    same_bits()

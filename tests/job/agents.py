@@ -1,0 +1,159 @@
+"""Agents as their users start them: `gyrostat run --store …`, one process per node, all on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from gyrostat.job.door import runtime_directory
+
+PATIENCE_S = 60.0
+_MAIN = "from gyrostat.cli.main import main; main()"
+
+TRAINING = """
+    import os
+    import sys
+    import time
+
+    import torch
+
+    import gyrostat
+    from gyrostat.engine.membership import Membership
+
+    RANK = int(os.environ["RANK"])
+
+
+    def wait_in(method, place):
+        original = getattr(Membership, method)
+
+        def waiting(*args):
+            print("waits in", place, flush=True)
+            with open(f"{place}-{RANK}.fifo") as fifo:
+                fifo.read()
+            return original(*args)
+
+        setattr(Membership, method, waiting)
+
+
+    if os.path.exists(f"starting-{RANK}.fifo"):
+        print("waits in starting", flush=True)
+        with open(f"starting-{RANK}.fifo") as fifo:
+            fifo.read()
+    if os.path.exists(f"connecting-{RANK}.fifo"):
+        wait_in("prepare", "connecting")
+    if os.path.exists(f"fenced-{RANK}.fifo"):
+        wait_in("set_fence", "fenced")
+
+    job = gyrostat.init(seed=5)
+    model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.2), torch.nn.Linear(12, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = job.dataloader(torch.utils.data.TensorDataset(torch.randn(96, 6)), batch_size=4, shuffle=True)
+    job.track(model=model, optimizer=optimizer)
+    for epoch in job.epochs(1_000_000):
+        for step in job.steps(loader):
+            for (x,) in step:
+                step.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            if job.is_main:
+                print("at", time.monotonic(), flush=True)
+"""
+
+
+class AgentProcess:
+    """One agent, seen from a test. What it prints is kept; `wait_for` waits for a line."""
+
+    def __init__(
+        self,
+        directory: Path,
+        node: str,
+        options: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`options`: all that comes after `gyrostat run --node NODE`. `prefix`: a command to run it by."""
+        self.node = node
+        self.lines: list[str] = []
+        self._more = threading.Condition()
+        self._seen = 0
+        self.process = subprocess.Popen(
+            [*prefix, sys.executable, "-c", _MAIN, "run", "--node", node, *options],
+            cwd=directory,
+            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            with self._more:
+                self.lines.append(line.rstrip())
+                self._more.notify_all()
+
+    def wait_for(self, pattern: str) -> str:
+        """The next line that matches."""
+        with self._more:
+            while True:
+                while self._seen < len(self.lines):
+                    line = self.lines[self._seen]
+                    self._seen += 1
+                    if re.search(pattern, line):
+                        return line
+                came = self._more.wait(PATIENCE_S)
+                assert came, f"{self.node} never said {pattern!r}: {self.lines}"
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        """The agent alone: its fork parent and its workers live on."""
+        self.process.send_signal(signal.SIGKILL)
+        self.finish()
+
+    def finish(self) -> int:
+        """Its exit code."""
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+        return code
+
+
+class Agents:
+    """The agents of one test. Whatever happens, none of their processes is left."""
+
+    def __init__(self, directory: Path, store: str, options: Sequence[str]) -> None:
+        self._directory, self._store, self._options = directory, store, options
+        self._started: list[AgentProcess] = []
+
+    def start(self, node: str) -> AgentProcess:
+        agent = AgentProcess(self._directory, node, ["--store", self._store, "--name", "job", *self._options])
+        self._started.append(agent)
+        return agent
+
+    def close(self) -> None:
+        for agent in self._started:
+            if agent.process.poll() is None:
+                agent.kill()
+        for node in {agent.node for agent in self._started}:
+            end_fork_parent(node)
+
+
+def end_fork_parent(node: str) -> None:
+    """And with it all workers of the node."""
+    from gyrostat.job.start import ForkParent
+
+    parent = ForkParent.adopt(runtime_directory() / f"job.{node}" / "forkparent.socket")
+    if parent is not None:
+        parent.close()
