@@ -83,6 +83,7 @@ class AgentProcess:
         self.lines: list[str] = []
         self._more = threading.Condition()
         self._seen = 0
+        self._ended = False
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", _MAIN, "run", "--node", node, *options],
             cwd=directory,
@@ -100,6 +101,9 @@ class AgentProcess:
             with self._more:
                 self.lines.append(line.rstrip())
                 self._more.notify_all()
+        with self._more:
+            self._ended = True
+            self._more.notify_all()
 
     def wait_for(self, pattern: str) -> str:
         """The next line that matches."""
@@ -110,7 +114,7 @@ class AgentProcess:
                     self._seen += 1
                     if re.search(pattern, line):
                         return line
-                came = self._more.wait(PATIENCE_S)
+                came = not self._ended and self._more.wait(PATIENCE_S)
                 assert came, f"{self.node} never said {pattern!r}: {self.lines}"
 
     def signal(self, number: int) -> None:

@@ -257,7 +257,7 @@ def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
     successor, first = taken_over(job)
     assert first == [Tell(0, SetFence(2, 0)), Tell(1, SetFence(2, 0))]
     assert successor.request() == "r1"
-    assert successor.switched(2, 7, 0.5, 103.0) == [Done(change, 7, 2, 3, 0.5, 3.0, (2,))]
+    assert successor.switched(2, 2, 7, 0.5, 103.0) == [Done(change, 7, 2, 3, 0.5, 3.0, (2,))]
     assert successor.members == (0, 1, 2)
 
 
@@ -335,8 +335,17 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 assert not world.connecting, "a fence was set before all were connected"
                 assert world.fenced.pop(generation) == set(job.members)
                 newcomers = [m for m in range(200) if job.is_newcomer(m)]
+                said: list[int] = []
                 for member in newcomers or [job.members[0]]:
+                    if said and data.draw(st.integers(0, 1)):  # a new leader hears again what the one before knew
+                        world.job, first = taken_over(job, time)
+                        job = world.job
+                        world.obey(first)
+                        for other in said:
+                            world.obey(job.switched(other, generation, int(time), 0.1, time))
                     world.obey(job.switched(member, generation, int(time), 0.1, time))
+                    said.append(member)
+                world.fenced.pop(generation, None)
                 world.generations.append(job.generation)
             case "take over":
                 fenced = job.phase is Phase.FENCED

@@ -77,9 +77,7 @@ class Told:
 class Wire:
     """A donor, who is number 0, and the newcomers. What the donor tells, all hear."""
 
-    def __init__(
-        self, plan: NextGeneration, member: int, timeout_s: float, host: str = "127.0.0.1"
-    ) -> None:
+    def __init__(self, plan: NextGeneration, member: int, timeout_s: float, host: str = "127.0.0.1") -> None:
         ends, timeout = (plan.donor, *plan.newcomers), timedelta(seconds=timeout_s)
         self._newcomers = range(1, len(ends))
         with losing_peers():

@@ -153,6 +153,8 @@ class ForkParent:
         """End it, and all workers with it."""
         if self._outlives:
             self._end(signal.SIGTERM)
+        if self._process is not None:
+            self._channel.close()
         self._await_end()
         self._channel.close()
 
@@ -164,7 +166,6 @@ class ForkParent:
                     self._end(signal.SIGKILL)
                 list(self._channel.drain())
             return None
-        self._channel.close()
         try:
             return self._process.wait(_LAST_WORDS_S)
         except subprocess.TimeoutExpired:
