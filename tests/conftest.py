@@ -69,6 +69,9 @@ class Launch:
         schedule: Sequence[tuple[int, int]] = (),
         name: str | None = None,
         restarts: int = 0,
+        paced: Sequence[float] = (),
+        batch_size: int | None = None,
+        grace_s: float = 30.0,
         check: bool = True,
     ) -> Outcome:
         """`placement` says how many virtual workers each worker runs; without it, `workers` share evenly."""
@@ -98,6 +101,9 @@ class Launch:
             schedule=schedule,
             name=name,
             restarts=restarts,
+            paced=paced,
+            batch_size=batch_size,
+            grace_s=grace_s,
         )
         outcome = run_job(request, parent=self._parent, observer=observer)
         return outcome.check() if check else outcome

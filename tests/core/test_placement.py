@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.placement import Placement, Segment, apportion
+from gyrostat.core.placement import Placement, Segment, apportion, apportion_by_speed
 
 
 def test_even_gives_the_first_workers_one_more() -> None:
@@ -59,3 +62,25 @@ def test_apportioning_is_fair_and_complete(weights: list[float], extra: int) -> 
 def test_too_little_to_apportion() -> None:
     with pytest.raises(UsageError, match="3 shares"):
         apportion(2, [1, 1, 1])
+
+
+@given(st.lists(st.floats(0.1, 10.0), min_size=1, max_size=4), st.integers(0, 6))
+def test_pieces_by_speed_are_done_soonest(seconds: list[float], more: int) -> None:
+    """No other split in which everybody has one is done earlier: all are tried."""
+    total = len(seconds) + more
+    shares = apportion_by_speed(total, seconds)
+    assert sum(shares) == total
+    assert min(shares) >= 1
+
+    def done(counts: Sequence[int]) -> float:
+        return max(count * time for count, time in zip(counts, seconds, strict=True))
+
+    others = itertools.product(range(1, total + 1), repeat=len(seconds))
+    assert done(shares) == min(done(counts) for counts in others if sum(counts) == total)
+
+
+def test_pieces_by_speed_need_enough_of_them() -> None:
+    assert apportion_by_speed(8, [1.0, 1.0]) == [4, 4]
+    assert apportion_by_speed(7, [1.0, 1.0]) == [4, 3]
+    with pytest.raises(UsageError, match="at least one of 1"):
+        apportion_by_speed(1, [1.0, 1.0])

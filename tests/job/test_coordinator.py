@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -19,13 +20,17 @@ from gyrostat.job.coordinator import (
     End,
     GiveUp,
     Instruction,
+    Noticed,
     Phase,
+    Profiled,
     Refused,
     Start,
     Tell,
     changes,
 )
-from gyrostat.job.protocol import Cancel, Prepare, SetFence
+from gyrostat.job.profiling import ProfileWish
+from gyrostat.job.protocol import Cancel, Prepare, SetFence, Step, Terminate
+from gyrostat.job.stragglers import Pace, Reaction, Straggler, StragglerPolicy
 
 ALIKE = {"threads": "1", "seed": "7"}
 
@@ -278,6 +283,247 @@ def test_a_new_leader_of_a_job_that_has_not_begun_waits_for_it() -> None:
     assert isinstance(prepare, Tell)
 
 
+# Leaving by a signal.
+
+
+def test_a_worker_that_is_sent_sigterm_leaves_at_the_next_boundary() -> None:
+    job = training(3)
+    plan = plan_for(2, (0, 2), (), donor=2)
+    assert job.leaves(1, 1.0) == [Tell(member, Prepare(plan)) for member in (0, 1, 2)]
+    assert job.leaves(1, 1.1) == []  # once is enough
+    for member in (0, 1):
+        assert job.prepared(member, 2) == []
+    assert job.prepared(2, 2) == [Tell(member, SetFence(2, 0)) for member in (0, 1, 2)]
+    (done,) = job.switched(0, 2, 7, 0.01, 2.0)
+    assert done == Done(
+        Change(workers=2, reason="worker 1 asked to leave by SIGTERM", without=(1,)), 7, 3, 2, 0.01, 1.0, ()
+    )
+    assert job.members == (0, 2)
+    assert job.leaves(1, 3.0) == []  # it has gone
+
+
+def test_who_leaves_meanwhile_leaves_afterwards_and_together() -> None:
+    job = training(4)
+    job.leaves(3, 1.0)
+    assert job.leaves(1, 1.1) == []
+    assert job.leaves(2, 1.2) == []
+    for member in range(4):
+        job.prepared(member, 2)
+    _, *then = job.switched(0, 2, 5, 0.0, 2.0)
+    assert then == [Tell(member, Prepare(plan_for(3, (0,), (), donor=0))) for member in (0, 1, 2)]
+
+
+def test_leaving_waits_for_a_change_that_is_under_way() -> None:
+    job = training(2)
+    job.asked(wish(3), 0.0)
+    assert job.leaves(0, 0.5) == []
+    job.ready(2, ALIKE, 1.0)
+    for member in range(3):
+        job.prepared(member, 2)
+    done, *then = job.switched(2, 2, 5, 0.0, 2.0)
+    assert isinstance(done, Done)
+    assert then == [Tell(member, Prepare(plan_for(3, (1, 2), (), donor=2))) for member in (0, 1, 2)]
+
+
+def test_the_last_one_ends_the_job() -> None:
+    assert training(1).leaves(0, 1.0) == [Tell(0, Terminate())]
+    job = training(2)
+    job.leaves(0, 1.0)
+    job.leaves(1, 1.0)
+    for member in range(2):
+        job.prepared(member, 2)
+    _, *then = job.switched(0, 2, 5, 0.0, 2.0)
+    assert then == [Tell(1, Terminate())]
+
+
+def test_before_there_are_boundaries_a_signal_is_what_it_always_is() -> None:
+    assert coordinator(2).leaves(1, 0.0) == [Tell(1, Terminate())]
+
+
+def test_a_newcomer_that_is_sent_sigterm_does_not_join() -> None:
+    job = training(1)
+    job.asked(wish(2), 0.0)
+    reason = "the new worker 1 was asked to leave before it joined"
+    assert job.leaves(1, 1.0) == [End(1, "was asked to leave"), Refused(wish(2), reason)]
+
+
+def test_a_schedule_goes_on_after_somebody_left() -> None:
+    """Workers wait at its step, so there is a change there even if their number is right by then."""
+    job = coordinator(3, schedule=changes(3, [(10, 4), (20, 3)]))
+    assert job.started(ALIKE, 0, 8, 0.0) == [Start(3)]
+    assert job.leaves(1, 0.5) == []
+    job.ready(3, ALIKE, 1.0)
+    for member in range(4):
+        job.prepared(member, 2)
+    _, *then = job.switched(3, 2, 10, 0.0, 2.0)
+    assert then == [Tell(member, Prepare(plan_for(3, (0, 2, 3), (), donor=3))) for member in (0, 1, 2, 3)]
+    for member in range(4):
+        job.prepared(member, 3)
+    _, *then = job.switched(0, 3, 11, 0.0, 3.0)
+    assert then == [Tell(member, Prepare(plan_for(4, (0, 2, 3), (), donor=3))) for member in (0, 2, 3)]
+    for member in (0, 2):
+        job.prepared(member, 4)
+    assert job.prepared(3, 4) == [Tell(member, SetFence(4, 20)) for member in (0, 2, 3)]
+
+
+# Profiles.
+
+
+def run_steps(job: Coordinator, first: int, last: int, now: float = 0.0) -> list[Instruction]:
+    return job.stepped([Step(n, 0, 1.0, 16, float(n), (0.5,)) for n in range(first, last + 1)], now)
+
+
+def switch(job: Coordinator, generation: int, step: int, members: Sequence[int]) -> list[Instruction]:
+    for member in members:
+        job.prepared(member, generation)
+    return job.switched(members[-1], generation, step, 0.0, 1.0)
+
+
+def test_a_profile_begins_wide_and_comes_back() -> None:
+    job, asks = training(2), ProfileWish(smallest=1, largest=3, steps=2, request="p")
+    assert job.asked_to_profile(asks, 0.0) == [Start(2)]
+    job.ready(2, ALIKE, 1.0)
+    (done,) = switch(job, 2, 5, (0, 1, 2))
+    assert isinstance(done, Done)
+    assert done.change.request is None  # nobody is answered yet
+    assert job.asked(wish(1), 2.0) == [Refused(wish(1), "busy with a profile; retry")]
+    assert run_steps(job, 6, 8) == []
+    assert run_steps(job, 9, 9) == [
+        Tell(member, Prepare(plan_for(3, (0, 1), (), donor=1))) for member in (0, 1, 2)
+    ]
+    switch(job, 3, 12, (0, 1, 2))
+    assert run_steps(job, 10, 16) == [
+        Tell(member, Prepare(plan_for(4, (0,), (), donor=0))) for member in (0, 1)
+    ]
+    switch(job, 4, 17, (0, 1))
+    assert run_steps(job, 17, 21) == [Start(3)]  # back to two
+    job.ready(3, ALIKE, 1.0)
+    done, told = switch(job, 5, 30, (0, 3))
+    assert isinstance(told, Profiled)
+    assert told.wish == asks
+    assert [(row.workers, row.throughput, row.busy) for row in told.rows] == [
+        (1, 16.0, 0.5),
+        (2, 16.0, 0.5),
+        (3, 16.0, 0.5),
+    ]
+    assert [row.efficiency for row in told.rows] == [1.0, 0.5, 1 / 3]
+    assert job.asked(wish(2), 9.0) == [Done(wish(2), 30, 2, 2, 0.0, 0.0, ())]
+
+
+def test_a_profile_of_the_size_it_has_changes_nothing() -> None:
+    job = training(2)
+    assert job.asked_to_profile(ProfileWish(steps=2), 0.0) == []
+    (told,) = run_steps(job, 1, 5)
+    assert isinstance(told, Profiled)
+    assert [row.workers for row in told.rows] == [2]
+    assert phase_of(job) is Phase.STEADY
+
+
+@pytest.mark.parametrize(("smallest", "largest"), [(0, 2), (3, 9), (4, 3), (None, 1)])
+def test_profiles_that_cannot_be(smallest: int | None, largest: int | None) -> None:
+    asks = ProfileWish(smallest=smallest, largest=largest, request="p")
+    (answer,) = training(2).asked_to_profile(asks, 0.0)
+    assert isinstance(answer, Refused)
+    assert answer.change.request == "p"
+
+
+def test_a_profile_is_broken_off_when_somebody_leaves_or_dies() -> None:
+    job = training(2)
+    job.asked_to_profile(ProfileWish(request="p"), 0.0)
+    refused, *then = job.leaves(1, 1.0)
+    assert isinstance(refused, Refused)
+    assert refused.reason == (
+        "the profile was broken off: worker 1 leaves the job; the job runs on 2 workers and had 2"
+    )
+    assert then == [Tell(member, Prepare(plan_for(2, (0,), (), donor=0))) for member in (0, 1)]
+    job = training(2)
+    job.asked_to_profile(ProfileWish(largest=3, request="p"), 0.0)
+    (refused,) = job.gone(2, "died", 1.0)
+    assert isinstance(refused, Refused)
+    assert refused.change.request == "p"
+    job = training(2)
+    job.asked_to_profile(ProfileWish(request="p"), 0.0)
+    (refused,) = job.over()
+    assert isinstance(refused, Refused)
+
+
+# Stragglers.
+
+
+def slow_steps(
+    job: Coordinator, first: int, count: int, busy: tuple[float, ...], now: float
+) -> list[Instruction]:
+    return job.stepped([Step(n, 0, 1.0, 16, float(n), busy) for n in range(first, first + count)], now)
+
+
+def watchful(reaction: Reaction, workers: int = 2) -> Coordinator:
+    job = coordinator(workers)
+    job.pace = Pace(StragglerPolicy(reaction=reaction))
+    job.started(ALIKE, 0, 8, 0.0)
+    return job
+
+
+def test_a_straggler_is_reported() -> None:
+    (noticed,) = slow_steps(watchful(Reaction.REPORT, 4), 1, 10, (2.0, 2.0, 2.0, 3.0), 1.0)
+    assert noticed == Noticed(Straggler(member=3, seconds=1.5, usual=1.0))
+
+
+def test_who_has_more_to_do_is_no_straggler() -> None:
+    job = coordinator(3, virtual_workers=8)  # 3, 3 and 2 virtual workers
+    job.started(ALIKE, 0, 8, 0.0)
+    assert slow_steps(job, 1, 20, (3.0, 3.0, 2.0), 1.0) == []
+
+
+def test_virtual_workers_follow_speed_but_not_all_the_time() -> None:
+    job = watchful(Reaction.REPLACE)
+    noticed, *told = slow_steps(job, 1, 10, (4.0, 12.0), 100.0)
+    assert isinstance(noticed, Noticed)
+    assert [
+        tell.message.plan.placement
+        for tell in told
+        if isinstance(tell, Tell) and isinstance(tell.message, Prepare)
+    ] == [Placement.from_counts([6, 2])] * 2
+    for member in (0, 1):
+        job.prepared(member, 2)
+    (done,) = job.switched(0, 2, 12, 0.0, 101.0)
+    assert isinstance(done, Done)
+    assert done.change.counts == (6, 2)
+    # Now the other one is slow: nothing for a minute, then back.
+    assert slow_steps(job, 13, 30, (18.0, 2.0), 130.0) == [
+        Noticed(Straggler(member=0, seconds=3.0, usual=2.0))
+    ]
+    assert slow_steps(job, 43, 1, (18.0, 2.0), 161.0)[0] == Tell(
+        0,
+        Prepare(
+            NextGeneration(
+                generation=3,
+                placement=Placement.from_counts([2, 6]),
+                members=(0, 1),
+                newcomers=(),
+                donor=1,
+                store="store-3",
+            )
+        ),
+    )
+
+
+def test_steps_of_the_generation_before_say_nothing_of_this_one() -> None:
+    job = watchful(Reaction.REPLACE)
+    slow_steps(job, 1, 10, (4.0, 12.0), 100.0)
+    for member in (0, 1):
+        job.prepared(member, 2)
+    job.switched(0, 2, 15, 0.0, 101.0)
+    assert slow_steps(job, 11, 5, (4.0, 12.0), 102.0) == []
+    assert job.pace.recent()[1] == 3.0  # as measured before, per virtual worker
+
+
+def test_a_straggler_is_removed() -> None:
+    job = watchful(Reaction.REMOVE, 3)
+    noticed, *told = slow_steps(job, 1, 10, (3.0, 4.5, 2.0), 100.0)
+    assert isinstance(noticed, Noticed)
+    assert told == [Tell(member, Prepare(plan_for(2, (0, 2), (), donor=2))) for member in (0, 1, 2)]
+
+
 @dataclass
 class World:
     """Plays everybody else: processes that start, connect, switch or die, in any order."""
@@ -286,8 +532,10 @@ class World:
     starting: set[int] = field(default_factory=set)
     connecting: dict[int, int] = field(default_factory=dict)
     fenced: dict[int, set[int]] = field(default_factory=dict)
-    answered: int = 0
+    unanswered: dict[str, str] = field(default_factory=dict)
     generations: list[int] = field(default_factory=lambda: [1])
+    step: int = 0
+    ended: bool = False
 
     def obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -305,26 +553,52 @@ class World:
                 case Tell(member=member, message=Cancel(generation=generation)):
                     self.connecting.pop(member, None)
                     self.fenced.pop(generation, None)
-                case Done() | Refused():
-                    self.answered += 1
+                case Tell(message=Terminate()):
+                    self.ended = True
+                case Done(change=change) | Refused(change=change):
+                    if change.request is not None:
+                        del self.unanswered[change.request]  # raises if it is answered twice
+                case Profiled(wish=answered):
+                    assert answered.request is not None
+                    del self.unanswered[answered.request]
+
+    def ask(self, kind: str) -> str:
+        self.step += 1
+        name = f"{kind}-{self.step}"
+        self.unanswered[name] = kind
+        return name
 
 
 @given(st.data())
 def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
     """Every request is answered, once; a fence is set only when all are connected; generations only go up; numbers of members
-    are never used twice; a death before the fence leaves the members as they were; a new leader changes nothing of that.
+    are never used twice; a death before the fence leaves the members as they were; who is to leave has left in the end; a new
+    leader changes nothing of that.
     """
-    world = World(training(2))
-    job, asked, time = world.job, 0, 0.0
-    for _ in range(data.draw(st.integers(1, 40))):
+    world = World(training(3))
+    job, time, leavers = world.job, 0.0, set[int]()
+    for _ in range(data.draw(st.integers(1, 60))):
         time += 1.0
-        deeds = ["ask"]
+        deeds = ["ask", "leave", "profile", "step", "step"]
         deeds += ["ready"] * bool(world.starting) + ["die"] * any(job.is_newcomer(m) for m in range(200))
         deeds += ["connect"] * bool(world.connecting) + ["switch"] * bool(world.fenced) + ["take over"]
         match data.draw(st.sampled_from(deeds)):
             case "ask":
-                asked += 1
-                world.obey(job.asked(wish(data.draw(st.integers(0, 9))), time))
+                workers = data.draw(st.integers(0, 9))
+                world.obey(job.asked(Change(workers=workers, reason="", request=world.ask("scale")), time))
+            case "leave":
+                leaver = data.draw(st.sampled_from(job.members))
+                leavers.add(leaver)
+                world.obey(job.leaves(leaver, time))
+            case "profile":
+                sizes = sorted(data.draw(st.tuples(st.integers(1, 8), st.integers(1, 8))))
+                wanted = ProfileWish(
+                    smallest=sizes[0], largest=sizes[1], steps=1, request=world.ask("profile")
+                )
+                world.obey(job.asked_to_profile(wanted, time))
+            case "step":
+                world.step += 5
+                world.obey(run_steps(job, world.step - 4, world.step, time))
             case "ready":
                 world.obey(job.ready(data.draw(st.sampled_from(sorted(world.starting))), ALIKE, time))
             case "connect":
@@ -337,13 +611,15 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 newcomers = [m for m in range(200) if job.is_newcomer(m)]
                 said: list[int] = []
                 for member in newcomers or [job.members[0]]:
-                    if said and data.draw(st.integers(0, 1)):  # a new leader hears again what the one before knew
+                    if said and data.draw(
+                        st.integers(0, 1)
+                    ):  # a new leader hears again what the one before knew
                         world.job, first = taken_over(job, time)
                         job = world.job
                         world.obey(first)
                         for other in said:
-                            world.obey(job.switched(other, generation, int(time), 0.1, time))
-                    world.obey(job.switched(member, generation, int(time), 0.1, time))
+                            world.obey(job.switched(other, generation, world.step, 0.1, time))
+                    world.obey(job.switched(member, generation, world.step, 0.1, time))
                     said.append(member)
                 world.fenced.pop(generation, None)
                 world.generations.append(job.generation)
@@ -354,7 +630,7 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 job = world.job
                 world.obey(first)
                 assert job.members == before
-                assert job.phase is (Phase.FENCED if fenced else Phase.STEADY)
+                assert not fenced or job.phase is Phase.FENCED
             case "die":
                 before = job.members
                 victim = data.draw(st.sampled_from([m for m in range(200) if job.is_newcomer(m)]))
@@ -362,7 +638,15 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 world.connecting.pop(victim, None)
                 world.obey(job.gone(victim, "died", time))
                 assert job.members == before
-                assert phase_of(job) is Phase.STEADY
         assert len(set(job.members)) == len(job.members)
         assert world.generations == sorted(set(world.generations))
-        assert asked - world.answered == (job.phase is not Phase.STEADY)
+        assert len(world.unanswered) <= 1
+        if job.phase is Phase.STEADY:
+            assert "scale" not in world.unanswered.values()
+            assert world.ended or not leavers & set(job.members), (
+                "somebody waits to leave, and nothing happens"
+            )
+        if world.ended:
+            break
+    world.obey(job.over())
+    assert not world.unanswered

@@ -14,7 +14,7 @@ from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.digest import digest
-from gyrostat.job.door import Answer, Caller, Door, running, runtime_directory
+from gyrostat.job.door import Answer, Caller, Door, NotDone, running, runtime_directory
 from gyrostat.job.observer import Nobody
 from gyrostat.job.protocol import FromWorker, Steps
 from tests.conftest import Launch
@@ -157,6 +157,43 @@ def contents(policy: CheckpointPolicy, step: int) -> str:
     """The digest of all state in a checkpoint."""
     snapshot = load(Path(policy.directory) / f"step-{step:08}")
     return digest(shared=snapshot.shared["tracked"], contexts=snapshot.contexts)
+
+
+def test_more_and_fewer_and_how_fast(launch: Launch, tmp_path: Path) -> None:
+    answers: list[Answer] = []
+
+    def ask(job: Caller) -> None:
+        answers.append(job.scale_out(2, request="out"))
+        answers.append(job.scale_out(2, request="out"))  # the same request: carried out once
+        answers.append(job.scale_in(members=(1,)))
+        assert job.status().members == (0, 2)
+        rows = job.profile(1, 3, steps=3)
+        assert [row.workers for row in rows] == [1, 2, 3]
+        assert all(row.steps == 3 and row.throughput > 0 and 0 < row.busy <= 1 for row in rows)
+        assert max(row.efficiency for row in rows) == 1.0
+        answers.append(job.scale_in())
+        (row,) = job.profile(steps=3)
+        assert (row.workers, row.efficiency) == (1, 1.0)
+        with pytest.raises(NotDone, match="no size from 1 to 5"):
+            job.profile(largest=5)
+        answers.append(job.scale_in(members=(0,)))  # as many as there are: only by number
+        answers.append(job.scale_in())  # down to zero: suspended
+        with pytest.raises(NotDone, match="suspended"):
+            job.profile()
+
+    asks = Asks(ask, "long")
+    policy = CheckpointPolicy(directory=str(tmp_path / "elastic"))
+    outcome = launch(
+        LONG, virtual_workers=4, workers=1, checkpoint=policy, name="long", observer=asks, check=False
+    )
+    asks.check()
+    assert [answer.workers for answer in answers] == [3, 3, 2, 1, 1, 0]
+    assert [answer.done for answer in answers] == [True, True, True, True, False, True]
+    assert "ask for 1 to 4" in answers[4].text
+    moves = [
+        event.to_workers for event in outcome.events if event.kind is EventKind.RESIZE and event.pause_ms
+    ]
+    assert moves == [3, 2, 3, 2, 1, 2, 1]
 
 
 def test_a_job_without_a_place_for_checkpoints_says_so(launch: Launch) -> None:

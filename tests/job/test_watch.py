@@ -166,3 +166,20 @@ def test_an_exception_on_the_way_to_a_stop_is_still_a_failure() -> None:
     failure = watch.failure()
     assert failure is not None
     assert failure.worker == 1
+
+
+def test_who_leaves_has_its_grace() -> None:
+    watch = Watch([0, 1, 2], checkpoints=False)
+    watch.leaving(1, 40.0)
+    watch.leaving(1, 50.0)  # asking again does not prolong it
+    watch.leaving(2, 45.0)
+    assert watch.deadline() == 40.0
+    assert watch.orders(39.9) == []
+    watch.ended(2, Ended(stopped=False, left=True))
+    watch.exited(2, 0, 39.9)
+    assert watch.orders(40.0) == [Order(SIGKILL, (1,))]
+    assert watch.deadline() is None
+    watch.exited(1, -SIGKILL, 40.1)
+    assert str(watch.failure()) == (
+        "worker 1 was asked to leave by SIGTERM, and no boundary to leave at came within its grace"
+    )

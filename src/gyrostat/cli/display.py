@@ -23,6 +23,7 @@ from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
+from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
 
 Clock = Callable[[], float]
@@ -183,6 +184,9 @@ class PlainDisplay:
 
     def died(self, failure: Failure) -> None:
         self.note(f"{failure}; starting again from the newest checkpoint")
+
+    def noticed(self, straggler: Straggler) -> None:
+        self.note(str(straggler))
 
     def refused(self, change: Change, reason: str) -> None:
         self.note(f"not on {change.workers} workers: {reason}")

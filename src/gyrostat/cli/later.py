@@ -13,7 +13,6 @@ VERBS = {
     "submit": "hand a job to a cluster",
     "jobs": "list a cluster's jobs",
     "logs": "show what a job's workers print",
-    "profile": "measure a running job's throughput by number of workers",
     "cancel": "end a job",
     "top": "watch a cluster",
     "operator": "run the Kubernetes operator",

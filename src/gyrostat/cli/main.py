@@ -17,6 +17,7 @@ from gyrostat.cli import (
     later,
     plan,
     probe,
+    profile_device,
     run,
     running,
     scan,
@@ -49,6 +50,7 @@ verify.register(app)
 scan.register(app)
 probe.register(app)
 plan.register(app)
+profile_device.register(app)
 simulate.register(app)
 experiment.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")

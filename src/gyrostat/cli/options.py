@@ -112,6 +112,16 @@ def _parse_entry(entry: str, text: str) -> tuple[int, int]:
         ) from None
 
 
+def parse_paced(text: str | None) -> tuple[float, ...]:
+    """`200`, or `200,150`: samples per second of each worker; the last number goes for all that follow."""
+    try:
+        return () if text is None else tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(
+            f"--paced takes samples per second, one number for all workers or 200,150,…; got {text!r}"
+        ) from None
+
+
 def choose_name(name: str | None, script: str) -> str:
     """By which others find the running job: what the user says, or the script's name and this process's number."""
     if name is not None:

@@ -19,6 +19,7 @@ from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Program
 from gyrostat.job.report import check_writable, write_report
 from gyrostat.job.runfile import holding
+from gyrostat.job.stragglers import Reaction, StragglerPolicy
 
 _HELP = "\n\n".join(
     [
@@ -135,6 +136,37 @@ def run(
             rich_help_panel=_JOB,
         ),
     ] = None,
+    paced: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RATE,…",
+            show_default=False,
+            help="Wait instead of computing, as devices of so many samples/s would take; for measuring.",
+            rich_help_panel=_JOB,
+        ),
+    ] = None,
+    grace: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            min=0,
+            help="A worker that is sent SIGTERM leaves at a boundary, within S seconds.",
+            rich_help_panel=_JOB,
+        ),
+    ] = 30.0,
+    stragglers: Annotated[
+        Reaction,
+        typer.Option(
+            help="A worker that is slower than the others is only reported, gets fewer virtual workers, or is removed.",
+            rich_help_panel=_JOB,
+        ),
+    ] = Reaction.REPORT,
+    straggler_factor: Annotated[
+        float, typer.Option(metavar="X", help="It is so many times slower than usual …", rich_help_panel=_JOB)
+    ] = 1.2,
+    straggler_steps: Annotated[
+        int, typer.Option(metavar="K", help="… in the median of K steps.", rich_help_panel=_JOB)
+    ] = 10,
     store: Annotated[
         str | None,
         typer.Option(
@@ -263,6 +295,9 @@ def run(
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
         schedule=entries,
         restarts=restarts,
+        paced=options.parse_paced(paced),
+        grace_s=grace,
+        stragglers=StragglerPolicy(reaction=stragglers, factor=straggler_factor, steps=straggler_steps),
         name=options.choose_name(name, script),
         log_dir=log_dir,
         trace=trace,

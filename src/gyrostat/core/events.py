@@ -12,6 +12,7 @@ class EventKind(StrEnum):
     RESUME = "resume"
     CHECKPOINT = "checkpoint"
     STOP = "stop"
+    STRAGGLER = "straggler"
 
 
 @dataclass(frozen=True, kw_only=True)

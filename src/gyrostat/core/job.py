@@ -150,3 +150,7 @@ class Assignment:
     """
     holds: tuple[int, ...] = ()
     """Steps at whose boundary all workers wait for the next generation, as `--schedule` wants it."""
+    paced: float | None = None
+    """Samples per second of a paced device, which waits instead of computing; None: the device is real."""
+    batch_size: int | None = None
+    """What loaders take instead of what the script says: for measuring (`profile-device`)."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heapreplace
 
 from gyrostat.core.errors import UsageError
 
@@ -103,3 +104,20 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
     for i in by_remainder[: spare - sum(shares)]:
         shares[i] += 1
     return [share + 1 for share in shares]
+
+
+def apportion_by_speed(total: int, seconds: Sequence[float]) -> list[int]:
+    """Split `total` equal pieces, each of which takes worker i `seconds[i]`, so that the last to finish does so soonest.
+
+    At least one each; ties go to the first. Piece by piece to whoever would have finished it soonest, which is best.
+    """
+    if total < len(seconds):
+        raise UsageError(f"cannot give {len(seconds)} shares at least one of {total}")
+    shares = [1] * len(seconds)
+    finish = [(2 * time, i) for i, time in enumerate(seconds)]
+    heapify(finish)
+    for _ in range(total - len(seconds)):
+        _, i = finish[0]
+        shares[i] += 1
+        heapreplace(finish, ((shares[i] + 1) * seconds[i], i))
+    return shares

@@ -62,6 +62,8 @@ def fingerprint(assignment: Assignment, device: torch.device) -> dict[str, str]:
         entries["pool"] = ",".join(pool.types)
     host = entries["cpu"]
     entries = {name: value for name, value in entries.items() if level in FINGERPRINT[name]}
+    if assignment.paced is not None:
+        entries["paced"] = "yes"  # at whatever rate: time decides no bits
     if device.type == "cuda":
         entries["cuda"] = str(torch.version.cuda)
     if level is not Determinism.HETEROGENEOUS:

@@ -94,6 +94,7 @@ class Job:
         self._loaders = 0
         self._generators: dict[int, tuple[Any, int]] = {}  # given to loaders, with the first loader of each
         self._loss: float | None = None
+        self._busy: tuple[float, ...] = ()  # of each worker, in all passes of the step
         self._unreported_epoch: int | None = None  # of a step that is done but not yet reported
         self._broken: Step | None = None
         self._evaluated: dict[tuple[int, ...], list[Any]] = {}  # results since the last boundary, by place
@@ -134,6 +135,11 @@ class Job:
         return max(self.progress.epoch, 0)
 
     @property
+    def has_others(self) -> bool:
+        """Other workers are in the job, or it has not let this one in yet."""
+        return self._joining or self._runner.group.size > 1
+
+    @property
     def progress(self) -> Progress:
         return self._loops.progress
 
@@ -165,7 +171,7 @@ class Job:
         _, owner = self._generators.setdefault(id(generator), (generator, number))
         return make_loader(
             dataset,
-            batch_size=batch_size,
+            batch_size=self._batch_size(batch_size, others),
             virtual_workers=self.virtual_workers,
             shuffle=shuffle,
             num_workers=num_workers,
@@ -200,7 +206,7 @@ class Job:
         """
         loader = make_shard_loader(
             dataset,
-            batch_size=batch_size,
+            batch_size=self._batch_size(batch_size, others),
             shard_size=shard_size,
             virtual_workers=self.virtual_workers,
             seed=self.seed,
@@ -215,6 +221,18 @@ class Job:
         tracked: dict[str, Any] = {name: loader.queues}
         self.track(**tracked)
         return loader
+
+    def _batch_size(self, given: Any, others: dict[str, Any]) -> Any:
+        """What the script says, unless the job is there to measure another."""
+        measured = self._assignment.batch_size
+        if measured is None:
+            return given
+        if given is None or others.get("batch_sampler") is not None:
+            raise UsageError(
+                f"batches of {measured} samples are to be measured, but this loader leaves batches to its dataset or "
+                "batch_sampler; give it a batch_size"
+            )
+        return measured
 
     def _number_loader(self) -> int:
         number, self._loaders = self._loaders, self._loaders + 1
@@ -344,7 +362,9 @@ class Job:
             self._stream.settle()
         outcome = self._runner.outcome
         if self.progress.pass_ == 0:
-            self._loss = outcome.loss
+            self._loss, self._busy = outcome.loss, outcome.busy
+        else:
+            self._busy = tuple(map(sum, zip(self._busy, outcome.busy, strict=True)))
         if self._samples is None:
             self._samples = outcome.samples
         self._save_asked |= outcome.requests
@@ -443,7 +463,7 @@ class Job:
             return
         step = self.progress.step
         if self.is_main:
-            self._supervisor.stepped(step, epoch, self._loss, self._samples or 0)
+            self._supervisor.stepped(step, epoch, self._loss, self._samples or 0, self._busy)
         probe = self._assignment.probe
         if probe is None or step < probe.first or (probe.last is not None and step > probe.last):
             return

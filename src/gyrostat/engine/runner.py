@@ -49,6 +49,11 @@ class StepPlan:
         """The share of virtual worker `rank` in this step; None if all are equal."""
         return None if self.order is None else self.order.weight(rank, self.first_batch)
 
+    def content(self, rank: int, number: int) -> list[int]:
+        """What tells a micro-batch from others: its sample indices; where the job does not order them, its place."""
+        batch = self.first_batch + number
+        return [rank, batch] if self.order is None else self.order.indices(rank, batch)
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataLoop:
@@ -116,6 +121,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     samples: int
     fence: int | None
     """The generation that may begin at the boundary to come, as far as this worker is concerned."""
+    busy: float
+    """Seconds that its virtual workers took, before it waits for others."""
     extra: bytes
 
 
@@ -139,6 +146,8 @@ class PassOutcome:
     """How many all virtual workers together have fetched in this step."""
     fence: int | None = None
     """The generation that begins at the boundary to come: all workers have acknowledged it."""
+    busy: tuple[float, ...] = ()
+    """Seconds that the virtual workers of worker 0, 1, 2 … took."""
 
 
 class Runner(ABC):
@@ -158,6 +167,7 @@ class Runner(ABC):
         self._losses: list[torch.Tensor] = []
         self._means = Means()
         self._modules: dict[str, nn.Module] = {}
+        self._pass_began = 0
 
     # What the two runners do differently.
 
@@ -235,6 +245,7 @@ class Runner(ABC):
     def run_pass(self, plan: StepPlan, progress: Progress) -> Iterator[Any]:
         """Yield this worker's micro-batches; when they are done, settle with all workers."""
         self._losses, self._means = [], Means()
+        self._pass_began = now()
         tracer = self.group.tracer
         self.begin_data(progress.pass_)
         self.begin_pass()
@@ -293,6 +304,7 @@ class Runner(ABC):
 
     def _settle(self, plan: StepPlan, progress: Progress) -> PassOutcome:
         extra = self.end_pass()
+        busy = (now() - self._pass_began) / 1e9
         losses = [float(loss.double().mean().item()) for loss in self._losses]
         mine = PassReport(
             losses,
@@ -300,6 +312,7 @@ class Runner(ABC):
             self.request_box.take(),
             self.samples,
             self.acknowledge(progress.step),
+            busy,
             extra,
         )
         reports = [mine]
@@ -317,7 +330,8 @@ class Runner(ABC):
         samples = sum(report.samples for report in reports)
         fences = {report.fence for report in reports}  # with one acknowledgement missing it holds nowhere
         fence = fences.pop() if len(fences) == 1 else None
-        return PassOutcome(sum(losses) / len(losses) if losses else None, requests, samples, fence)
+        loss = sum(losses) / len(losses) if losses else None
+        return PassOutcome(loss, requests, samples, fence, tuple(report.busy for report in reports))
 
     def _shares(self, plan: StepPlan) -> dict[int, float | None]:
         return {rank: plan.weight(rank) for rank in range(self.placement.virtual_workers)}

@@ -36,6 +36,7 @@ from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Group
 from gyrostat.engine.job import Job, Left, Stopped
 from gyrostat.engine.membership import Membership, Prepared
+from gyrostat.engine.paced import PacedDevice
 from gyrostat.engine.reduce.selftest import knows_gloo_order
 from gyrostat.engine.reference import ReferenceRunner
 from gyrostat.engine.runner import RequestBox, Requests, Runner
@@ -44,7 +45,17 @@ from gyrostat.engine.trace import NoTracer, Tracer
 from gyrostat.engine.virtual import VirtualRunner
 from gyrostat.engine.wire import Wire
 
-__all__ = ["Left", "Stopped", "enter", "finish", "init", "membership", "request_checkpoint", "request_stop"]
+__all__ = [
+    "Left",
+    "Stopped",
+    "enter",
+    "finish",
+    "has_others",
+    "init",
+    "membership",
+    "request_checkpoint",
+    "request_stop",
+]
 
 
 class _Process:
@@ -145,6 +156,12 @@ def membership() -> Membership | None:
     return _Process.membership
 
 
+def has_others() -> bool:
+    """Whether the job goes on if this worker leaves it, as far as is known here. Safe in a signal handler."""
+    job = _Process.job
+    return _Process.membership is not None and job is not None and job.has_others
+
+
 def request_checkpoint() -> None:
     """A checkpoint is wanted. Only notes it: safe in a signal handler."""
     _Process.requests.put(Requests(checkpoint=True))
@@ -162,7 +179,8 @@ def _finish_alone() -> None:
 
 def _with_virtual_workers(assignment: Assignment, wanted: int | None) -> Assignment:
     given = assignment.placement.virtual_workers
-    if wanted is None or wanted == given:
+    measured = assignment.batch_size is not None  # whoever measures decides what is measured
+    if wanted is None or wanted == given or measured:
         return assignment
     if not isinstance(wanted, int) or wanted < 1:
         raise UsageError(f"virtual_workers must be a whole number of at least 1, got {wanted!r}")
@@ -261,4 +279,7 @@ def _make_runner(assignment: Assignment, group: Group, choice: ReductionChoice, 
             timeout_s=assignment.timeout_s,
             reduction=choice,
         )
-    return VirtualRunner(placement=assignment.placement, group=group, seed=seed, order=choice.order)
+    paced = None if assignment.paced is None else PacedDevice(assignment.paced)
+    return VirtualRunner(
+        placement=assignment.placement, group=group, seed=seed, order=choice.order, paced=paced
+    )

@@ -7,7 +7,7 @@ Only the worker that runs virtual worker 0 reports steps, logs, probes and check
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gyrostat.core.job import ReductionChoice
@@ -31,8 +31,13 @@ class Supervisor(Protocol):
         what must be equal on all workers.
         """
 
-    def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
-        """Step `step` (counted from 1) is complete: virtual worker 0's loss, and samples of all N."""
+    def stepped(
+        self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
+    ) -> None:
+        """Step `step` (counted from 1) is complete: virtual worker 0's loss, and samples of all N.
+
+        `busy`: seconds for which each worker ran its virtual workers, before it waited for others.
+        """
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """The script called `job.log`."""
@@ -78,7 +83,9 @@ class Alone:
         if resumed_from:
             print(f"gyrostat: resumed at step {step} from {resumed_from}", file=sys.stderr)
 
-    def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
+    def stepped(
+        self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
+    ) -> None:
         pass
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -29,6 +29,7 @@ from gyrostat.data.shared import make_feed
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
 from gyrostat.engine.group import Group, Pending
+from gyrostat.engine.paced import PacedDevice
 from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.ddp import DdpOrder
@@ -41,10 +42,16 @@ class VirtualRunner(Runner):
     """Runs the virtual workers of one worker in turn."""
 
     def __init__(
-        self, *, placement: Placement, group: Group, seed: int, order: ReductionOrder = ReductionOrder.DDP
+        self,
+        *,
+        placement: Placement,
+        group: Group,
+        seed: int,
+        order: ReductionOrder = ReductionOrder.DDP,
+        paced: PacedDevice | None = None,
     ) -> None:
         super().__init__(placement=placement, group=group, seed=seed)
-        self.order = order
+        self.order, self._paced = order, paced
         self.contexts: dict[int, Context] = {}
         self.gradients: list[ModuleGradients] = []
         self.buffers: list[ModuleBuffers] = []
@@ -52,12 +59,15 @@ class VirtualRunner(Runner):
         self._previous = -1
         self._buffers_under_way: Pending | None = None
         self._fetched_under: dict[tuple[int, int], RngState] = {}
+        self._sizes: dict[tuple[int, int], int] = {}  # of micro-batches, for a paced device
         self._feeds: dict[int, Feed] = {}
         self._feed: Feed | None = None
         self._loop: DataLoop | None = None
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
+        if self._paced is not None:
+            self._paced.stand_in_for(name, module)
         gradients = ModuleGradients(name, module, options, overlap=self.group.size > 1)
         if gradients.parameters:
             gradients.reduction = self._make_reduction(gradients)
@@ -225,6 +235,16 @@ class VirtualRunner(Runner):
             self._fetched_under.clear()
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
+        if self._paced is None:
+            return self._fetch(rank, number, pass_)
+        before = self.feed.samples
+        batch = self._fetch(rank, number, pass_)
+        # A later pass fetches the same ones again, uncounted.
+        samples = self._sizes[rank, number] = self.feed.samples - before or self._sizes[rank, number]
+        self._paced.load(plan.content(rank, number), samples)
+        return batch
+
+    def _fetch(self, rank: int, number: int, pass_: int) -> Any:
         feed = self.feed
         if not feed.draws_here:
             return feed.again(rank, number) if pass_ > 0 else feed.fetch(rank, number)
@@ -244,12 +264,16 @@ class VirtualRunner(Runner):
         if micro_batch.last:
             for gradients in self.gradients:
                 gradients.begin_last_micro_batch()
+        if self._paced is not None:
+            self._paced.begin()
 
     def before_backward(self, micro_batch: MicroBatch) -> None:
         for gradients in self.gradients:
             gradients.before_backward(first=micro_batch.number == 0)
 
     def after_backward(self, micro_batch: MicroBatch) -> None:
+        if self._paced is not None:
+            self._paced.wait()  # a loss through none of the tracked modules has not waited
         if micro_batch.last:
             for gradients in self.gradients:
                 gradients.end_rank()

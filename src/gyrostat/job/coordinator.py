@@ -9,7 +9,9 @@ their reasons. A change goes through these phases, and only the last one touches
     STEADY      the generation has begun; leavers have gone
 
 A newcomer that dies or does not fit before the fence holds changes nothing: the generation is cancelled. One change at a time:
-another request meanwhile is answered "busy" at once. What a schedule asks for is tried again, for workers wait for it.
+another request meanwhile is answered "busy" at once. What a schedule asks for is tried again, for workers wait for it. A worker
+that is sent SIGTERM leaves by a change of its own, before anything else that is not yet under way. A profile (`profiling`)
+is a row of changes, between which nobody else's are made.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ import msgspec
 
 from gyrostat.core.job import NextGeneration
 from gyrostat.core.placement import Placement
-from gyrostat.job.protocol import Cancel, Prepare, SetFence
+from gyrostat.job.profiling import ProfileWish, Profiling, SizeMeasured
+from gyrostat.job.protocol import Cancel, Prepare, SetFence, Step, Terminate
+from gyrostat.job.stragglers import Pace, Reaction, Straggler, shares
 
 _TRIES = 3
 
@@ -46,6 +50,8 @@ class Change:
     """Whoever asked knows it by this name."""
     without: tuple[int, ...] = ()
     """These members leave, whoever else does; others come in their place if the number asks for it."""
+    counts: tuple[int, ...] | None = None
+    """How many virtual workers each worker runs; None: as even as can be."""
 
 
 # Instructions.
@@ -98,13 +104,28 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Profiled:
+    """What the profile says; the job is back on the size that it had."""
+
+    wish: ProfileWish
+    rows: tuple[SizeMeasured, ...]
+
+
+@dataclass(frozen=True)
+class Noticed:
+    """A worker has become slower than the others."""
+
+    straggler: Straggler
+
+
+@dataclass(frozen=True)
 class GiveUp:
     """Workers wait for a change that cannot be made: the job cannot go on."""
 
     reason: str
 
 
-Instruction = Start | Tell | End | Done | Refused | GiveUp
+Instruction = Start | Tell | End | Done | Refused | Profiled | Noticed | GiveUp
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +143,11 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     next_member: int
     newcomers: tuple[int, ...]
     plan: NextGeneration | None
+    placement: Placement | None
+    leaving: tuple[int, ...]
+    profile: ProfileWish | None
+    home: int | None
+    """The size to which the job goes back after a profile."""
 
 
 @dataclass
@@ -135,6 +161,10 @@ class Coordinator:
     """The rendezvous file of a generation."""
     schedule: list[Change] = field(default_factory=list)
     """What is still to come, in order."""
+    placement: Placement | None = None
+    """In force; None: as even as can be."""
+    pace: Pace = field(default_factory=Pace)
+    """Who is how fast."""
     generation: int = 1
     phase: Phase = Phase.STEADY
     training: bool = False
@@ -148,6 +178,10 @@ class Coordinator:
     _waiting_for: set[int] = field(default_factory=set)
     _plan: NextGeneration | None = None
     _begun: Done | None = None
+    _leaving: tuple[int, ...] = ()
+    _profiling: Profiling | None = None
+    _began_at: int = 0
+    _reacted: float = float("-inf")
 
     def __post_init__(self) -> None:
         self._next_member = max(self.members) + 1
@@ -161,6 +195,8 @@ class Coordinator:
         if self.training:
             return []  # the leader before this one has heard it, too
         self.training, self.step, self._alike = True, step, alike
+        if self.placement is None or self.placement.virtual_workers != virtual_workers:
+            self.placement = Placement.even(virtual_workers, len(self.members))
         self.virtual_workers = virtual_workers
         while len(self.schedule) > 1 and (self.schedule[1].at_step or 0) < step:
             self.schedule.pop(0)
@@ -187,8 +223,46 @@ class Coordinator:
             return [Done(change, self.step, change.workers, change.workers, 0.0, 0.0, ())]
         return self._begin(change, now)
 
-    def stepped(self, step: int) -> None:
-        self.step = max(self.step, step)
+    def asked_to_profile(self, wish: ProfileWish, now: float) -> list[Instruction]:
+        """Somebody wants to know how fast the job is on each number of workers."""
+        if (busy := self.busy()) is not None:
+            return [self._no_profile(wish, busy)]
+        profiling = Profiling.of(wish, len(self.members))
+        if not profiling.sizes or not 1 <= profiling.sizes[-1] <= profiling.sizes[0] <= self.virtual_workers:
+            smallest, largest = wish.ends(len(self.members))
+            reason = (
+                f"there is no size from {smallest} to {largest} to measure; sizes are 1 to {self.virtual_workers}, the "
+                "number of virtual workers"
+            )
+            return [self._no_profile(wish, reason)]
+        if wish.steps < 1:
+            return [
+                self._no_profile(wish, f"a size is measured over at least one step, not over {wish.steps}")
+            ]
+        self._profiling = profiling
+        return self._measure(profiling, now)
+
+    def stepped(self, steps: Sequence[Step], now: float) -> list[Instruction]:
+        """Steps are complete."""
+        self.step = max(self.step, steps[-1].step)
+        noticed: list[Instruction] = [Noticed(straggler) for straggler in self.pace.add(self._times(steps))]
+        if self.phase is not Phase.STEADY:
+            return noticed
+        if self._profiling is None:
+            return [*noticed, *self._react(now)]
+        return [*noticed, *(self._measure(self._profiling, now) if self._profiling.add(steps) else ())]
+
+    def leaves(self, member: int, now: float) -> list[Instruction]:
+        """A worker was asked to leave, by a signal that it got."""
+        if member in self._newcomers and self._begun is None:
+            reason = "was asked to leave"
+            return [End(member, reason), *self.gone(member, reason, now)]
+        if member not in (*self.members, *self._newcomers) or member in self._leaving:
+            return []
+        if not self.training:
+            return [Tell(member, Terminate())]
+        self._leaving = (*self._leaving, member)
+        return [*self._abandon_profile(f"worker {member} leaves the job"), *self._go_on(now)]
 
     def ready(self, member: int, alike: dict[str, str], now: float) -> list[Instruction]:
         """A newcomer has built everything."""
@@ -248,6 +322,9 @@ class Coordinator:
             return []
         assert self._plan is not None
         done, self.members, self.generation = self._begun, self._plan.members, self._plan.generation
+        self._leaving = tuple(member for member in self._leaving if member in self.members)
+        self.step = max(self.step, done.step)
+        self.placement, self._began_at = self._plan.placement, done.step
         self._settle()
         return [done]
 
@@ -264,19 +341,21 @@ class Coordinator:
         """The job has ended: who was about to join is not needed."""
         self.schedule, self.training = [], False
         if self._begun is not None:
-            return self._in_force()
+            return [*self._in_force(), *self._abandon_profile("the job ended")]
         ended: list[Instruction] = [
             End(member, "the job ended before it could join") for member in self._newcomers
         ]
         if self._change is not None:
             ended.append(Refused(self._change, "the job ended before the change could be made"))
         self._settle()
-        return ended
+        return [*ended, *self._abandon_profile("the job ended")]
 
     def busy(self) -> str | None:
         """Why no change can be begun now."""
         if not self.training:
             return "the job has not begun to train yet; retry"
+        if self._profiling is not None:
+            return "busy with a profile; retry"
         if self.phase is not Phase.STEADY:
             return f"busy with another change ({self._change_words()}); retry"
         return None
@@ -298,6 +377,10 @@ class Coordinator:
             next_member=self._next_member,
             newcomers=self._newcomers,
             plan=self._plan,
+            placement=self.placement,
+            leaving=self._leaving,
+            profile=self._profiling.wish if self._profiling is not None else None,
+            home=self._profiling.home if self._profiling is not None else None,
         )
 
     @classmethod
@@ -308,11 +391,15 @@ class Coordinator:
             record.members,
             store,
             list(record.schedule),
-            record.generation,
-            record.phase,
-            record.training,
-            record.step,
+            placement=record.placement,
+            generation=record.generation,
+            phase=record.phase,
+            training=record.training,
+            step=record.step,
         )
+        if record.profile is not None and record.home is not None:
+            restored._profiling = Profiling(record.profile, record.home, [])
+        restored._leaving = record.leaving
         restored._alike, restored._change = dict(record.alike), record.change
         restored._next_member, restored._newcomers = record.next_member, record.newcomers
         restored._plan = record.plan
@@ -324,16 +411,26 @@ class Coordinator:
         A fence may hold already, so it stays set, and is told again to those who may not have heard of it. Before that nobody
         has begun anything: the change is called off, and whoever wants it asks again, as the schedule does.
         """
-        self._since = now
+        self._since, reason = now, "the job's leader has changed meanwhile; retry"
+        broken_off: list[Instruction] = []
+        if self._profiling is not None:
+            wish, home, self._profiling = self._profiling.wish, self._profiling.home, None
+            broken_off.append(self._no_profile(wish, reason))
+            self.schedule.insert(0, Change(workers=home, reason="back from a profile that was broken off"))
         if self.phase is Phase.STEADY:
-            return self._go_on(now) if self.training else []
+            return [*broken_off, *self._go_on(now)]
         if self.phase is Phase.FENCED:
-            return self._set_fence()
-        return self._fail("the job's leader has changed meanwhile; retry", now)
+            return [*broken_off, *self._set_fence()]
+        return [*broken_off, *self._fail(reason, now)]
 
     def request(self) -> str | None:
         """Whose wish is being carried out."""
         return self._change.request if self._change is not None else None
+
+    @property
+    def leaving(self) -> tuple[int, ...]:
+        """Those that have been sent SIGTERM."""
+        return self._leaving
 
     def is_newcomer(self, member: int) -> bool:
         """Started, but not yet a member."""
@@ -342,12 +439,82 @@ class Coordinator:
     # Phases.
 
     def _go_on(self, now: float) -> list[Instruction]:
-        """What the schedule wants next is prepared at once, however far away it is."""
-        while self.schedule and self.phase is Phase.STEADY:
+        """What is to be done next, if nothing is under way: let go who leaves; then the profile; then the schedule."""
+        if self.phase is not Phase.STEADY or not self.training:
+            return []
+        if self._leaving:
+            return self._let_go(now)
+        if self._profiling is not None:
+            return self._measure(self._profiling, now)
+        # What the schedule wants next is prepared at once, however far away it is.
+        while self.schedule:
             change = self.schedule.pop(0)
-            if change.workers != len(self.members):
+            # Workers wait at its step, even if there are as many as it wants.
+            if change.workers != len(self.members) or change.at_step is not None:
                 return self._begin(change, now)
         return []
+
+    def _let_go(self, now: float) -> list[Instruction]:
+        staying = [member for member in self.members if member not in self._leaving]
+        if not staying:
+            return [Tell(self.members[0], Terminate())]
+        who = ", ".join(map(str, self._leaving))
+        reason = f"worker{'s' * (len(self._leaving) > 1)} {who} asked to leave by SIGTERM"
+        return self._begin(Change(workers=len(staying), reason=reason, without=self._leaving), now)
+
+    def _measure(self, profiling: Profiling, now: float) -> list[Instruction]:
+        if profiling.wants != len(self.members):
+            return self._begin(Change(workers=profiling.wants, reason="profile"), now)
+        if profiling.sizes:
+            profiling.begin(self.step)
+            return []
+        self._profiling = None
+        return [Profiled(profiling.wish, profiling.table()), *self._go_on(now)]
+
+    def _times(self, steps: Sequence[Step]) -> list[dict[int, float]]:
+        """Each member's seconds per virtual worker, of steps in the generation that is in force."""
+        assert self.placement is not None
+        counts = [len(self.placement.held_by(worker)) for worker in range(len(self.members))]
+        return [
+            {
+                member: seconds / count
+                for member, seconds, count in zip(self.members, step.busy, counts, strict=True)
+            }
+            for step in steps
+            if step.step > self._began_at and len(step.busy) == len(counts)
+        ]
+
+    def _react(self, now: float) -> list[Instruction]:
+        """Let go of a straggler, or share virtual workers out by speed; not too often."""
+        policy, recent = self.pace.policy, self.pace.recent()
+        if now - self._reacted < policy.pause_s or set(recent) != set(self.members):
+            return []
+        change: Change | None = None
+        if policy.reaction is Reaction.REMOVE and (slow := self.pace.stragglers()):
+            worst = max(slow, key=lambda straggler: straggler.seconds)
+            change = Change(workers=len(self.members) - 1, reason=str(worst), without=(worst.member,))
+        elif policy.reaction is Reaction.REPLACE:
+            assert self.placement is not None
+            counts = [len(self.placement.held_by(worker)) for worker in range(len(self.members))]
+            seconds = [recent[member] for member in self.members]
+            if wanted := shares(self.virtual_workers, counts, seconds, policy.gain):
+                speeds = ", ".join(f"{1e3 * time:.1f}" for time in seconds)
+                reason = f"workers take {speeds} ms for a virtual worker: {wanted} instead of {counts} of them each"
+                change = Change(workers=len(self.members), reason=reason, counts=tuple(wanted))
+        if change is None:
+            return []
+        self._reacted = now
+        return self._begin(change, now)
+
+    def _abandon_profile(self, reason: str) -> list[Instruction]:
+        profiling, self._profiling = self._profiling, None
+        if profiling is None:
+            return []
+        where = f"the job runs on {len(self.members)} workers and had {profiling.home}"
+        return [self._no_profile(profiling.wish, f"the profile was broken off: {reason}; {where}")]
+
+    def _no_profile(self, wish: ProfileWish, reason: str) -> Refused:
+        return Refused(Change(workers=len(self.members), reason="profile", request=wish.request), reason)
 
     def _begin(self, change: Change, now: float, *, again: bool = False) -> list[Instruction]:
         self._change = change
@@ -371,7 +538,9 @@ class Coordinator:
         stay = self._staying(self._change)
         self._plan = NextGeneration(
             generation=self.generation + 1,
-            placement=Placement.even(self.virtual_workers, self._change.workers),
+            placement=Placement.even(self.virtual_workers, self._change.workers)
+            if self._change.counts is None
+            else Placement.from_counts(self._change.counts),
             members=(*stay, *self._newcomers),
             newcomers=self._newcomers,
             donor=stay[-1] if stay else self.members[0],
@@ -393,6 +562,8 @@ class Coordinator:
                 self._plan.generation
             )  # its number is used up: no message of it may be taken for another's
         self._settle()
+        if self._profiling is not None:
+            return [*instructions, *self._abandon_profile(reason), *self._go_on(now)]
         if change.at_step is None:
             return [*instructions, Refused(change, reason), *self._go_on(now)]
         if final or self._tries >= _TRIES:

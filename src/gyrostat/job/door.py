@@ -24,8 +24,14 @@ from typing import Protocol, Self
 
 import msgspec
 
-from gyrostat.core.errors import UsageError
+from gyrostat.core.errors import GyrostatError, UsageError
+from gyrostat.job.profiling import SizeMeasured
 from gyrostat.job.protocol import Channel, ProtocolError
+
+
+class NotDone(GyrostatError):
+    """The job could not do what it was asked for."""
+
 
 NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SUFFIX = ".socket"
@@ -43,6 +49,24 @@ class Migrate(msgspec.Struct, frozen=True, tag=True):
 
     request: str
     members: tuple[int, ...]
+
+
+class ScaleBy(msgspec.Struct, frozen=True, tag=True):
+    """Run on so many workers more, or fewer."""
+
+    request: str
+    by: int
+    members: tuple[int, ...] = ()
+    """Those that leave; without any, the last ones."""
+
+
+class Profile(msgspec.Struct, frozen=True, tag=True):
+    """Measure throughput on all sizes from `smallest` to `largest`, or on the size that the job has."""
+
+    request: str
+    smallest: int | None = None
+    largest: int | None = None
+    steps: int = 20
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag=True):
@@ -68,6 +92,12 @@ class Answer(msgspec.Struct, frozen=True, tag=True):
     prepare_ms: float = 0.0
 
 
+class ProfileTable(msgspec.Struct, frozen=True, tag=True):
+    """What a profile found, from the fewest workers to the most."""
+
+    rows: tuple[SizeMeasured, ...]
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """How a job is."""
 
@@ -85,8 +115,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Samples per second of the last few seconds."""
 
 
-Request = Scale | Migrate | AskStatus | AskCheckpoint | AskStop
-Reply = Answer | Status
+Request = Scale | ScaleBy | Migrate | Profile | AskStatus | AskCheckpoint | AskStop
+Reply = Answer | ProfileTable | Status
 
 
 def runtime_directory() -> Path:
@@ -217,6 +247,34 @@ class Caller:
     def scale(self, workers: int, request: str | None = None) -> Answer:
         """Run on so many workers; returns when they train, or when it is clear that they will not."""
         return self._change(Scale(request or secrets.token_hex(8), workers))
+
+    def scale_out(self, count: int = 1, request: str | None = None) -> Answer:
+        """So many workers more."""
+        return self._change(ScaleBy(request or secrets.token_hex(8), count))
+
+    def scale_in(
+        self, count: int | None = None, members: tuple[int, ...] = (), request: str | None = None
+    ) -> Answer:
+        """So many workers fewer: the last ones, or `members`."""
+        count = len(members) or 1 if count is None else count
+        return self._change(ScaleBy(request or secrets.token_hex(8), -count, members))
+
+    def profile(
+        self,
+        smallest: int | None = None,
+        largest: int | None = None,
+        steps: int = 20,
+        request: str | None = None,
+    ) -> tuple[SizeMeasured, ...]:
+        """Throughput and efficiency on all sizes from `smallest` to `largest`, or on the size that the job has.
+
+        `steps` are measured on each. Returns when the job is back on the size that it had; raises `NotDone` if it cannot be.
+        """
+        reply = self._ask(Profile(request or secrets.token_hex(8), smallest, largest, steps))
+        if isinstance(reply, ProfileTable):
+            return reply.rows
+        assert isinstance(reply, Answer)
+        raise NotDone(reply.text)
 
     def migrate(self, members: tuple[int, ...], request: str | None = None) -> Answer:
         """Replace these workers by new ones, in one switch."""

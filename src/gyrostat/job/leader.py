@@ -30,6 +30,8 @@ from gyrostat.job.coordinator import (
     End,
     GiveUp,
     Instruction,
+    Noticed,
+    Profiled,
     Refused,
     Start,
     Tell,
@@ -40,25 +42,32 @@ from gyrostat.job.door import (
     AskStatus,
     AskStop,
     Migrate,
+    Profile,
+    ProfileTable,
     Request,
     Scale,
+    ScaleBy,
     Status,
 )
 from gyrostat.job.observer import Observer
 from gyrostat.job.outcome import Outcome, Tally
+from gyrostat.job.profiling import ProfileWish
 from gyrostat.job.protocol import (
     Ended,
     Failed,
     FromWorker,
+    Leaving,
     Prepared,
     Ready,
     Seat,
     Started,
     Steps,
     Switched,
+    Terminate,
 )
-from gyrostat.job.reception import Asker, Reception
+from gyrostat.job.reception import Asker, Reception, Result
 from gyrostat.job.request import FIRST_GENERATION, RunRequest
+from gyrostat.job.stragglers import Pace
 from gyrostat.job.watch import Cause, Order, Watch
 
 _NOWHERE = "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
@@ -118,7 +127,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """None: the job is suspended."""
     suspending: Wanted | None
     resuming: Wanted | None
-    answered: dict[str, Answer]
+    answered: dict[str, Result]
 
 
 @dataclass(frozen=True)
@@ -131,7 +140,7 @@ class _Launch:
 @dataclass(frozen=True)
 class _Reply:
     request: str | None
-    answer: Answer
+    answer: Result
 
 
 class Leader:
@@ -171,10 +180,13 @@ class Leader:
             self._tally.workers = 0
             return
         coordinator = Coordinator.restore(record.coordinator, store=self._store_of(record.attempt))
+        coordinator.pace = Pace(request.stragglers)
         watch = Watch(list(coordinator.members), checkpoints=request.checkpoint is not None)
         self._attempt = _Attempt(record.attempt, request, watch, coordinator)
         self._tally.workers = len(coordinator.members)
         now = time.monotonic()
+        for member in coordinator.leaving:
+            watch.leaving(member, now + request.grace_s)
         if coordinator.training:
             self._obey(watch.began())
         if (pending := coordinator.request()) is not None:
@@ -259,11 +271,26 @@ class Leader:
                 asker.answer(Answer(True, "asked for, at the next boundary", self._tally.step))
             case Scale(request=name, workers=workers) if self._reception.is_new(name, asker):
                 self._change(Change(workers=workers, reason="asked for", request=name), now)
+            case ScaleBy(request=name, by=by, members=members) if self._reception.is_new(name, asker):
+                workers = self._tally.workers + by
+                self._change(Change(workers=workers, reason="asked for", request=name, without=members), now)
+            case Profile(request=name) if self._reception.is_new(name, asker):
+                self._profile(request, now)
             case Migrate(request=name, members=members) if self._reception.is_new(name, asker):
                 workers = self._tally.workers
                 self._change(
                     Change(workers=workers, reason="asked to migrate", request=name, without=members), now
                 )
+
+    def _profile(self, request: Profile, now: float) -> None:
+        if self._attempt is None or self._suspending is not None:
+            reason = "the job is suspended: nothing runs that could be measured"
+            self._carry_out([_Reply(request.request, Answer(False, reason, self._tally.step))])
+            return
+        wish = ProfileWish(
+            smallest=request.smallest, largest=request.largest, steps=request.steps, request=request.request
+        )
+        self._carry_out(self._attempt.coordinator.asked_to_profile(wish, now))
 
     def free(self, members: Sequence[int]) -> None:
         """The nodes of these workers are wanted for something else: the job goes on without them, or, if there are no others,
@@ -326,6 +353,8 @@ class Leader:
                 members,
                 store=self._store_of(self._number),
                 schedule=request.changes(),
+                placement=placement,
+                pace=Pace(request.stragglers),
             ),
         )
         self._carry_out([_Launch(member) for member in members])
@@ -434,7 +463,11 @@ class Leader:
             case Started(alike=alike, step=step, virtual_workers=number):
                 return coordinator.started(alike, step, number or self._tally.virtual_workers, now)
             case Steps(steps=steps):
-                coordinator.stepped(steps[-1].step)
+                return coordinator.stepped(steps, now)
+            case Leaving():
+                assert self._attempt is not None
+                self._attempt.watch.leaving(member, now + self._attempt.request.grace_s)
+                return coordinator.leaves(member, now)
             case Ready(alike=alike):
                 return coordinator.ready(member, alike, now)
             case Prepared(generation=generation):
@@ -448,6 +481,8 @@ class Leader:
         for instruction in instructions:
             if isinstance(instruction, _Reply):
                 self._reception.note(instruction.request, instruction.answer)
+            elif isinstance(instruction, Profiled):
+                self._reception.note(instruction.wish.request, ProfileTable(instruction.rows))
             elif isinstance(instruction, Done | Refused):
                 self._reception.note(instruction.change.request, self._answer(instruction))
         self._to_do += instructions
@@ -470,7 +505,7 @@ class Leader:
             case Done() as done:
                 if attempt is not None:
                     attempt.watch.joined(done.joined)
-                if done.joined or done.before != done.after:
+                if done.joined or done.before != done.after or done.change.counts is not None:
                     self._tally.resized(done, now)
                     self._observer.resized(done)
                 self._reception.answer(done.change.request, self._answer(done))
@@ -479,6 +514,11 @@ class Leader:
                     self._tally.refused(change, reason, now)
                     self._observer.refused(change, reason)
                 self._reception.answer(change.request, self._answer(refused))
+            case Profiled(wish=wish, rows=rows):
+                self._reception.answer(wish.request, ProfileTable(rows))
+            case Noticed(straggler=straggler):
+                self._tally.noticed(straggler, now)
+                self._observer.noticed(straggler)
             case GiveUp(reason=reason) if attempt is not None:
                 attempt.watch.gave_up(reason, now)
             case Start(member=member) | _Launch(member=member) if attempt is not None:
@@ -505,7 +545,11 @@ class Leader:
         assert self._attempt is not None
         for order in orders:
             for member in order.workers:
-                self._hands.signal(Seat(self._attempt.number, member), order.signal)
+                seat = Seat(self._attempt.number, member)
+                if order.signal == signal.SIGTERM and not self._request.reference:
+                    self._hands.tell(seat, Terminate())  # the signal itself would ask this one alone to leave
+                else:
+                    self._hands.signal(seat, order.signal)
 
     def _status(self) -> Status:
         tally = self._tally

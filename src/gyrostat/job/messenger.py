@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -26,6 +26,7 @@ from gyrostat.job.protocol import (
     Failed,
     FailureKind,
     Finished,
+    Leaving,
     Logged,
     Prepared,
     Probed,
@@ -43,7 +44,7 @@ from gyrostat.job.protocol import (
 _PATIENCE_S = 0.1
 _LOOK_AGAIN_S = 0.05
 _MOST_UNSENT = 10_000
-_LASTING = (Started, Ready, Prepared, Switched, Finished, Failed, Ended)
+_LASTING = (Started, Ready, Prepared, Switched, Leaving, Finished, Failed, Ended)
 
 
 class Messenger:
@@ -122,10 +123,12 @@ class Messenger:
         now = time.monotonic()
         self._send(Started(step, resumed_from, refused, now, virtual_workers, reduction, dict(alike)))
 
-    def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
+    def stepped(
+        self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
+    ) -> None:
         now = time.monotonic()
         with self._lock:
-            self._waiting.append(Step(step, epoch, loss, samples, now))
+            self._waiting.append(Step(step, epoch, loss, samples, now, tuple(busy)))
         if now - self._last_sent >= _PATIENCE_S:
             self.flush()
             self._last_sent = now
@@ -158,6 +161,10 @@ class Messenger:
         self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
     ) -> None:
         self._send(Switched(generation, step, workers, paused, why_all))
+
+    def leaving(self) -> None:
+        """Not the engine's: the process was asked to."""
+        self._send(Leaving())
 
     def flush(self) -> None:
         """Send the steps that are waiting."""

@@ -8,6 +8,7 @@ from typing import Protocol
 from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import FromWorker
+from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
 
 
@@ -30,6 +31,9 @@ class Observer(Protocol):
 
     def refused(self, change: Change, reason: str) -> None:
         """A change was asked for, and will not be made."""
+
+    def noticed(self, straggler: Straggler) -> None:
+        """A worker has become slower than the others."""
 
     def died(self, failure: Failure) -> None:
         """A worker has died; the job starts again from its newest checkpoint."""
@@ -56,6 +60,9 @@ class Nobody:
         pass
 
     def refused(self, change: Change, reason: str) -> None:
+        pass
+
+    def noticed(self, straggler: Straggler) -> None:
         pass
 
     def died(self, failure: Failure) -> None:

@@ -12,6 +12,7 @@ from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
 from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
+from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
 
 _RATE_WINDOW_S = 5.0
@@ -192,6 +193,10 @@ class Tally:
                 all_state_moved=done.why_all,
             )
         )
+
+    def noticed(self, straggler: Straggler, now: float) -> None:
+        """A worker has become slower than the others."""
+        self._note(EventKind.STRAGGLER, now, str(straggler))
 
     def died(self, failure: Failure, now: float) -> None:
         """A worker has died, and the job starts again from its newest checkpoint."""

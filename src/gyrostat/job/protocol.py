@@ -7,7 +7,7 @@ may carry open files beside it (SCM_RIGHTS): that is how a worker gets its pipes
 
     agent ──Fork, ServeStore, Signal──▶ fork parent ──Forked, Exited, Children──▶ agent
     worker ──Rejoin, Steps, Logged, Probed, Checkpointed, Finished, Failed, Ended──▶ agent
-    worker ──Ready, Prepared, Switched──▶ agent ──Prepare, SetFence, Cancel──▶ worker
+    worker ──Ready, Prepared, Switched, Leaving──▶ agent ──Prepare, SetFence, Cancel, Terminate──▶ worker
 
 `forkparent` and `start` are the two ends of the first line; `messenger` and `crew` those of the others. What is an agent on
 several machines is `launcher` on one.
@@ -144,6 +144,8 @@ class Step(msgspec.Struct, frozen=True, array_like=True):
     loss: float | None
     samples: int
     at: float
+    busy: tuple[float, ...] = ()
+    """Seconds for which worker 0, 1, 2 … ran its virtual workers, before it waited for others."""
 
 
 class Steps(msgspec.Struct, frozen=True, tag=True):
@@ -228,6 +230,10 @@ class Switched(msgspec.Struct, frozen=True, tag=True):
     """Why a newcomer could not follow the others, and was told all state at the fence."""
 
 
+class Leaving(msgspec.Struct, frozen=True, tag=True):
+    """This worker was sent SIGTERM: it wants to leave at the next boundary that can be."""
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Connect to the members of a generation to come, while training goes on."""
 
@@ -247,9 +253,16 @@ class Cancel(msgspec.Struct, frozen=True, tag=True):
     generation: int
 
 
+class Terminate(msgspec.Struct, frozen=True, tag=True):
+    """The job is to end: do as a program does that is sent SIGTERM, or checkpoint at the next boundary and stop.
+
+    The signal itself, to a single worker, means that this one is to leave.
+    """
+
+
 ToForkParent = Hello | Fork | Signal | ServeStore
 FromForkParent = Hello | Forked | Exited | Children
-ToWorker = Hello | Prepare | SetFence | Cancel
+ToWorker = Hello | Prepare | SetFence | Cancel | Terminate
 FromWorker = (
     Hello
     | Rejoin
@@ -264,6 +277,7 @@ FromWorker = (
     | Ready
     | Prepared
     | Switched
+    | Leaving
 )
 
 _encoder = msgspec.msgpack.Encoder()

@@ -7,7 +7,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gyrostat.job.door import Answer, Reply
+from gyrostat.job.door import Answer, ProfileTable, Reply
+
+Result = Answer | ProfileTable
 
 _REMEMBERED = 256
 
@@ -19,8 +21,8 @@ class Asker(Protocol):
 
 
 class Reception:
-    def __init__(self, answered: Mapping[str, Answer] | None = None) -> None:
-        self.answered: dict[str, Answer] = dict(answered or {})
+    def __init__(self, answered: Mapping[str, Result] | None = None) -> None:
+        self.answered: dict[str, Result] = dict(answered or {})
         self._waiting: dict[str, list[Asker]] = {}
 
     def is_new(self, request: str, asker: Asker) -> bool:
@@ -36,15 +38,15 @@ class Reception:
         """It is being carried out, though nobody here waits for it yet."""
         self._waiting.setdefault(request, [_NOBODY])
 
-    def note(self, request: str | None, answer: Answer) -> None:
+    def note(self, request: str | None, answer: Result) -> None:
         """What came of a request, to be remembered. "Busy" is no outcome: who asks again is heard again."""
-        if request is None or answer.text.endswith("retry"):
+        if request is None or (isinstance(answer, Answer) and answer.text.endswith("retry")):
             return
         self.answered[request] = answer
         while len(self.answered) > _REMEMBERED:
             self.answered.pop(next(iter(self.answered)))
 
-    def answer(self, request: str | None, answer: Answer) -> None:
+    def answer(self, request: str | None, answer: Result) -> None:
         """Tell those who wait for it; of a schedule's wishes nobody is told."""
         if request is None:
             return

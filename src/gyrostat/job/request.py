@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Pool, P
 from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import Change, changes
 from gyrostat.job.protocol import Program, WorkerSpec
+from gyrostat.job.stragglers import StragglerPolicy
 
 FIRST_GENERATION = 1
 
@@ -55,6 +57,14 @@ class RunRequest:
     schedule: Sequence[tuple[int, int]] = ()
     """(step, workers): from that step's boundary on, so many."""
 
+    paced: Sequence[float] = ()
+    """Samples per second of worker 0, 1, 2 …, which wait instead of computing; the last one's is that of all others, too."""
+    batch_size: int | None = None
+    """What the script's loaders take instead of what it says."""
+    grace_s: float = 30.0
+    """How long a worker that was sent SIGTERM may take to leave at a boundary."""
+    stragglers: StragglerPolicy = field(default_factory=StragglerPolicy)
+    """When a worker is too slow, and what is done then."""
     restarts: int = 0
     """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
 
@@ -91,6 +101,16 @@ class RunRequest:
             raise UsageError(
                 "a pool of device types and the level `heterogeneous` need each other: "
                 "--determinism heterogeneous --pool avx512,avx2"
+            )
+        if any(not 0 < rate < math.inf for rate in self.paced):
+            raise UsageError(
+                f"a paced device makes some samples per second, more than 0; got {list(self.paced)}"
+            )
+        if self.paced and self.reference:
+            raise UsageError("plain DDP, the reference, computes; leave out --paced")
+        if not 0 <= self.grace_s < math.inf:
+            raise UsageError(
+                f"the grace of a worker that is to leave is 0 seconds or more, got {self.grace_s}"
             )
         if not self.program.module and not (self._directory() / self.program.name).is_file():
             raise UsageError(f"there is no script {self.program.name!r}; for a module use -m")
@@ -129,6 +149,8 @@ class RunRequest:
             probe=self.probe,
             trace=None if self.trace is None else str(traces),
             timeout_s=self.timeout_s,
+            paced=self.paced[min(member, len(self.paced) - 1)] if self.paced else None,
+            batch_size=self.batch_size,
         )
 
     def spec(self, assignment: Assignment, local_rank: int | None = None) -> WorkerSpec:

@@ -77,6 +77,8 @@ class Watch:
     _suspects: list[Failure] = field(default_factory=list)
     _decide_at: float | None = None
     _kill_at: float | None = None
+    _leave_by: dict[int, float] = field(default_factory=dict)
+    _overdue: set[int] = field(default_factory=set)
     _terminated: bool = False
 
     @property
@@ -89,7 +91,8 @@ class Watch:
 
     def deadline(self) -> float | None:
         """When `orders` must be asked again, even if nothing happens."""
-        return min((t for t in (self._decide_at, self._kill_at) if t is not None), default=None)
+        deadlines = (self._decide_at, self._kill_at, *self._leave_by.values())
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def failed(self, worker: int, message: Failed, now: float) -> None:
         """A worker's script raised."""
@@ -119,14 +122,21 @@ class Watch:
         self._told.add(worker)
         self.stopped |= message.stopped
 
+    def leaving(self, worker: int, until: float) -> None:
+        """A worker will leave at a boundary; if that does not come in time, it is killed."""
+        self._leave_by.setdefault(worker, until)
+
     def exited(self, worker: int, code: int, now: float) -> None:
         """A worker has gone: its exit code, or the negated signal that killed it."""
         self.codes[worker] = code
+        self._leave_by.pop(worker, None)
         if self._terminated or (self.stopped_by is not None and code != 0):
             return
         if code < 0:
             summary = f"was killed by {signal.Signals(-code).name}"
-            if -code == signal.SIGKILL:
+            if worker in self._overdue:
+                summary = "was asked to leave by SIGTERM, and no boundary to leave at came within its grace"
+            elif -code == signal.SIGKILL:
                 summary += " (the kernel does that when memory runs out)"
             self._suspect(
                 Failure(worker=worker, cause=Cause.KILLED, summary=summary, exit_code=128 - code), now
@@ -178,6 +188,12 @@ class Watch:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             return [Order(signal.SIGKILL, self.living)]
+        overdue = tuple(worker for worker, until in self._leave_by.items() if now >= until)
+        if overdue:
+            for worker in overdue:
+                del self._leave_by[worker]
+            self._overdue |= set(overdue)
+            return [Order(signal.SIGKILL, overdue)]
         if not self._terminated and self._decided(now):
             self._terminated = True
             self._decide_at = None

@@ -5,8 +5,10 @@ already, and the cold one, a fresh interpreter (`python -m gyrostat.job.worker F
 job's environment, listen to signals, enter the engine's session, run the user's program as `__main__`, finish
 the session, leave.
 
-Signals. SIGUSR1 asks for a checkpoint at the next boundary. SIGTERM and SIGINT, in a job that checkpoints,
-ask it to checkpoint and stop there; in one that does not they do what they do to any Python program.
+Signals. SIGUSR1 asks for a checkpoint at the next boundary. SIGTERM asks this worker to leave a job that others go on
+with: the coordinator is told, and it works on until it is let go. SIGINT, and SIGTERM to a worker that is alone, ask a job
+that checkpoints to do so at the next boundary and stop; in one that does not they do what they do to any Python program.
+`Terminate` is how the launcher asks all workers for that.
 """
 
 from __future__ import annotations
@@ -15,13 +17,14 @@ import atexit
 import contextlib
 import ctypes
 import os
+import queue
 import runpy
 import signal
 import socket
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -38,6 +41,7 @@ from gyrostat.job.protocol import (
     Prepare,
     Program,
     SetFence,
+    Terminate,
     ToWorker,
     WorkerSpec,
 )
@@ -53,17 +57,45 @@ def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
     try:
         messenger = Messenger(channel, spec.seat, spec.agent)
         _take_on(spec)
+        exits = Exits()
         if not spec.assignment.reference:
-            # It inherits the mask: signals are the script's thread's, which may block or wait for them.
+            # They inherit the mask: signals are the script's thread's, which may block or wait for them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-            threading.Thread(target=_listen, args=(messenger,), name="gyrostat-listener", daemon=True).start()
+            for name, work, args in (
+                ("gyrostat-listener", _listen, (messenger, exits)),
+                ("gyrostat-leaver", exits.tell, (messenger,)),
+            ):
+                threading.Thread(target=work, args=args, name=name, daemon=True).start()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        code = _run(spec, messenger)
+        code = _run(spec, messenger, exits)
         messenger.settle(_LAST_WORDS_S)
     except BaseException:
         traceback.print_exc()
     finally:
         leave(code)
+
+
+class Exits:
+    """What SIGTERM means: this worker is to leave, or, once the launcher has said so, the job is to end."""
+
+    def __init__(self) -> None:
+        self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.job_ends = False
+
+    def leave(self) -> None:
+        """Safe in a signal handler: a message would need a lock that the interrupted code may hold."""
+        self._wanted.put(None)
+
+    def tell(self, messenger: Messenger) -> None:
+        """In a thread of its own."""
+        while True:
+            self._wanted.get()
+            messenger.leaving()
+
+    def end_job(self) -> None:
+        """Called by the listening thread. What handles the signal, a handler of the script's maybe, runs in the main one."""
+        self.job_ends = True
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def leave(code: int) -> NoReturn:
@@ -109,11 +141,14 @@ def _lines_to(file: int) -> TextIOWrapper:
     return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _run(spec: WorkerSpec, messenger: Messenger) -> int:
+def _run(spec: WorkerSpec, messenger: Messenger, exits: Exits) -> int:
     """The user's program within a session of the engine. Returns the exit code."""
     from gyrostat.engine import session
 
-    _listen_to_signals(session, stops_at_boundary=spec.assignment.checkpoint is not None)
+    assignment = spec.assignment
+    _listen_to_signals(
+        session, exits, stops=assignment.checkpoint is not None, elastic=not assignment.reference
+    )
     try:
         session.enter(spec.assignment, messenger)
         try:
@@ -142,11 +177,14 @@ def _run(spec: WorkerSpec, messenger: Messenger) -> int:
         return _report(error, messenger)
 
 
-def _listen(messenger: Messenger) -> None:
-    """What the coordinator says of generations to come. Nothing is said before the script has joined the job."""
+def _listen(messenger: Messenger, exits: Exits) -> None:
+    """What the coordinator says: that the job is to end, or, once the script has joined it, of generations to come."""
     from gyrostat.engine import session
 
     for message in messenger.messages():
+        if isinstance(message, Terminate):
+            exits.end_job()
+            continue
         membership = session.membership()
         if membership is None:
             continue
@@ -182,16 +220,47 @@ def _exit_code(exit: SystemExit) -> int:
     return 1
 
 
-def _listen_to_signals(session: ModuleType, *, stops_at_boundary: bool) -> None:
+def _listen_to_signals(session: ModuleType, exits: Exits, *, stops: bool, elastic: bool) -> None:
+    """`stops`: the job can checkpoint at a boundary and stop there. `elastic`: a worker can leave it."""
+
     def checkpoint(number: int, frame: FrameType | None) -> None:
         session.request_checkpoint()
 
     def stop(number: int, frame: FrameType | None) -> None:
         session.request_stop()
 
+    def terminate(number: int, frame: FrameType | None) -> None:
+        if not exits.job_ends and session.has_others():
+            exits.leave()
+        elif stops:
+            session.request_stop()
+        else:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
     signal.signal(signal.SIGUSR1, checkpoint)
-    signal.signal(signal.SIGTERM, stop if stops_at_boundary else signal.SIG_DFL)
-    signal.signal(signal.SIGINT, stop if stops_at_boundary else signal.default_int_handler)
+    if elastic or stops:
+        signal.signal(signal.SIGTERM, terminate)
+        _keep_from_children(terminate)
+    signal.signal(signal.SIGINT, stop if stops else signal.default_int_handler)
+
+
+def _keep_from_children(handler: Callable[[int, FrameType | None], None]) -> None:
+    """Processes that the script forks die of SIGTERM, as they would without us: even of one that comes before they run."""
+    masks = threading.local()
+
+    def block() -> None:
+        masks.before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+    def unblock() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
+
+    def let_go() -> None:
+        if signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        unblock()
+
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=let_go)
 
 
 def _report(error: BaseException, messenger: Messenger) -> int:

@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,9 @@ class Watcher:
         self._measured: list[float] = []
         self._began, self._steps_before = 0.0, 0
 
-    def stepped(self, step: int, epoch: int, loss: float | None, samples: int) -> None:
+    def stepped(
+        self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
+    ) -> None:
         orders = self._orders
         self._steps += 1
         timed = self._steps - orders.warm_up
@@ -71,7 +74,7 @@ class Watcher:
             self._marks.remove()
             self._turns.leave()
             self._write()
-        self._inner.stepped(step, epoch, loss, samples)
+        self._inner.stepped(step, epoch, loss, samples, busy)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

@@ -1,0 +1,118 @@
+"""`gyrostat profile-device`: throughput of a script by batch size on this machine's device, for `gyrostat plan`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.profile import Profile
+from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
+from gyrostat.job.protocol import Program
+from gyrostat.job.report import check_writable, write_json
+from gyrostat.job.start import ForkParent
+
+_HELP = "\n\n".join(
+    [
+        "Measure how fast this machine's device runs a script, by batch size, and what exchanging gradients costs.",
+        "Runs some steps of it for each batch size, on one worker, and for the exchange on several. The script stays as it is: "
+        "its loaders take the batch size that is measured instead of their own.",
+        "Options stand before the script; everything after it is the script's own.",
+        "[bold]Examples[/bold]",
+        "  gyrostat profile-device --batches 8,16,32,48,64 train.py",
+        "  gyrostat profile-device --batches 32,64 --profile profiles.json --workload resnet50 train.py --epochs 9",
+        "With --profile FILE this device type is added to the workload's profile in FILE, or replaced there; measure on a "
+        "machine of each type, then `gyrostat plan --profile FILE` splits the job over them.",
+    ]
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "profile-device",
+        help=_HELP,
+        short_help="Measure a script's throughput by batch size on this device.",
+        context_settings={"allow_interspersed_args": False},
+    )(profile)
+
+
+def profile(
+    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
+    args: Annotated[
+        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
+    ] = False,
+    batches: Annotated[
+        str, typer.Option(metavar="B,…", help="Samples that the device is given at once.")
+    ] = "8,16,32,48,64",
+    workers: Annotated[
+        str,
+        typer.Option(metavar="P,…", help="Measure the exchange among so many workers; 1: leave it out."),
+    ] = "2",
+    steps: Annotated[int, typer.Option(metavar="K", help="Steps to measure for each batch size.")] = 20,
+    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads of each worker.")] = 1,
+    device_type: Annotated[
+        str | None,
+        typer.Option("--type", metavar="NAME", show_default="as it calls itself", help="The device's type."),
+    ] = None,
+    workload: Annotated[
+        str | None, typer.Option(metavar="NAME", show_default="the script's name", help="What it is called.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(
+            "--profile", metavar="FILE", show_default="print it", help="Add what was found to this file."
+        ),
+    ] = None,
+) -> None:
+    if file is not None:
+        check_writable(file)
+    request = DeviceProfileRequest(
+        program=Program(name=script, module=module, args=tuple(args or ())),
+        batches=_numbers("--batches", batches),
+        workers=tuple(number for number in _numbers("--workers", workers) if number != 1),
+        steps=steps,
+        threads=threads,
+        device_type=device_type,
+        workload=workload,
+    )
+    request.check()
+    known = None if file is None or not file.exists() else _read(file)
+    with ForkParent() as parent:
+        found = profile_device(request, parent, tell=lambda line: print(f"gyrostat: {line}", file=sys.stderr))
+    if file is None:
+        print(json.dumps(found.to_json()))
+    else:
+        write_json(file, merged(known, found).to_json())
+
+
+def merged(known: Profile | None, found: Profile) -> Profile:
+    """What was known of other device types, and what was found now."""
+    if known is None:
+        return found
+    if known.workload != found.workload:
+        raise UsageError(
+            f"the file holds the profile of {known.workload!r}, this is {found.workload!r}; give it a file of its own, or "
+            f"--workload {known.workload}"
+        )
+    return Profile(found.workload, {**known.speeds, **found.speeds})
+
+
+def _read(file: Path) -> Profile:
+    try:
+        return Profile.from_json(json.loads(file.read_text()))
+    except ValueError as error:
+        raise UsageError(f"{file} is not JSON: {error}") from error
+
+
+def _numbers(option: str, text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise UsageError(f"{option} takes whole numbers such as 8,16,32; got {text!r}") from None
