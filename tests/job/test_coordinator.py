@@ -611,9 +611,8 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 newcomers = [m for m in range(200) if job.is_newcomer(m)]
                 said: list[int] = []
                 for member in newcomers or [job.members[0]]:
-                    if said and data.draw(
-                        st.integers(0, 1)
-                    ):  # a new leader hears again what the one before knew
+                    if data.draw(st.booleans()) and said:
+                        # A new leader hears again what the one before knew.
                         world.job, first = taken_over(job, time)
                         job = world.job
                         world.obey(first)
