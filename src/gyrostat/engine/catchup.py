@@ -48,14 +48,13 @@ class Stream:
         self.broken: str | None = None
         """Why the state cannot be had by replaying."""
         self._changed = threading.Condition()
-        self._copied = threading.Event()
+        self._copied, self._parted = threading.Event(), threading.Event()
         self._waiting: deque[tuple[Flat, Block]] = deque()
         self._free: list[Block] = []
         self._farewell: tuple[Flat, Block] | None = None
         self._closed = False
         copy = flatten({"what": "copy", **_owned(optimizers)})
-        self._thread = threading.Thread(target=self._run, args=(copy,), name="gyrostat-stream", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(copy,), name="gyrostat-stream", daemon=True).start()
 
     def settle(self) -> None:
         """The script may change parameters from here on: wait until they have been copied."""
@@ -96,8 +95,8 @@ class Stream:
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Until newcomers have all they need."""
-        self._thread.join()
+        """Until newcomers have all they need. Giving back memory and connections takes a while, and goes on behind."""
+        self._parted.wait()
 
     def close(self) -> None:
         """The generation will not be."""
@@ -133,6 +132,7 @@ class Stream:
         finally:
             self._closed = True
             self._copied.set()
+            self._parted.set()
             for block in (*self._free, *(block for _, block in self._waiting)):
                 block.close()
             self._wire.close()
@@ -202,16 +202,16 @@ class Follower:
     def confirm(self) -> None:
         """The rest is in place: make sure that what was replayed is what the donor has, or get it."""
         if self.streamed:
+            mine = checksums(self._optimizers)
             told = self._wire.hear()
-            wanted = told.state["sums"]
+            self.why_not = self.why_not or _difference(told.state["sums"], mine)
             told.acknowledge()
-            self.why_not = self.why_not or _difference(wanted, checksums(self._optimizers))
             self._wire.acknowledge(int(self.why_not is None))
             told = self._wire.hear()
             if self.why_not is not None:
                 self._load(told.state)
             told.acknowledge()
-        self._wire.close()
+        threading.Thread(target=self._wire.close, name="gyrostat-close", daemon=True).start()
 
     def _try(self, do: Callable[[Any], None], message: Any) -> None:
         """What fails here is not needed: all state will be told at the fence."""
