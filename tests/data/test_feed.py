@@ -216,17 +216,16 @@ def test_num_workers_processes_in_all() -> None:
 def test_who_will_move_is_prepared_until_then_and_can_be_handed_over_before() -> None:
     """Virtual worker 1 leaves at boundary 3: nothing of it is prepared from there on, and its position there is known."""
     feed = started(make(Noisy(60, counts=True), 2, num_workers=2, prefetch_factor=4), 2)
-    feed.prepare_until(1, 3)
-    ahead = None
+    ahead = feed.leave_at(1, 3)
     for step in range(3):
         feed.begin_step()
         for rank in range(2):
             feed.fetch(rank, 0)
-        ahead = ahead or feed.position_before(1, 3)
+        ahead = ahead or feed.leave_at(1, 3)
         if step == 1:  # all that will be prepared has been asked for
             while ahead is None:
-                ahead = feed.position_before(1, 3)
+                ahead = feed.leave_at(1, 3)
     assert ahead is not None
-    assert feed.position_before(1, 4) is None
+    assert feed.leave_at(1, 4) is None
     assert statetree.encode(ahead.to_tree()) == statetree.encode(feed.position(1).to_tree())
     feed.close()

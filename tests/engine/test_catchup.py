@@ -19,7 +19,7 @@ from gyrostat.engine.catchup import Follower, Stream, checksums
 from gyrostat.engine.digest import digest
 from gyrostat.engine.wire import Wire
 
-TIMEOUT = 60.0
+TIMEOUT = 20.0
 
 
 class Replica:
@@ -69,7 +69,9 @@ class Newcomer(threading.Thread):
     def run(self) -> None:
         wire = Wire(self._plan, self._member, TIMEOUT)
         self.follower = Follower(wire, {"optimizer": self.replica.optimizer})
-        self.rest = self.follower.follow(self.caught_up.set)
+        self.rest = self.follower.follow(
+            self.caught_up.set, hear_of_loader=lambda number: None, hear_of_data=lambda data: None
+        )
         self._meddle(self.replica)
         self.follower.confirm()
 

@@ -147,12 +147,34 @@ class Feed(ABC):
     def exhaust(self, rank: int) -> None:
         """What asking for one batch too many does, as a `for` loop over a DataLoader does at its end."""
 
+    # When virtual workers move to another worker.
+
+    looks_ahead = False
+    """Batches are made ahead: it takes a while until those of a virtual worker that comes here are."""
+
+    def leave_at(self, rank: int, batch: int) -> Position | None:
+        """This virtual worker will be elsewhere from micro-batch `batch` on. Its position there, if that is known already."""
+        return None
+
+    def expect(self, rank: int, position: Position) -> None:
+        """This virtual worker will be here from that position on."""
+
+    def rehost(self, ranks: Sequence[int], positions: Mapping[int, Position]) -> bool:
+        """From now on other virtual workers live here; what is under way for those that stay goes on.
+
+        False if that cannot be: then this feed is of no use any more.
+        """
+        return False
+
     def position(self, rank: int) -> Position:
         """Where this rank is, as far as micro-batches have been consumed."""
         position = self._positions[rank]
         if self.started and rank in self._indices and (state := self._indices[rank].state()) is not None:
             position = replace(position, sampler=state)
         return position
+
+    def warm_up(self) -> None:
+        """Do now what takes time when the first batch is wanted."""
 
     def close(self) -> None:
         """Nothing is wanted any more."""

@@ -13,7 +13,7 @@ then it is what a process that has to be replaced goes on from.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,31 +80,64 @@ class SharedFeed(Feed):
             )
         return self._workers
 
-    def prepare_until(self, rank: int, batch: int | None) -> None:
-        """Prepare nothing of this virtual worker from micro-batch `batch` on: it will live elsewhere then."""
-        self._queues[rank].until = batch
-        self._pump()
+    # When virtual workers move to another worker.
 
-    def position_before(self, rank: int, batch: int) -> Position | None:
-        """The position when all micro-batches before `batch` will have been consumed; None as long as they are not ready.
+    looks_ahead = True
 
-        With it another worker can prepare from there on while this one still trains. What the rank's sampler and its
-        own streams draw until then is not part of it: that is known when it has happened.
+    @property
+    def _can_move(self) -> bool:
+        """Whether positions can be known ahead, and taken up, while others are in the middle of the loop.
+
+        Samplers draw at every batch from streams that are known when they have; datasets of ranks are in the processes.
         """
+        loader = self.loader
+        ordered = self._order is not None and not loader.has_sampler
+        return self.started and ordered and not (loader.per_rank or loader.iterable)
+
+    def leave_at(self, rank: int, batch: int) -> Position | None:
+        if not self._can_move:
+            return None
+        self._queues[rank].until = batch
         self.workers.take_in()
         position = self.position(rank)
         ahead = batch - position.consumed
-        asked = [asked for asked in self._queues[rank].asked if asked.after is None or not asked.after.ended]
-        if ahead < 0 or len(asked) < ahead or any(one.after is None for one in asked[:ahead]):
+        asked = list(self._queues[rank].asked)[: max(ahead, 0)]
+        if ahead < 0 or len(asked) < ahead or any(one.after is None for one in asked):
             return None
-        pairs = dict(position.pairs) | {
-            one.worker: one.after for one in asked[:ahead] if one.after is not None
-        }
-        turn = (asked[ahead - 1].worker + 1) % self._count if ahead else position.turn
-        sampler = position.sampler
-        if sampler is not None and sampler.ahead is not None:
-            sampler = replace(sampler, ahead=sampler.ahead[ahead:])
-        return replace(position, consumed=batch, pairs=pairs, turn=turn, sampler=sampler)
+        pairs = dict(position.pairs) | {one.worker: one.after for one in asked if one.after is not None}
+        turn = (asked[-1].worker + 1) % self._count if asked else position.turn
+        return replace(position, consumed=batch, pairs=pairs, turn=turn)
+
+    def expect(self, rank: int, position: Position) -> None:
+        if self._can_move and rank not in self._queues:
+            self._take_up(rank, position)
+            self._pump()
+
+    def rehost(self, ranks: Sequence[int], positions: Mapping[int, Position]) -> bool:
+        if not self._can_move:
+            return False
+        self._forget_step()
+        for rank in [rank for rank in self._queues if rank not in ranks]:
+            queue = self._queues.pop(rank)
+            for asked in queue.asked:
+                if asked.task is not None:
+                    asked.task.wanted = False
+            del self._positions[rank], self._indices[rank]
+            self._later.discard(rank)
+        for rank in ranks:
+            if rank not in self._queues or self._positions[rank].consumed != positions[rank].consumed:
+                self._take_up(rank, positions[rank])
+            self._queues[rank].until = None
+        self.ranks = ranks
+        self._queues = {rank: self._queues[rank] for rank in ranks}
+        self._pump()
+        return True
+
+    def _take_up(self, rank: int, position: Position) -> None:
+        self.workers.forget({(rank, number) for number in range(self._count)})
+        self._positions[rank] = position
+        self._first = max(position.consumed, 1)
+        self.resume(rank)
 
     # Beginning and end of a loop.
 
@@ -178,6 +211,9 @@ class SharedFeed(Feed):
                 position, sampler=replace(position.sampler, ahead=ahead if _is_plain(ahead) else None)
             )
         return position
+
+    def warm_up(self) -> None:
+        assert self.workers
 
     def close(self) -> None:
         if self._workers is not None:

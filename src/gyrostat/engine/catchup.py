@@ -42,8 +42,8 @@ Optimizers = Mapping[str, Optimizer]
 class Stream:
     """The donor's side, for one generation."""
 
-    def __init__(self, wire: Wire, optimizers: Optimizers) -> None:
-        """At a boundary: the copy is of this instant."""
+    def __init__(self, wire: Wire, optimizers: Optimizers, loader: int | None = None) -> None:
+        """At a boundary: the copy is of this instant. `loader`: the number of the one that is looped over."""
         self._wire, self._optimizers = wire, optimizers
         self.broken: str | None = None
         """Why the state cannot be had by replaying."""
@@ -53,7 +53,7 @@ class Stream:
         self._free: list[Block] = []
         self._farewell: tuple[Flat, Block] | None = None
         self._closed = False
-        copy = flatten({"what": "copy", **_owned(optimizers)})
+        copy = flatten({"what": "copy", "loader": loader, **_owned(optimizers)})
         threading.Thread(target=self._run, args=(copy,), name="gyrostat-stream", daemon=True).start()
 
     def settle(self) -> None:
@@ -85,13 +85,19 @@ class Stream:
             self._waiting.append((copy, block))
             self._changed.notify_all()
 
+    def tell_data(self, data: Mapping[str, Any]) -> None:
+        """Where newcomers' virtual workers will stand in the data at the fence."""
+        packed = self._wire.pack({"what": "data", **data})
+        with self._changed:
+            self._waiting.append(packed)
+            self._changed.notify_all()
+
     def end(self, rest: Any) -> None:
         """The fence holds: tell the `rest`, and compare. Nothing may be changed before `join` has returned."""
-        flat = flatten({"what": "fence", "rest": rest, "streamed": self.broken is None, "why": self.broken})
-        block = self._wire.make_block(room_for(flat.skeleton))
-        copy = copy_into(block.memory, flat)
+        fence = {"what": "fence", "rest": rest, "streamed": self.broken is None, "why": self.broken}
+        packed = self._wire.pack(fence)
         with self._changed:
-            self._farewell = copy, block
+            self._farewell = packed
             self._changed.notify_all()
 
     def join(self) -> None:
@@ -152,23 +158,38 @@ class Stream:
             if not self._waiting and not self._over():
                 self._changed.release()
                 try:
-                    self._wire.tell_tree({"what": "all"})
+                    self._tell_small({"what": "all"})
                 finally:
                     self._changed.acquire()
             self._changed.wait_for(lambda: self._waiting or self._over())
             return self._waiting.popleft() if self._waiting and not self._closed else None
+
+    def _tell_small(self, message: Any) -> None:
+        flat, block = self._wire.pack(message)
+        self._wire.tell(flat, block)
+        block.close()
 
     def _over(self) -> bool:
         return self._closed or self._farewell is not None
 
     def _say_farewell(self, rest: Flat, block: Block) -> None:
         wire = self._wire
-        wire.tell(rest, block)
-        block.close()
+        wire.send(rest, block)
         if self.broken is None:
-            wire.tell_tree({"what": "checksums", "sums": checksums(self._optimizers)})
-            agreed = all(wire.verdicts())
-            wire.tell_tree({"what": "agreed"} if agreed else {"what": "copy", **_owned(self._optimizers)})
+            sums, small = wire.pack(checksums(self._optimizers))
+            wire.send(sums, small)
+            wire.verdicts()
+            wire.verdicts()
+            differ = [newcomer for newcomer, agrees in wire.verdicts().items() if not agrees]
+            small.close()
+            if differ:
+                copy, large = wire.pack(_owned(self._optimizers))
+                wire.send(copy, large, to=differ)
+                wire.verdicts(differ)
+                large.close()
+        else:
+            wire.verdicts()
+        block.close()
 
 
 class Follower:
@@ -181,15 +202,24 @@ class Follower:
         self.why_not: str | None = None
         """Why it was, or had to be after all."""
 
-    def follow(self, caught_up: Callable[[], None]) -> Any:
+    def follow(
+        self,
+        caught_up: Callable[[], None],
+        hear_of_loader: Callable[[int], None],
+        hear_of_data: Callable[[Any], None],
+    ) -> Any:
         """Load and replay until the fence; returns the rest. `caught_up` is called once nothing is left to replay."""
         while True:
             told = self._wire.hear()
             match told.state["what"]:
                 case "copy":
                     self._try(self._load, told.state)
+                    if told.state["loader"] is not None:
+                        hear_of_loader(told.state["loader"])
                 case "update":
                     self._try(self._replay, told.state)
+                case "data":
+                    hear_of_data(told.owned())
                 case "all":
                     caught_up()
                 case "fence":
@@ -204,13 +234,13 @@ class Follower:
         if self.streamed:
             mine = checksums(self._optimizers)
             told = self._wire.hear()
-            self.why_not = self.why_not or _difference(told.state["sums"], mine)
+            self.why_not = self.why_not or _difference(told.state, mine)
             told.acknowledge()
             self._wire.acknowledge(int(self.why_not is None))
-            told = self._wire.hear()
             if self.why_not is not None:
+                told = self._wire.hear()
                 self._load(told.state)
-            told.acknowledge()
+                told.acknowledge()
         threading.Thread(target=self._wire.close, name="gyrostat-close", daemon=True).start()
 
     def _try(self, do: Callable[[Any], None], message: Any) -> None:

@@ -6,7 +6,7 @@ A script tracks its objects, then loops over epochs, steps and micro-batches. Ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,11 +17,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, ReductionChoice
+from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
 from gyrostat.data.order import Shuffle
+from gyrostat.data.position import Position
 from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
 from gyrostat.engine.catchup import Follower, Stream, owned_by
 from gyrostat.engine.checks import (
@@ -41,7 +42,7 @@ from gyrostat.engine.mean import Mean
 from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
-from gyrostat.engine.runner import RequestBox, Requests, Runner
+from gyrostat.engine.runner import DataLoop, RequestBox, Requests, Runner
 from gyrostat.engine.snapshot import gather_contexts, take_shared, without
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
@@ -92,6 +93,8 @@ class Job:
         self._pulled: ShardLoader | None = None  # the running loop's loader, if it has shards
         self._samples: int | None = 0
         self._loaders = 0
+        self._loader_by_number: dict[int, OrderedLoader] = {}
+        self._coming: dict[tuple[int, ...], dict[int, Position]] = {}
         self._generators: dict[int, tuple[Any, int]] = {}  # given to loaders, with the first loader of each
         self._loss: float | None = None
         self._busy: tuple[float, ...] = ()  # of each worker, in all passes of the step
@@ -101,7 +104,6 @@ class Job:
         self._update_began = 0
         self._started = False
         self._save_asked = Requests()
-        self._fence: int | None = None
         self._left_at: list[Place] = []  # where the script left loops that were not used up
         self._modules: dict[str, nn.Module] = {}
         self._keeper = (
@@ -169,7 +171,7 @@ class Job:
         """
         number, generator = self._number_loader(), others.get("generator")
         _, owner = self._generators.setdefault(id(generator), (generator, number))
-        return make_loader(
+        loader = make_loader(
             dataset,
             batch_size=self._batch_size(batch_size, others),
             virtual_workers=self.virtual_workers,
@@ -184,6 +186,8 @@ class Job:
             generator_owner=owner,
             ranks=self._runner.hosted,
         )
+        self._loader_by_number[number] = loader
+        return loader
 
     def shards(
         self,
@@ -368,7 +372,9 @@ class Job:
         if self._samples is None:
             self._samples = outcome.samples
         self._save_asked |= outcome.requests
-        self._fence = outcome.fence
+        if self._membership is not None:
+            self._membership.settled(outcome.fence)
+            self._announce(self._membership, outcome.leaving)
         self._loops.pass_done()
         self._update_began = now()
 
@@ -408,7 +414,7 @@ class Job:
         else:
             if (connected := membership.connected()) is not None:
                 self._let_follow(connected)
-            prepared = membership.at_boundary(self._fence)
+            prepared = membership.at_boundary(step)
         if prepared is None:
             return
         assert isinstance(self._runner, VirtualRunner)
@@ -432,10 +438,69 @@ class Job:
             raise Left(0)
         self._supervisor.switched(prepared.plan.generation, step, prepared.group.size, (now() - began) / 1e9)
 
+    def _announce(self, membership: Membership, leaving: Mapping[int, Any]) -> None:
+        """Prepare data for a change that is known: for virtual workers that come, and no further for those that go."""
+        to_come = membership.change_to_come()
+        if to_come is None or not isinstance(self._runner, VirtualRunner):
+            return
+        plan, step = to_come
+        step = step if step is not None else min((hold for hold in self._holds), default=None)
+        if step is None:
+            return
+        self._runner.announce(plan.placement, membership.worker_in(plan), step)
+        if leaving:
+            self._runner.expect(leaving)
+            if self._stream is not None and (loop := self._runner.loop_at(step, self.progress)) is not None:
+                self._stream.tell_data(
+                    {
+                        "loader": loop.loader.number,
+                        "epoch": loop.epoch,
+                        "accumulate": loop.accumulate,
+                        "first_batch": loop.first_batch,
+                        "positions": dict(leaving),
+                    }
+                )
+
+    def _warm_up(self, plan: NextGeneration, number: int) -> None:
+        """A newcomer: the loop that is running is over this loader."""
+        assert isinstance(self._runner, VirtualRunner)
+        assert self._membership is not None
+        worker, loader = self._membership.worker_in(plan), self._loader_by_number.get(number)
+        if loader is not None and worker is not None:
+            self._runner.warm_up(loader, plan.placement.held_by(worker))
+
+    def _prefill(self, plan: NextGeneration, data: Mapping[str, Any]) -> None:
+        """A newcomer: its virtual workers will stand there in the data."""
+        assert isinstance(self._runner, VirtualRunner)
+        assert self._membership is not None
+        worker = self._membership.worker_in(plan)
+        loader = self._loader_by_number.get(data["loader"])
+        if loader is None or worker is None:
+            return
+        wanted = plan.placement.held_by(worker)
+        key = (data["loader"], data["epoch"], data["accumulate"], data["first_batch"])
+        known = self._coming.setdefault(key, {})
+        known |= {
+            rank: Position.from_tree(tree) for rank, tree in data["positions"].items() if rank in wanted
+        }
+        if len(known) == len(wanted):
+            order = loader.order(seed=self.seed, epoch=data["epoch"]) if loader.ordered else None
+            loop = DataLoop(
+                loader=loader,
+                order=order,
+                epoch=data["epoch"],
+                accumulate=data["accumulate"],
+                first_batch=data["first_batch"],
+            )
+            self._runner.prefill(loop, self._coming.pop(key))
+
     def _let_follow(self, prepared: Prepared) -> None:
         """The donor: from this boundary on, newcomers follow what it does."""
         if prepared.wire is not None and prepared.stream is None:
-            self._stream = prepared.stream = Stream(prepared.wire, self._optimizers())
+            assert isinstance(self._runner, VirtualRunner)
+            loop = self._runner.loop_at(self.progress.step, self.progress)
+            number = None if loop is None else loop.loader.number
+            self._stream = prepared.stream = Stream(prepared.wire, self._optimizers(), number)
 
     def _hand_over(self, stream: Stream, contexts: Sequence[Any], began: int) -> dict[str, Any]:
         """What newcomers do not hold yet."""
@@ -574,7 +639,11 @@ class Job:
         assert prepared.wire is not None
         assert prepared.group is not None
         follower = Follower(prepared.wire, self._optimizers())
-        told = follower.follow(caught_up=lambda: membership.caught_up(prepared.plan))
+        told = follower.follow(
+            caught_up=lambda: membership.caught_up(prepared.plan),
+            hear_of_loader=lambda number: self._warm_up(prepared.plan, number),
+            hear_of_data=lambda data: self._prefill(prepared.plan, data),
+        )
         handover = Handover.from_tree(told)
         self._runner.handed_batches = (handover.batches,)
         self._runner.contexts.clear()

@@ -22,6 +22,7 @@ from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
 from gyrostat.engine.catchup import Stream
 from gyrostat.engine.group import Group
+from gyrostat.engine.runner import Fence
 from gyrostat.engine.wire import Wire
 
 
@@ -69,6 +70,9 @@ class Membership:
         self._not_before: int | None = (
             None  # the fence is set: the earliest step at whose boundary it may hold
         )
+        self._acknowledged = False  # in a reduction that has not settled
+        self._cancelled = False  # meanwhile
+        self._agreed: Fence | None = None
         self._told = False
 
     # What the coordinator says.
@@ -76,7 +80,8 @@ class Membership:
     def prepare(self, plan: NextGeneration) -> None:
         """Connect to the members of the next generation."""
         with self._changed:
-            self._plan, self._prepared, self._not_before = plan, None, None
+            self._take()
+            self._plan = plan
         threading.Thread(target=self._carry_out, args=(plan,), name="gyrostat-connect", daemon=True).start()
 
     def set_fence(self, generation: int, not_before: int) -> None:
@@ -89,7 +94,12 @@ class Membership:
     def cancel(self, generation: int) -> None:
         """The generation will not be: somebody who was to join has gone."""
         with self._changed:
-            if self._plan is None or self._plan.generation != generation:
+            if self._plan is None or self._plan.generation != generation or self._agreed is not None:
+                return
+            if (
+                self._acknowledged
+            ):  # the others may have heard that: whether it holds is known when the pass has settled
+                self._cancelled = True
                 return
             abandoned = self._take()
         if abandoned is not None:
@@ -112,17 +122,39 @@ class Membership:
 
     # What the script's thread asks.
 
-    def acknowledges(self, step: int) -> int | None:
-        """The generation that may begin when step `step` (counted from 0) is complete; said in its reductions."""
-        with self._changed:
-            is_time = self._not_before is not None and step + 1 >= self._not_before
-            return self._plan.generation if is_time and self._plan is not None else None
+    def acknowledges(self, step: int, lead: int) -> Fence | None:
+        """The generation that may begin when step `step` (counted from 0) is complete; said in its reduction.
 
-    def at_boundary(self, agreed: int | None) -> Prepared | None:
-        """The generation that begins here, if all have acknowledged it in the reduction before."""
+        Unless it is scheduled for that boundary, `lead` steps later.
+        """
         with self._changed:
-            holds = agreed is not None and self._plan is not None and self._plan.generation == agreed
-            return self._take() if holds else None
+            if self._plan is None or self._not_before is None or step + 1 < self._not_before:
+                return None
+            self._acknowledged = True
+            return Fence(self._plan.generation, step + 1 + (0 if self._not_before else lead))
+
+    def settled(self, agreed: Fence | None) -> None:
+        """All have said what they acknowledge. From then on a fence that holds does so whatever happens."""
+        with self._changed:
+            self._acknowledged = False
+            if agreed is not None and self._agreed is None and self._plan is not None:
+                assert self._plan.generation == agreed.generation
+                self._agreed = agreed
+            abandoned = self._take() if self._cancelled and self._agreed is None else None
+        if abandoned is not None:
+            abandoned.drop()
+
+    def change_to_come(self) -> tuple[NextGeneration, int | None] | None:
+        """The generation to which this worker is connected, and the step at which it will begin, if all agree on that."""
+        with self._changed:
+            if self._prepared is None:
+                return None
+            return self._prepared.plan, None if self._agreed is None else self._agreed.step
+
+    def at_boundary(self, step: int) -> Prepared | None:
+        """The generation that begins at the boundary of this step."""
+        with self._changed:
+            return self._take() if self._agreed is not None and step >= self._agreed.step else None
 
     def connected(self) -> Prepared | None:
         """The generation to come, if this worker is connected to it."""
@@ -167,10 +199,15 @@ class Membership:
             if self._plan is plan:
                 self._take()
 
+    def worker_in(self, plan: NextGeneration) -> int | None:
+        """Which worker of that generation this process will be."""
+        return plan.worker_of(self._member)
+
     def is_leaving(self, plan: NextGeneration, *, worker: int) -> bool:
         """Whether who is worker `worker` now is not in that generation."""
         return self._members[worker] not in plan.members
 
     def _take(self) -> Prepared | None:
         prepared, self._plan, self._prepared, self._not_before = self._prepared, None, None, None
+        self._agreed, self._acknowledged, self._cancelled = None, False, False
         return prepared

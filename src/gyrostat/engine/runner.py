@@ -65,6 +65,13 @@ class DataLoop:
     accumulate: int
     first_batch: int
 
+    def is_same_as(self, other: DataLoop) -> bool:
+        """The same micro-batches in the same order."""
+        mine, theirs = (
+            (loop.loader.number, loop.epoch, loop.accumulate, loop.first_batch) for loop in (self, other)
+        )
+        return mine == theirs
+
 
 @dataclass(frozen=True)
 class Requests:
@@ -112,6 +119,13 @@ class RequestBox:
         return requests
 
 
+class Fence(msgspec.Struct, frozen=True, array_like=True):
+    """A generation, and the step at whose boundary it begins."""
+
+    generation: int
+    step: int
+
+
 class PassReport(msgspec.Struct, frozen=True, array_like=True):
     """What a worker tells the others when its virtual workers have run."""
 
@@ -119,11 +133,13 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     means: list[MeanWire]
     requests: Requests
     samples: int
-    fence: int | None
-    """The generation that may begin at the boundary to come, as far as this worker is concerned."""
+    fence: Fence | None
+    """Which generation may begin, and when, as far as this worker is concerned."""
     busy: float
     """Seconds that its virtual workers took, before it waits for others."""
     extra: bytes
+    leaving: bytes
+    """Where virtual workers that will be elsewhere then will stand in the data: a tree of positions by rank, or nothing."""
 
 
 @dataclass
@@ -144,10 +160,12 @@ class PassOutcome:
     requests: Requests = field(default_factory=Requests)
     samples: int = 0
     """How many all virtual workers together have fetched in this step."""
-    fence: int | None = None
-    """The generation that begins at the boundary to come: all workers have acknowledged it."""
+    fence: Fence | None = None
+    """A generation that begins: all workers have acknowledged it."""
     busy: tuple[float, ...] = ()
     """Seconds that the virtual workers of worker 0, 1, 2 … took."""
+    leaving: dict[int, Any] = field(default_factory=dict)
+    """Positions of virtual workers that will be elsewhere then, as trees."""
 
 
 class Runner(ABC):
@@ -162,7 +180,7 @@ class Runner(ABC):
         """What `batches` said of the loop that is running."""
         self.handed_batches: tuple[int | None] | None = None
         """For a worker that joins in the middle of a loop: what it said to the others."""
-        self.acknowledge: Callable[[int], int | None] = lambda step: None
+        self.acknowledge: Callable[[int, int], Fence | None] = lambda step, lead: None
         self.streams = Streams()
         self._losses: list[torch.Tensor] = []
         self._means = Means()
@@ -227,6 +245,15 @@ class Runner(ABC):
 
     @abstractmethod
     def local(self, rank: int) -> dict[str, Any]: ...
+
+    @property
+    def fence_lead(self) -> int:
+        """How many steps a change should be known before it takes place."""
+        return 0
+
+    def leaving(self, progress: Progress) -> bytes:
+        """Positions of virtual workers that will soon be elsewhere, as far as they are known and not told yet."""
+        return b""
 
     def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         """The script is about to get this micro-batch."""
@@ -311,9 +338,10 @@ class Runner(ABC):
             self._means.wire(),
             self.request_box.take(),
             self.samples,
-            self.acknowledge(progress.step),
+            self.acknowledge(progress.step, self.fence_lead),
             busy,
             extra,
+            self.leaving(progress),
         )
         reports = [mine]
         if self.group.size > 1:
@@ -328,10 +356,18 @@ class Runner(ABC):
             requests |= report.requests
         losses = [loss for report in reports for loss in report.losses]
         samples = sum(report.samples for report in reports)
-        fences = {report.fence for report in reports}  # with one acknowledgement missing it holds nowhere
-        fence = fences.pop() if len(fences) == 1 else None
-        loss = sum(losses) / len(losses) if losses else None
-        return PassOutcome(loss, requests, samples, fence, tuple(report.busy for report in reports))
+        leaving: dict[int, Any] = {}
+        for report in reports:
+            if report.leaving:
+                leaving |= statetree.decode(report.leaving)
+        return PassOutcome(
+            sum(losses) / len(losses) if losses else None,
+            requests,
+            samples,
+            _agreed([report.fence for report in reports]),
+            tuple(report.busy for report in reports),
+            leaving,
+        )
 
     def _shares(self, plan: StepPlan) -> dict[int, float | None]:
         return {rank: plan.weight(rank) for rank in range(self.placement.virtual_workers)}
@@ -407,6 +443,14 @@ class Runner(ABC):
         for payload in self.group.exchange("evaluate", progress, statetree.encode(mine)):
             results.update(statetree.decode(payload))
         return [results[j] for j in sorted(results)]
+
+
+def _agreed(fences: Sequence[Fence | None]) -> Fence | None:
+    """With one acknowledgement missing it holds nowhere; whoever needs most time says when."""
+    given = [fence for fence in fences if fence is not None]
+    if len(given) < len(fences) or len({fence.generation for fence in given}) > 1:
+        return None
+    return Fence(given[0].generation, max(fence.step for fence in given))
 
 
 def _length(sampler: Any) -> int:

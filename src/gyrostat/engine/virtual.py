@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -26,6 +26,7 @@ from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.position import Position
 from gyrostat.data.rng import RngState, seed_all
 from gyrostat.data.shared import make_feed
+from gyrostat.engine import statetree
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
 from gyrostat.engine.group import Group, Pending
@@ -36,6 +37,19 @@ from gyrostat.engine.reduce.ddp import DdpOrder
 from gyrostat.engine.reduce.gradients import ModuleGradients, Part
 from gyrostat.engine.reduce.tree import TreeOrder
 from gyrostat.engine.runner import DataLoop, MicroBatch, Runner, StepPlan
+
+_LEAD = 2
+"""Steps for which a change is known before it takes place, where data workers look ahead."""
+
+
+@dataclass
+class _Moves:
+    """Which virtual workers will live here from the boundary of a step on."""
+
+    hosted: Sequence[int]
+    step: int
+    told: set[int] = field(default_factory=set)
+    """Of those that leave: whose positions are told."""
 
 
 class VirtualRunner(Runner):
@@ -63,6 +77,9 @@ class VirtualRunner(Runner):
         self._feeds: dict[int, Feed] = {}
         self._feed: Feed | None = None
         self._loop: DataLoop | None = None
+        self._moves: _Moves | None = None
+        self._warm: Feed | None = None
+        self._prefilled: tuple[Feed, DataLoop] | None = None
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
@@ -114,11 +131,83 @@ class VirtualRunner(Runner):
             gradients.reduction.load_state_dict(layout)
         for buffers in self.buffers:
             buffers.group = group
+        self._moves = None
+        self._move_data(done)
+        if self._warm is not None:
+            self._feeds[self._warm.loader.number], self._warm = self._warm, None
+
+    def _move_data(self, done: int) -> None:
+        """What data workers have made for virtual workers that stay is kept, in the loop that is running."""
         for feed in self._feeds.values():
-            feed.close()
+            if feed is not self._feed:
+                feed.close()
         self._feeds.clear()
-        if self._loop is not None:
-            self.begin_loop(replace(self._loop, first_batch=done * self._loop.accumulate))
+        if self._loop is None or self._feed is None:
+            return
+        loop = replace(self._loop, first_batch=done * self._loop.accumulate)
+        positions = self._positions(loop.loader)
+        if positions.keys() == set(self.hosted) and self._feed.rehost(self.hosted, positions):
+            self._feeds[loop.loader.number], self._loop = self._feed, loop
+        else:
+            self._feed.close()
+            self.begin_loop(loop)
+
+    @property
+    def fence_lead(self) -> int:
+        return _LEAD if self._feed is not None and self._feed.looks_ahead else 0
+
+    def announce(self, placement: Placement, worker: int | None, step: int) -> None:
+        """From the boundary of `step` on this will be worker `worker` of `placement`, or none."""
+        hosted = () if worker is None else placement.held_by(worker)
+        if self._moves is None or self._moves.hosted != hosted or self._moves.step != step:
+            self._moves = _Moves(hosted, step)
+
+    def leaving(self, progress: Progress) -> bytes:
+        moves = self._moves
+        if moves is None or self._feed is None or self._loop is None:
+            return b""
+        batch = (progress.done + moves.step - progress.step) * self._loop.accumulate
+        known = {}
+        for rank in self.hosted:
+            if rank not in moves.hosted and rank not in moves.told:
+                position = self._feed.leave_at(rank, batch)
+                if position is not None:
+                    known[rank] = position.to_tree()
+        moves.told.update(known)
+        return statetree.encode(known) if known else b""
+
+    def expect(self, positions: Mapping[int, Any]) -> None:
+        """Virtual workers will stand there when they come; those that come here can be prepared for."""
+        if self._moves is not None and self._feed is not None:
+            for rank, tree in positions.items():
+                if rank in self._moves.hosted:
+                    self._feed.expect(rank, Position.from_tree(tree))
+
+    def loop_at(self, step: int, progress: Progress) -> DataLoop | None:
+        """The loop that is running, as it will be at the boundary of `step`."""
+        if self._loop is None:
+            return None
+        done = progress.done + step - progress.step
+        return replace(self._loop, first_batch=done * self._loop.accumulate)
+
+    def warm_up(self, loader: OrderedLoader, ranks: Sequence[int]) -> None:
+        """A newcomer: start data workers for these virtual workers."""
+        if self._warm is None:
+            self._warm = make_feed(loader, ranks, self.streams)
+            self._warm.warm_up()
+
+    def prefill(self, loop: DataLoop, positions: Mapping[int, Position]) -> None:
+        """A newcomer: let data workers make what its first steps will need."""
+        ranks = sorted(positions)
+        feed, self._warm = self._warm, None
+        if feed is None or feed.loader is not loop.loader or list(feed.ranks) != ranks:
+            feed = make_feed(loop.loader, ranks, self.streams)
+        self._begin_feed(feed, loop, positions)
+        for rank in feed.ranks:
+            feed.resume(rank)
+        feed.started = True
+        feed.begin_step()
+        self._prefilled = feed, loop
 
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()
@@ -163,16 +252,32 @@ class VirtualRunner(Runner):
 
     def begin_loop(self, loop: DataLoop) -> None:
         self._loop, loader = loop, loop.loader
+        if self._take_prefilled(loop):
+            return
         if loader.number not in self._feeds:
             self._feeds[loader.number] = make_feed(loader, self.hosted, self.streams)
         self._feed = self._feeds[loader.number]
-        self._feed.begin_loop(
+        self._begin_feed(self._feed, loop, self._positions(loader))
+
+    def _begin_feed(self, feed: Feed, loop: DataLoop, positions: Mapping[int, Position]) -> None:
+        feed.begin_loop(
             loop.order,
             epoch=loop.epoch,
             accumulate=loop.accumulate,
             first_batch=loop.first_batch,
-            positions=self._positions(loader),
+            positions=positions,
         )
+
+    def _take_prefilled(self, loop: DataLoop) -> bool:
+        """What was made before this worker joined, if it is what it needs now."""
+        if self._prefilled is None:
+            return False
+        (feed, made_for), self._prefilled = self._prefilled, None
+        if made_for.is_same_as(loop) and list(feed.ranks) == list(self.hosted):
+            self._feed = self._feeds[loop.loader.number] = feed
+            return True
+        feed.close()
+        return False
 
     def _positions(self, loader: OrderedLoader) -> dict[int, Position]:
         positions = {}

@@ -8,10 +8,13 @@ open files, so nothing is left behind by whoever is killed.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import mmap
 import os
 import secrets
+from collections import deque
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -25,6 +28,8 @@ from gyrostat.engine.statetree import Flat, Skeleton, flatten, unflatten
 from gyrostat.engine.torch_internals import gloo_group, rendezvous
 
 _DONOR = 0
+_MOST_UNDER_WAY = 8
+"""Answers that the donor has not taken; there are three at most."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
@@ -83,6 +88,7 @@ class Wire:
         with losing_peers():
             store = rendezvous(f"{plan.store}-handover", len(ends), f"generation-{plan.generation}", timeout)
             self._gloo: Any = gloo_group(store, ends.index(member), len(ends), timeout, host)
+        self._under_way: deque[tuple[Any, torch.Tensor]] = deque(maxlen=_MOST_UNDER_WAY)
         self._maps: dict[int, torch.Tensor] = {}
         self.is_donor = member == plan.donor
         self.shared = self._offer() if self.is_donor else self._look()
@@ -99,30 +105,33 @@ class Wire:
 
     def tell(self, flat: Flat, block: Block) -> None:
         """Tell a state whose tensors are in `block`; returns when all newcomers have acknowledged it."""
+        self.send(flat, block)
+        self.verdicts()
+
+    def send(self, flat: Flat, block: Block, *, to: Sequence[int] | None = None) -> None:
+        """The same without waiting, to newcomers of these numbers: the acknowledgements will be their next `verdicts`."""
         size = room_for(flat.skeleton)
         where = None if block.address is None else (block.address, block.number)
         header = _bytes(msgspec.json.encode(_Header(flat.skeleton, where, size)))
-        for newcomer in self._newcomers:
+        for newcomer in self._newcomers if to is None else to:
             self._send(header, newcomer)
             if where is None and size:
                 self._send_row(block.memory[:size], newcomer)
-        self.verdicts()
 
-    def tell_tree(self, tree: Any) -> None:
-        """The same for a state that is somewhere else."""
+    def pack(self, tree: Any) -> tuple[Flat, Block]:
+        """A copy of a state, to be told."""
         flat = flatten(tree)
         block = self.make_block(room_for(flat.skeleton))
-        try:
-            self.tell(copy_into(block.memory, flat), block)
-        finally:
-            block.close()
+        return copy_into(block.memory, flat), block
 
-    def verdicts(self) -> list[int]:
-        """One number from every newcomer."""
-        rows = [torch.empty(1, dtype=torch.int64) for _ in self._newcomers]
-        for row, newcomer in zip(rows, self._newcomers, strict=True):
+    def verdicts(self, of: Sequence[int] | None = None) -> dict[int, int]:
+        """One number from every newcomer, by the newcomer's number."""
+        given = {}
+        for newcomer in self._newcomers if of is None else of:
+            row = torch.empty(1, dtype=torch.int64)
             self._receive_row(row, newcomer)
-        return [int(row.item()) for row in rows]
+            given[newcomer] = int(row.item())
+        return given
 
     # Newcomers.
 
@@ -137,9 +146,10 @@ class Wire:
         return Told(header.skeleton, memory, self)
 
     def acknowledge(self, verdict: int = 0) -> None:
-        """Tell the donor a number."""
+        """Tell the donor a number. Does not wait until it listens: it may be telling us something just now."""
+        row = torch.tensor([verdict], dtype=torch.int64)
         with losing_peers():
-            self._send_row(torch.tensor([verdict], dtype=torch.int64), _DONOR)
+            self._under_way.append((self._gloo.send([row], _DONOR, 0), row))
 
     def _mapped(self, address: str, number: int) -> torch.Tensor:
         if number not in self._maps:
@@ -159,7 +169,7 @@ class Wire:
         block.memory[:] = _bytes(secret)
         for newcomer in self._newcomers:
             self._send(_bytes(msgspec.json.encode((block.address, secret))), newcomer)
-        seen = all(self.verdicts())
+        seen = all(self.verdicts().values())
         for newcomer in self._newcomers:
             self._send_row(torch.tensor([int(seen)], dtype=torch.int64), newcomer)
         block.close()
@@ -201,6 +211,10 @@ class Wire:
             self._gloo.recv([row], source, 0).wait()
 
     def close(self) -> None:
+        with contextlib.suppress(RuntimeError):  # then nobody listens
+            for work, _ in self._under_way:
+                work.wait()
+        self._under_way.clear()
         self._gloo = None
         self._maps.clear()
 
