@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from gyrostat.job.door import runtime_directory
@@ -75,7 +75,6 @@ class AgentProcess:
         node: str,
         options: Sequence[str],
         *,
-        env: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
     ) -> None:
         """`options`: all that comes after `gyrostat run --node NODE`. `prefix`: a command to run it by."""
@@ -87,7 +86,7 @@ class AgentProcess:
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", _MAIN, "run", "--node", node, *options],
             cwd=directory,
-            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})},
+            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -121,14 +120,15 @@ class AgentProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """The agent alone: its fork parent and its workers live on."""
+        """The agent alone: its fork parent and its workers live on, and may still print."""
         self.process.send_signal(signal.SIGKILL)
-        self.finish()
+        self.process.wait(PATIENCE_S)
 
     def finish(self) -> int:
         """Its exit code."""
         code = self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
+        assert self._ended
         assert self.process.stdout is not None
         self.process.stdout.close()
         return code
@@ -141,10 +141,11 @@ class Agents:
         self._directory, self._store, self._options = directory, store, options
         self._started: list[AgentProcess] = []
 
-    def start(self, node: str) -> AgentProcess:
-        agent = AgentProcess(self._directory, node, ["--store", self._store, "--name", "job", *self._options])
-        self._started.append(agent)
-        return agent
+    def start(self, node: str, *, prefix: Sequence[str] = ()) -> AgentProcess:
+        """`prefix`: a command to run it by."""
+        options = ["--store", self._store, "--name", "job", *self._options]
+        self._started.append(AgentProcess(self._directory, node, options, prefix=prefix))
+        return self._started[-1]
 
     def close(self) -> None:
         for agent in self._started:
@@ -152,6 +153,8 @@ class Agents:
                 agent.kill()
         for node in {agent.node for agent in self._started}:
             end_fork_parent(node)
+        for agent in self._started:
+            agent.finish()
 
 
 def end_fork_parent(node: str) -> None:

@@ -20,7 +20,17 @@ READY_S = 30.0
 class EtcdServer:
     """Runs from `start` to `stop`; may be killed and started again with the data it had."""
 
-    def __init__(self, directory: Path, options: Sequence[str] = (), *, scheme: str = "http") -> None:
+    def __init__(
+        self,
+        directory: Path,
+        options: Sequence[str] = (),
+        *,
+        scheme: str = "http",
+        at: str = "127.0.0.1",
+        prefix: Sequence[str] = (),
+    ) -> None:
+        """`at`: the address it serves. `prefix`: a command to run it by."""
+        self._at, self._prefix = at, prefix
         self._directory = directory
         self._options = options
         self._scheme = scheme
@@ -30,7 +40,7 @@ class EtcdServer:
 
     @property
     def host(self) -> str:
-        return f"127.0.0.1:{self.port}"
+        return f"{self._at}:{self.port}"
 
     def address(self, prefix: str) -> str:
         return f"{'etcds' if self._scheme == 'https' else 'etcd'}://{self.host}/{prefix}"
@@ -49,6 +59,7 @@ class EtcdServer:
             ready.settimeout(READY_S)
             self._process = subprocess.Popen(
                 [
+                    *self._prefix,
                     BINARY,
                     *("--name", "test", "--data-dir", str(self._directory / "data"), "--logger", "zap"),
                     *("--listen-client-urls", client, "--advertise-client-urls", client),
