@@ -221,6 +221,20 @@ def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path
     same_bits()
 
 
+@pytest.mark.full
+def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None]) -> None:
+    """Its workers wait for another for some time, then stop the job at a boundary, with a checkpoint; from that the agents
+    that are left go on."""
+    leader, other = two_that_train(start("--patience", "6"))
+    other.kill()
+    leader.wait_for("resumed at step")
+    wait_until("steady")
+    with Caller("job") as caller:
+        assert caller.status().workers == 2
+    stop(leader)
+    same_bits()
+
+
 def test_etcd_is_restarted(
     start: Start,
     same_bits: Callable[[], None],

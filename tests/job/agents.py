@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -106,6 +107,7 @@ class AgentProcess:
 
     def wait_for(self, pattern: str) -> str:
         """The next line that matches."""
+        deadline = time.monotonic() + PATIENCE_S
         with self._more:
             while True:
                 while self._seen < len(self.lines):
@@ -113,8 +115,12 @@ class AgentProcess:
                     self._seen += 1
                     if re.search(pattern, line):
                         return line
-                came = not self._ended and self._more.wait(PATIENCE_S)
-                assert came, f"{self.node} never said {pattern!r}: {self.lines}"
+                came = not self._ended and self._more.wait(max(0.0, deadline - time.monotonic()))
+                assert came, f"{self.node} never said {pattern!r}: {self._said()}"
+
+    def _said(self) -> list[str]:
+        """By itself, without what workers print."""
+        return [line for line in self.lines if not line.endswith(tuple("0123456789")) or "gyrostat:" in line]
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

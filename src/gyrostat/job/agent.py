@@ -444,7 +444,10 @@ class Agent:
         if not reign.begun and len(reign.company.present()) >= self._options.nodes:
             reign.begun = True
             reign.leader.begin()
-        for seat, why in reign.company.overdue(time.monotonic()):
+        lost = reign.company.overdue(time.monotonic())
+        if reign.leader.stopped_by_workers:
+            lost = [(seat, "its agent was away, and it has left") for seat in reign.company.out_of_reach()]
+        for seat, why in lost:
             reign.company.gone(seat)
             reign.leader.lost(seat, why)
         reign.leader.tick()

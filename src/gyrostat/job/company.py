@@ -89,6 +89,13 @@ class Company:
     def workers_of(self, name: str) -> list[Seat]:
         return [seat for seat, node in self._where.items() if node == name]
 
+    def out_of_reach(self) -> list[Seat]:
+        """Workers whose agent is away."""
+        return [
+            *(seat for seat, name in self._where.items() if self.nodes[name].send is None),
+            *self._missing,
+        ]
+
     def overdue(self, now: float) -> list[tuple[Seat, str]]:
         """Workers to be given up, and why."""
         lost = [

@@ -15,27 +15,11 @@ import msgspec
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.job import Assignment
 from gyrostat.job.door import Reply, Request
-from gyrostat.job.protocol import (
-    Ended,
-    Failed,
-    Finished,
-    FromWorker,
-    Prepared,
-    Program,
-    ProtocolError,
-    Ready,
-    Seat,
-    Started,
-    Switched,
-    ToWorker,
-)
+from gyrostat.job.protocol import LASTING, FromWorker, Program, ProtocolError, Seat, ToWorker
 
 SERVICE = "gyrostat.job.v1.Job"
 LARGEST = 4 << 20
 """Bytes of one message."""
-
-LASTING = (Started, Ready, Prepared, Switched, Finished, Failed, Ended)
-"""What counts for a leader that has not been there when it was said."""
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):

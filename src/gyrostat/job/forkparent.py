@@ -10,7 +10,7 @@ with it; should it be killed itself, the kernel kills them. Each worker leads a 
 script started dies with its worker. The launcher's end is `start.ForkParent`.
 
 With `--outlive SOCKET SECONDS` it serves an agent, and outlives it: workers train on, and the next agent is awaited
-at SOCKET. If none comes in time, workers are asked to leave (SIGTERM: at a boundary, with a checkpoint, if the job has
+at SOCKET. If none comes in time, workers are asked to stop the job (SIGINT: at a boundary, with a checkpoint, if it has
 them), and after as many seconds again they are killed.
 """
 
@@ -80,7 +80,7 @@ class Nursery:
         self._channel: Channel[ToForkParent] | None = channel
         self._successors, self._patience = successors, patience
         self._alone_until: float | None = None
-        self._asked_to_leave = False
+        self._asked_to_stop = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
         if successors is not None:
@@ -109,11 +109,11 @@ class Nursery:
         assert self._alone_until is not None
         if time.monotonic() < self._alone_until:
             return True
-        if self._asked_to_leave or not self._seats:
+        if self._asked_to_stop or not self._seats:
             return False
-        self._asked_to_leave, self._alone_until = True, time.monotonic() + self._patience
+        self._asked_to_stop, self._alone_until = True, time.monotonic() + self._patience
         for pid in self._seats:
-            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGTERM)
+            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGINT)
         return True
 
     def _obey(self, channel: Channel[ToForkParent]) -> None:
@@ -150,7 +150,7 @@ class Nursery:
         if self._channel is not None:
             self._selector.unregister(self._channel)
             self._channel.close()
-        self._channel, self._alone_until, self._asked_to_leave = channel, None, False
+        self._channel, self._alone_until, self._asked_to_stop = channel, None, False
         self._selector.register(channel, selectors.EVENT_READ)
 
     def _fork(self, channel: Channel[ToForkParent], spec: WorkerSpec) -> None:

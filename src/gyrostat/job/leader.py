@@ -320,6 +320,12 @@ class Leader:
         retry = time.monotonic() + _RETRY_S if self._to_do else None
         return min((time for time in (watch, retry) if time is not None), default=None)
 
+    @property
+    def stopped_by_workers(self) -> bool:
+        """Workers have stopped the job at a boundary, and nobody here had asked for it: their agent was away for too long."""
+        watch = self._attempt.watch if self._attempt is not None else None
+        return watch is not None and watch.stopped and watch.stopped_by is None
+
     def close(self) -> None:
         self._reception.close("the job has ended")
 

@@ -20,6 +20,7 @@ import msgspec
 
 from gyrostat.core.job import ReductionChoice
 from gyrostat.job.protocol import (
+    LASTING,
     Channel,
     Checkpointed,
     Ended,
@@ -44,7 +45,6 @@ from gyrostat.job.protocol import (
 _PATIENCE_S = 0.1
 _LOOK_AGAIN_S = 0.05
 _MOST_UNSENT = 10_000
-_LASTING = (Started, Ready, Prepared, Switched, Leaving, Finished, Failed, Ended)
 
 
 class Messenger:
@@ -182,7 +182,7 @@ class Messenger:
             self._write(message)
 
     def _write(self, message: msgspec.Struct) -> None:
-        lasting = isinstance(message, _LASTING)
+        lasting = isinstance(message, LASTING)
         if lasting:
             self._lasting.pop(type(message), None)  # the order is that of when they were said last
             self._lasting[type(message)] = message

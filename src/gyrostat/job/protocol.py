@@ -280,6 +280,9 @@ FromWorker = (
     | Leaving
 )
 
+LASTING = (Started, Ready, Prepared, Switched, Leaving, Finished, Failed, Ended)
+"""What a worker says that counts also for those who have not been there when it was said."""
+
 _encoder = msgspec.msgpack.Encoder()
 
 
