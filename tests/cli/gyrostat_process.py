@@ -6,19 +6,21 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 _MAIN = "from gyrostat.cli.main import main; main()"
 
 
 @contextlib.contextmanager
-def running(*args: str | Path, cwd: Path) -> Iterator[subprocess.Popen[str]]:
-    """Started, and ended with the block if it has not ended itself."""
+def running(
+    *args: str | Path, cwd: Path, env: Mapping[str, str] | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    """Started, and ended with the block if it has not ended itself. `env` is added to its environment."""
     with subprocess.Popen(
         [sys.executable, "-c", _MAIN, *map(str, args)],
         cwd=cwd,
-        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
+        env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", **(env or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -35,6 +37,8 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
     return process.returncode, out.splitlines(), err.splitlines()
 
 
-def gyrostat(*args: str | Path, cwd: Path) -> tuple[int, list[str], list[str]]:
-    with running(*args, cwd=cwd) as process:
+def gyrostat(
+    *args: str | Path, cwd: Path, env: Mapping[str, str] | None = None
+) -> tuple[int, list[str], list[str]]:
+    with running(*args, cwd=cwd, env=env) as process:
         return finish(process)

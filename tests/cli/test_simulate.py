@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -85,6 +87,96 @@ def test_the_same_seed_gives_the_same_report_to_the_bit(trace: Path, tmp_path: P
     assert texts[0] == texts[1]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--cluster", "mixed.yaml", "--policy", "tiresias:queues=100", "--failures", "0.2:0.02"],
+        [
+            "--cluster",
+            "mixed.yaml",
+            "--policy",
+            "elastic-tiresias:queues=100,crowd=1",
+            "--serving",
+            "v100:0-4",
+        ],
+        ["--cluster", "v100:2x4,p100:2x4", "--policy", "easyscale", "--overhead", "0.1"],
+    ],
+)
+def test_the_order_of_hashes_has_no_influence(options: list[str], tmp_path: Path) -> None:
+    """In two processes that hash strings otherwise: the same ticks and the same report, byte for byte."""
+    (tmp_path / "mixed.yaml").write_text(MIXED)
+    rows = [
+        f"{9 * k},{100 + 7 * k % 50},{2 ** (k % 4)},{'ab'[k % 3 == 0]},1,8,{'yes' if k % 2 else 'no'},soft"
+        for k in range(40)
+    ]
+    head = "submitted,duration,devices,vc,min_devices,max_devices,mixes_types,affinity"
+    (tmp_path / "jobs.csv").write_text("\n".join([head, *rows]) + "\n")
+    found = []
+    for seed in ("1", "2"):
+        code, _, err = gyrostat(
+            "simulate", *options, "--no-private", "--record", "ticks.jsonl", "--report", "out", "jobs.csv",
+            cwd=tmp_path, env={"PYTHONHASHSEED": seed},
+        )  # fmt: skip
+        assert code == 0, err
+        found.append([(tmp_path / name).read_bytes() for name in ("ticks.jsonl", "out/report.json")])
+    assert found[0] == found[1]
+
+
+MIXED = """
+cell_types:
+  v100-node: {of: v100, count: 4, node: true}
+  p100-node: {of: p100, count: 4, node: true}
+physical_cluster:
+  - {cell: v100-node, nodes: ["v[0-3]"]}
+  - {cell: p100-node, nodes: ["p[0-3]"]}
+virtual_clusters:
+  a: {cells: {v100-node: 2, p100-node: 2}}
+  b: {cells: {v100-node: 2, p100-node: 1}}
+"""
+
+
+def test_a_policy_of_an_installed_package(trace: Path, tmp_path: Path) -> None:
+    """What pip leaves behind: a module, and a .dist-info that names its entry points."""
+    documented = (Path(__file__).parents[2] / "docs/policies.md").read_text()
+    (source,) = re.findall(r"```python\n(.*?)```", documented, re.DOTALL)
+    (tmp_path / "site/my_package").mkdir(parents=True)
+    (tmp_path / "site/my_package/shortest.py").write_text(source)
+    (points,) = re.findall(r"```toml\n\[project.entry-points.\"(.*?)\"\]\n(.*?)```", documented, re.DOTALL)
+    info = tmp_path / "site/my_package-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-package\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{points[0]}]\n{points[1].replace(chr(34), '')}")
+    path = os.pathsep.join([str(tmp_path / "site"), os.environ.get("PYTHONPATH", "")])
+    code, out, err = gyrostat(
+        "simulate", "--cluster", "v100:3x8", "--policy", "shortest:patience=3600", trace,
+        cwd=tmp_path, env={"PYTHONPATH": path},
+    )  # fmt: skip
+    assert code == 0, err
+    assert any("shortest:patience=3600" in line for line in out)
+
+
+def test_a_scheduler_learns_how_fast_jobs_really_are(tmp_path: Path) -> None:
+    """P100s are a tenth as fast as expected: a scheduler that measures takes them from the job that has no use for them."""
+    for name, p100 in (("expected", 3.0), ("real", 0.3)):
+        profile = {"workload": "w", "throughput": {"v100": {"1": 4.0}, "p100": {"1": p100}}}
+        (tmp_path / f"{name}.json").write_text(json.dumps(profile))
+    (tmp_path / "jobs.csv").write_text(
+        "id,submitted,duration,devices,min_devices,types,mixes_types,workload,virtual_workers,affinity\n"
+        "b,0,100,4,,p100,no,w (batch size 1),4,soft\n"
+        "a,0,200,8,0,,yes,w (batch size 1),8,soft\n"
+    )
+    found = []
+    for extra in ([], ["--truth", "real.json", "--measure-after", "1e9"], ["--truth", "real.json"]):
+        code, _, err = gyrostat(
+            "simulate", "--cluster", "v100:1x4,p100:1x4", "--policy", "easyscale", "--profiles", "expected.json",
+            *extra, "--report", "out", "jobs.csv", cwd=tmp_path,
+        )  # fmt: skip
+        assert code == 0, err
+        run = json.loads((tmp_path / "out/report.json").read_text())["runs"][0]
+        found.append((run["makespan"], run["utilisation"]))
+    assert found == [(300.0, 1.0), (400.0, 1.0), (400.0, pytest.approx((8 * 130 + 4 * 270) / 3200))]
+
+
 def test_a_recording_replays_exactly_and_a_change_is_found(trace: Path, tmp_path: Path) -> None:
     code, _, err = gyrostat(
         "simulate", "--cluster", "by-load:3", "--no-private", "--record", "ticks.jsonl", trace, cwd=tmp_path
@@ -121,6 +213,8 @@ def test_a_recording_replays_exactly_and_a_change_is_found(trace: Path, tmp_path
         (["--cluster", "v100:3x8", "--days", "3", "jobs.csv"], "--days is FROM-TO"),
         (["--cluster", "v100:3x8", "--serving", "k80:1-2", "jobs.csv"], "--serving is TYPE:LOW-HIGH"),
         (["--cluster", "v100:3x8", "--failures", "x", "jobs.csv"], "--failures is HOURS:HOURS"),
+        (["--cluster", "v100:3x8", "--measure-after", "5", "jobs.csv"], "give --truth FILE too"),
+        (["--cluster", "v100:3x8", "--truth", "nosuch.json", "jobs.csv"], "nosuch.json cannot be read"),
         (["--replay", "nosuch.jsonl"], "nosuch.jsonl cannot be read"),
     ],
 )

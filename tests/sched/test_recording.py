@@ -50,6 +50,37 @@ def test_every_plan_is_decided_again(policy: str, sharing: str, tmp_path: Path) 
     assert found.actions >= 60
 
 
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "elastic-tiresias:queues=50/500,crowd=1",
+        "easyscale",
+        "wfs:by=srtf",
+        "gavel:mixed=yes,round=30",
+        "optimus",
+    ],
+)
+def test_so_is_every_plan_for_elastic_jobs(policy: str, tmp_path: Path) -> None:
+    path = tmp_path / "ticks.jsonl"
+    setup = Setup(cluster="by-load:3", nodes=NODES, sharing="cells", policy=policy, overhead=0.1)
+    fleet, vcs, placer = setup.parts()
+    jobs = [
+        TraceJob(
+            request(
+                f"j{k}", 2 ** (k % 4), at=7.0 * k, vc="ab"[k % 3 == 0], smallest=1, largest=8, soft=k % 2 == 0
+            ),
+            20.0 + 37 * k % 101,
+        )
+        for k in range(40)
+    ]
+    with Recorder(path, setup.to_json()) as recorder:
+        result = simulate(fleet, vcs, placer, jobs, throughput=setup.throughput, watchers=(recorder,))
+    assert len(result.records) == 40
+    found = replay(path, lambda setup: read_setup(setup).books())
+    assert found.difference is None, found.difference
+    assert (found.ticks, found.actions >= 40) == (result.ticks, True)
+
+
 def test_a_scheduler_that_decides_otherwise_is_found_out(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     record(path, "fifo", "cells")

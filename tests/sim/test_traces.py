@@ -12,9 +12,9 @@ from gyrostat.core.request import Affinity
 from gyrostat.sim.traces import between, read_trace, tenants
 from tests.sim.data import data
 
-OWN = """submitted,duration,devices,id,vc,min_devices,max_devices,types,priority,affinity,workload
-20,5.5,4,late,x,2,8,v100|p100,3,soft,ResNet-18
-10,60,1,early,y,,,,,,
+OWN = """submitted,duration,devices,id,vc,min_devices,max_devices,types,mixes_types,priority,affinity,workload,work
+20,5.5,4,late,x,2,8,v100|p100,yes,3,soft,ResNet-18,5.5
+10,60,1,early,y,,,,,,,,
 """
 
 
@@ -32,6 +32,8 @@ def test_a_trace_of_ones_own(tmp_path: Path) -> None:
     job = late.request
     assert (job.smallest, job.devices, job.largest, job.types) == (2, 4, 8, ("v100", "p100"))
     assert (job.priority, job.affinity, job.workload) == (3, Affinity.SOFT, "ResNet-18")
+    assert (job.mixes_types, job.work) == (True, 5.5)
+    assert (early.request.mixes_types, early.request.work) == (False, None)
 
 
 def test_parquet_says_the_same_as_csv(tmp_path: Path) -> None:
@@ -51,6 +53,7 @@ def test_parquet_says_the_same_as_csv(tmp_path: Path) -> None:
         ("submitted,duration,devices\n1,0,1\n", "job 1: a job takes some time"),
         ("submitted,duration,devices\n1,1,0\n", "job 1: job job-0 asks for 0 devices"),
         ("submitted,duration,devices,affinity\n1,1,1,odd\n", "'odd' is not a valid Affinity"),
+        ("submitted,duration,devices,mixes_types\n1,1,1,odd\n", "mixes_types is yes or no, got 'odd'"),
     ],
 )
 def test_bad_traces_are_refused(content: str, message: str, tmp_path: Path) -> None:

@@ -19,7 +19,8 @@ _HELP = "\n\n".join(
     [
         "Run an experiment of one of the papers on virtual time, and show the paper's figures beside ours.",
         "  gyrostat experiment virtualflow-3-jobs --data DIR",
-        "  gyrostat experiment --all --data DIR --page docs/results.md",
+        "  gyrostat experiment virtualflow-3-jobs --data DIR --page docs/results.md",
+        "  gyrostat experiment --all --data DIR",
         "DIR holds the traces and tables (see docs/experiments.md). Without a name, the experiments are listed.",
     ]
 )
@@ -38,7 +39,9 @@ def experiment(
     page: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", show_default="docs/results.md with --all", help="Write a page with plots."
+            metavar="FILE",
+            show_default="docs/results.md with --all",
+            help="Write a section with plots into this page, beside those it has.",
         ),
     ] = None,
 ) -> None:
@@ -50,7 +53,7 @@ def experiment(
             console.print(f"{known:22} {title}")
         return
     names = list(EXPERIMENTS) if name is None else [name]
-    findings = []
+    target = Path("docs/results.md") if every and page is None else page
     for number, each in enumerate(names, start=1):
         began = time.monotonic()
         with console.status(each) as status:
@@ -59,12 +62,10 @@ def experiment(
                 status.update(f"{label}: {text}")
 
             finding = run(each, Context(data=data, progress=show))
-        findings.append(finding)
         _print(console, finding, time.monotonic() - began)
-    target = Path("docs/results.md") if every and page is None else page
-    if target is not None:
-        write_page(findings, target)
-        console.print(f"written to {target}")
+        if target is not None:
+            write_page([finding], target)
+            console.print(f"written to {target}")
 
 
 def _print(console: Console, finding: Finding, took: float) -> None:

@@ -7,18 +7,20 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from gyrostat.cli import simulate_options as options
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gyrostat.core.devices import Fleet
     from gyrostat.sched.port import Change
+    from gyrostat.sched.throughput import Throughput
     from gyrostat.sim.cluster import Costs
     from gyrostat.sim.job import TraceJob
     from gyrostat.sim.report import Run
@@ -39,114 +41,38 @@ _HELP = "\n\n".join(
     ]
 )
 
+_MEASURING = 30.0
+"""Seconds until a job knows how fast it is on other devices."""
+
 
 def register(app: typer.Typer) -> None:
     app.command("simulate", help=_HELP, short_help="Run the scheduler on virtual time.")(simulate)
 
 
 def simulate(
-    trace: Annotated[
-        Path | None, typer.Argument(metavar="TRACE", show_default=False, help="A trace; not with --replay.")
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(metavar="CLUSTER", show_default=False, help="A cell file, or nodes.")
-    ] = None,
-    policy: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME[:SETTING=VALUE,…][;VC=NAME…]",
-            show_default="fifo",
-            help="Which policy; several are run in turn. docs/policies.md lists them.",
-        ),
-    ] = None,
-    sharing: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="cells|quota|private|flat",
-            show_default="cells",
-            help="How tenants share a cluster of cells; several are run in turn.",
-        ),
-    ] = None,
-    borrowing: Annotated[
-        bool, typer.Option("--borrowing/--no-borrowing", help="Lend what a tenant does not use to others.")
-    ] = True,
-    private: Annotated[
-        bool,
-        typer.Option(
-            "--private/--no-private", help="Also run every tenant alone, and say who waits longer than that."
-        ),
-    ] = True,
-    tenants: Annotated[
-        int,
-        typer.Option(metavar="N", min=0, help="Divide a trace without tenants among N (by a fixed rule)."),
-    ] = 0,
-    days: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FROM-TO", show_default="all", help="Only jobs submitted on these days of the trace."
-        ),
-    ] = None,
-    profiles: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default="analytic scaling",
-            help="Measured throughputs, for jobs with a workload.",
-        ),
-    ] = None,
-    overhead: Annotated[
-        float,
-        typer.Option(
-            metavar="X", min=0.0, help="Analytic scaling: p devices are p / (1 + X(p-1)) times as fast."
-        ),
-    ] = 0.0,
-    start_time: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="A job starts to train so long after it gets devices.")
-    ] = 0.0,
-    rescale_pause: Annotated[
-        float, typer.Option(metavar="S", min=0.0, help="A job stands still so long when its devices change.")
-    ] = 0.0,
-    spread_penalty: Annotated[
-        float, typer.Option(metavar="X", min=0.0, max=1.0, help="Speed lost per node more than needed.")
-    ] = 0.0,
-    packed_speed: Annotated[
-        float, typer.Option(metavar="X", min=0.01, max=1.0, help="Speed that a job keeps on shared devices.")
-    ] = 0.5,
-    serving: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE:LOW-HIGH",
-            show_default="none",
-            help="A serving load takes so many devices over the day.",
-        ),
-    ] = None,
-    failures: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOURS:HOURS", show_default="none", help="Mean time to a node's failure, and its repair."
-        ),
-    ] = None,
-    checkpoint_every: Annotated[
-        float,
-        typer.Option(
-            metavar="S", min=0.0, help="What a failed node costs a job at most; 0: nothing is lost."
-        ),
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(metavar="N", help="Of failures and serving load.")] = 0,
-    report: Annotated[
-        Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="Write report.json and report.html there."),
-    ] = None,
-    record: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Keep every observation and plan (one policy only)."
-        ),
-    ] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Decide a recording again and compare."),
-    ] = None,
+    trace: options.Trace = None,
+    cluster: options.Cluster = None,
+    policy: options.Policy = None,
+    sharing: options.Sharing = None,
+    borrowing: options.Borrowing = True,
+    private: options.Private = True,
+    tenants: options.Tenants = 0,
+    days: options.Days = None,
+    profiles: options.Profiles = None,
+    truth: options.Truth = None,
+    measure_after: options.MeasureAfter = None,
+    overhead: options.Overhead = 0.0,
+    start_time: options.StartTime = 0.0,
+    rescale_pause: options.RescalePause = 0.0,
+    spread_penalty: options.SpreadPenalty = 0.0,
+    packed_speed: options.PackedSpeed = 0.5,
+    serving: options.Serving = None,
+    failures: options.Failures = None,
+    checkpoint_every: options.CheckpointEvery = 0.0,
+    seed: options.Seed = 0,
+    report: options.Report = None,
+    record: options.Record = None,
+    replay: options.Replay = None,
 ) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if replay is not None:
@@ -157,7 +83,7 @@ def simulate(
 
     from gyrostat.sim.cluster import Costs
     from gyrostat.sim.report import Run, write_report
-    from gyrostat.sim.setup import Setup, read_cluster
+    from gyrostat.sim.setup import Setup, read_cluster, throughput_of
     from gyrostat.sim.summary import summarise
 
     jobs = _jobs(trace, tenants, days)
@@ -168,7 +94,9 @@ def simulate(
         spread=spread_penalty,
         sharing=packed_speed,
         checkpoint_every=checkpoint_every,
+        measure=_measuring(truth, measure_after),
     )
+    real = None if truth is None else throughput_of(_text(truth), overhead)
     base = Setup(
         cluster=text,
         nodes=nodes,
@@ -188,9 +116,10 @@ def simulate(
         compare = private and not setup.one_vc and setup.sharing != "private"
         if compare and setup.policy not in alone:
             apart = _replace(setup, sharing="private")
-            alone[setup.policy] = _run(console, apart, jobs, costs, list, f"{setup.policy}, private")
+            broken = _happenings(apart.parts()[0], None, failures, seed, jobs)
+            alone[setup.policy] = _run(apart, jobs, real, costs, broken, f"{setup.policy}, private")
         name = f"{setup.policy}, {setup.sharing}"
-        result = _run(console, setup, jobs, costs, happenings, name, record)
+        result = _run(setup, jobs, real, costs, happenings, name, record)
         summary = summarise(
             result,
             policy=setup.policy,
@@ -204,6 +133,12 @@ def simulate(
             report, f"{trace.name} on {cluster}", runs, "gyrostat " + shlex.join(sys.argv[1:])
         )
         console.print(f"written to {page}")
+
+
+def _measuring(truth: Path | None, after: float | None) -> float:
+    if truth is None and after is not None:
+        raise UsageError(f"--measure-after {after:g} is about what --truth says; give --truth FILE too")
+    return 0.0 if truth is None else _MEASURING if after is None else after
 
 
 def _jobs(trace: Path, tenants: int, days: str | None) -> list[TraceJob]:
@@ -267,9 +202,9 @@ def _happenings(
 
 
 def _run(
-    console: Console,
     setup: Setup,
     jobs: list[TraceJob],
+    truth: Throughput | None,
     costs: Costs,
     happenings: Callable[[], list[Iterator[tuple[float, Change]]]],
     name: str,
@@ -288,6 +223,7 @@ def _run(
             placer,
             for_setup(setup, jobs),
             throughput=setup.throughput,
+            truth=truth,
             costs=costs,
             happenings=happenings(),
             progress=progress,

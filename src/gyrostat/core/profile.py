@@ -73,7 +73,17 @@ class Speed:
     def exchange_seconds(self, devices: int) -> float:
         """Per step, for a job on so many devices; never less than for fewer (measurements scatter). One device
         exchanges nothing."""
-        return _interpolate(self._rising_exchange, devices) if devices > 1 and self.exchange else 0.0
+        if devices < 2 or not self.exchange:
+            return 0.0
+        known = self._known_exchange
+        if devices not in known:
+            known[devices] = _interpolate(self._rising_exchange, devices)
+        return known[devices]
+
+    @cached_property
+    def _known_exchange(self) -> dict[int, float]:
+        """What was asked for before: planners ask for the same again and again."""
+        return {}
 
     @cached_property
     def _rising_exchange(self) -> Points:

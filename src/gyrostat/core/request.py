@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cache, cached_property
 from typing import NewType
 
 from gyrostat.core.errors import UsageError
@@ -75,6 +75,38 @@ class JobRequest:
         return self.smallest < self.largest
 
     @cached_property
-    def shape(self) -> tuple[object, ...]:
+    def shape(self) -> Shape:
         """Jobs of one VC and shape are alike to a placer: where one does not fit, the others do not."""
-        return (self.devices, self.affinity, self.types)
+        return _shape(self.devices, self.affinity, self.types)
+
+    @cached_property
+    def kind(self) -> Shape:
+        """Of one shape, and devices are worth the same to them."""
+        if not self.elastic:
+            return self.shape
+        return _shape(
+            self.devices,
+            self.affinity,
+            self.types,
+            self.smallest,
+            self.largest,
+            self.virtual_workers,
+            self.workload,
+        )
+
+
+class Shape:
+    """What makes jobs alike. Equal ones are the same object, found by its address: schedulers look at them often."""
+
+    __slots__ = ("_of",)
+
+    def __init__(self, of: tuple[object, ...]) -> None:
+        self._of = of
+
+    def __repr__(self) -> str:
+        return f"Shape{self._of}"
+
+
+@cache
+def _shape(*of: object) -> Shape:
+    return Shape(of)

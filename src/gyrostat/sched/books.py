@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.estimates import Estimates
 from gyrostat.sched.placers.base import Placed, Placer, Refused
 from gyrostat.sched.policy import Policy
 from gyrostat.sched.port import (
@@ -70,6 +71,7 @@ class Books:
         self.fleet = fleet
         self.placer = placer
         self.throughput = AnalyticScaling() if throughput is None else throughput
+        self.estimates = Estimates(self.throughput, tuple(fleet.totals))
         self.now = 0.0
         self.jobs: dict[JobId, JobView] = {}
         self.vcs = {
@@ -101,7 +103,7 @@ class Books:
                     self._finish(self.jobs[job])
                 case Progressed(job, done, rate):
                     if job in self.jobs:
-                        self.jobs[job].report(now, done, rate)
+                        self._progress(self.jobs[job], done, rate)
                 case Stopped(job, reason):
                     self.stop(self.jobs[job], reason)
                     self.touched[job] = ((), ())
@@ -132,11 +134,21 @@ class Books:
         self._submissions += 1
         self.jobs[request.id] = job
         book.view.jobs[request.id] = job
+        self.estimates.submitted(job)
         self.enqueue(book, job)
         book.dirty = book.wants_to_borrow = True
 
+    def _progress(self, job: JobView, done: float, rate: float) -> None:
+        job.report(self.now, done, rate)
+        if job.running and self.estimates.measured(job, rate):
+            book = self.vcs[job.request.vc]
+            self._dequeue(job)
+            self.enqueue(book, job)
+            book.dirty = book.wants_to_borrow = True
+
     def _finish(self, job: JobView) -> None:
         book = self.vcs[job.request.vc]
+        self.estimates.finished(job)
         self._dequeue(job)
         if job.running:
             book.view.history.add(job.service(self.now))
@@ -355,8 +367,8 @@ class Books:
             book.wants_to_borrow = True
         elif not ran:
             job.starts += 1
-            if job.started is None:
-                job.started = self.now
+        if job.devices and job.started is None:
+            job.started = self.now
         self._dequeue(job)
         self.enqueue(book, job)
 

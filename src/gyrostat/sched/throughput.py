@@ -12,11 +12,15 @@ from typing import Protocol
 
 from gyrostat.core.devices import Counts
 from gyrostat.core.request import JobRequest
+from gyrostat.sched.planner.companion import Companion
 
 
 class Throughput(Protocol):
     def rate(self, request: JobRequest, counts: Counts) -> float:
         """Units of work per second on these devices, well placed; 0 if the job cannot run on them."""
+
+    def companion(self, request: JobRequest) -> Companion | None:
+        """What plans for such a job by its profile, and can be corrected by measurements. None: this is no profile's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,9 @@ class AnalyticScaling:
             if devices == request.devices:
                 return self.speeds.get(type_, 1.0)
         return self._speed(request, counts) / self._speedup(request, request.devices)
+
+    def companion(self, request: JobRequest) -> Companion | None:
+        return None
 
     def _speed(self, request: JobRequest, counts: Counts) -> float:
         devices = sum(counts.values())

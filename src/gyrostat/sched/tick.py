@@ -109,6 +109,8 @@ def _diff(books: Books) -> Iterator[Action]:
         if before == after and lent == job.borrowed:
             continue
         reason = books.reasons.get(id_, "")
+        if job.request.elastic:
+            job.before = books.fleet.count(before)
         if not before:
             host = None if job.host is None else job.host.id
             takes.append(Start(id_, after, reason, job.borrowed, host))

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
 
 from gyrostat.core.devices import Counts, Devices, Fleet
-from gyrostat.core.request import JobId, JobRequest
+from gyrostat.core.request import JobId, JobRequest, Shape
+from gyrostat.sched.planner.companion import Companion, CountsKey
 
 Key = tuple[float, ...]
 """The order of jobs in a queue: the smallest is first."""
@@ -28,17 +28,21 @@ class JobView:
         "_done_at",
         "_executed",
         "_forgiven",
+        "_own_service",
         "_rate",
         "_seconds_on",
         "_service",
+        "before",
         "borrowed",
         "borrowed_counts",
+        "companion",
         "counts",
         "devices",
         "entry",
         "guest",
         "host",
         "id",
+        "measured",
         "number",
         "queue",
         "request",
@@ -62,6 +66,12 @@ class JobView:
         self.counts: Counts = {}
         """`devices` by type."""
         self.borrowed_counts: Counts = {}
+        self.before: Counts = {}
+        """All that it had before its devices last changed, by type."""
+        self.measured: dict[CountsKey, float] = {}
+        """Units of work per second that its cluster reported, by devices."""
+        self.companion: Companion | None = None
+        """What is expected of it where that is known better than by its profile (see `sched.estimates`)."""
         self.host: JobView | None = None
         """The job whose devices it uses together with it."""
         self.guest: JobView | None = None
@@ -69,13 +79,14 @@ class JobView:
         self.queue: Queue | None = None
         self.entry: tuple[Key, int, JobView] | None = None
         self.started: float | None = None
-        """When it first got devices."""
+        """When it first got devices of its VC's guarantee."""
         self.since = now
         """When it last got other devices, or lost them."""
         self.waiting_since = now
         """When it last began to wait."""
         self.starts = 0
         self._service = 0.0
+        self._own_service = 0.0
         self._executed = 0.0
         self._forgiven = 0.0
         self._seconds_on: dict[str, float] = {}
@@ -103,13 +114,17 @@ class JobView:
         """Device-seconds that it has had so far."""
         return self._service + self.held * (now - self.since)
 
+    def own_service(self, now: float) -> float:
+        """Of these: on devices of its VC's guarantee. What it borrowed besides is no concern of the VC's other jobs."""
+        return self._own_service + len(self.devices) * (now - self.since)
+
     def recent_service(self, now: float) -> float:
-        """Of these: since a policy last had them forgiven."""
-        return self.service(now) - self._forgiven
+        """Of its own service: since a policy last had it forgiven."""
+        return self.own_service(now) - self._forgiven
 
     def forgive(self, now: float) -> None:
         """(For the books) count its recent service from now on."""
-        self._forgiven = self.service(now)
+        self._forgiven = self.own_service(now)
 
     def executed(self, now: float) -> float:
         """Seconds for which it has had devices so far."""
@@ -135,8 +150,9 @@ class JobView:
     def settle(self, now: float) -> None:
         """(For the books) account for the time since its devices last changed; they are about to."""
         self._service = self.service(now)
+        self._own_service = self.own_service(now)
         self._executed = self.executed(now)
-        for type_ in {*self.counts, *self.borrowed_counts} if self.borrowed else self.counts:
+        for type_ in self.all_counts() if self.borrowed else self.counts:
             self._seconds_on[type_] = self._seconds_on.get(type_, 0.0) + now - self.since
         self.since = now
 
@@ -149,11 +165,11 @@ class JobView:
 
 
 class Queue:
-    """Jobs by rank, and by shape: of jobs that are alike only the first needs to be looked at."""
+    """Jobs by rank, and by kind: of jobs that are alike only the first needs to be looked at."""
 
-    def __init__(self, *, by_shape: bool = True) -> None:
-        self._by_shape = by_shape
-        self._buckets: dict[Any, list[tuple[Key, int, JobView]]] = {}
+    def __init__(self, *, by_kind: bool = True) -> None:
+        self._by_kind = by_kind
+        self._buckets: dict[Shape | None, list[tuple[Key, int, JobView]]] = {}
         self._length = 0
 
     def __len__(self) -> int:
@@ -168,11 +184,16 @@ class Queue:
         return iter([job for _, _, job in entries])
 
     def best(self, without: Collection[object] = ()) -> JobView | None:
-        """The first, not looking at jobs of these shapes."""
+        """The first, not looking at jobs of these shapes or kinds."""
         found: tuple[Key, int, JobView] | None = None
-        for shape, bucket in self._buckets.items():
-            if shape not in without and (found is None or bucket[0] < found):
-                found = bucket[0]
+        for kind, bucket in self._buckets.items():
+            first = bucket[0]
+            if (
+                (found is None or first < found)
+                and kind not in without
+                and first[2].request.shape not in without
+            ):
+                found = first
         return None if found is None else found[2]
 
     def worst(self) -> JobView | None:
@@ -185,7 +206,7 @@ class Queue:
         matter.
         """
         assert job.entry is not None
-        assert not self._by_shape
+        assert not self._by_kind
         for bucket in self._buckets.values():
             for place in range(len(bucket) - 1, bisect_left(bucket, job.entry) - 1, -1):
                 yield bucket[place][2]
@@ -203,10 +224,10 @@ class Queue:
         """(For the books.)"""
         entry = (key, job.number, job)
         job.queue, job.entry = self, entry
-        shape = job.request.shape if self._by_shape else None
-        bucket = self._buckets.get(shape)
+        kind = job.request.kind if self._by_kind else None
+        bucket = self._buckets.get(kind)
         if bucket is None:
-            self._buckets[shape] = [entry]
+            self._buckets[kind] = [entry]
         elif entry > bucket[-1]:
             bucket.append(entry)
         else:
@@ -217,10 +238,10 @@ class Queue:
         """(For the books.)"""
         assert job.entry is not None
         assert job.queue is self
-        shape = job.request.shape if self._by_shape else None
-        bucket = self._buckets[shape]
+        kind = job.request.kind if self._by_kind else None
+        bucket = self._buckets[kind]
         if len(bucket) == 1:
-            del self._buckets[shape]
+            del self._buckets[kind]
         else:
             del bucket[bisect_left(bucket, job.entry)]
         job.queue = None
@@ -287,7 +308,7 @@ class VcView:
         """Device-seconds that finished jobs took in all."""
         self.waiting = Queue()
         self.borrowing = Queue()
-        self.holding = Queue(by_shape=False)
+        self.holding = Queue(by_kind=False)
         self._rate = rate
         self._hopeless: dict[object, tuple[Key, int, JobView]] = {}
 
@@ -326,4 +347,7 @@ class VcView:
 
     def rate(self, job: JobView, counts: Counts) -> float:
         """Expected units of work per second on so many devices."""
-        return self._rate(job.request, counts)
+        companion = job.companion
+        if companion is None:
+            return self._rate(job.request, counts)
+        return companion.throughput(counts) / companion.virtual_workers

@@ -42,6 +42,10 @@ class Costs:
     """
     sharing: float = 0.5
     """Of its speed that a job keeps on a device that it shares with another one."""
+    measure: float = 0.0
+    """Until a job on other devices knows how fast it is on them and says so. 0: the scheduler is told with whatever happens
+    next.
+    """
 
 
 class Recorder(Protocol):
@@ -73,14 +77,17 @@ class ActiveJob:
         "since",
         "starts",
         "version",
+        "work",
     )
 
     def __init__(self, job: TraceJob, work: float) -> None:
         self.job = job
         self.devices: Devices = ()
-        self.borrowed = False
+        self.borrowed: Devices = ()
+        """Those of `devices` that belong to others."""
+        self.work = work
+        """Units of it, in all."""
         self.left = work
-        """Units of work."""
         self.rate = 0.0
         self.since = job.request.submitted
         """When it last began to make progress at this rate; later than now while it starts."""
@@ -113,8 +120,8 @@ class SimCluster:
         happenings: Iterable[Iterator[tuple[float, Change]]] = (),
         horizon: float | None = None,
     ) -> None:
-        """`happenings`: streams of what else changes (nodes, serving load), each in order of time; they may be
-        endless.
+        """`throughput`: how fast jobs really are. `happenings`: streams of what else changes (nodes, serving load), each in
+        order of time; they may be endless.
         """
         self.fleet = fleet
         self.clock = VirtualClock()
@@ -173,7 +180,7 @@ class SimCluster:
                     job.preemptions += 1
                     self._run(job, (), pause=0.0)
                     kind = "preempt"
-            job.borrowed = bool(borrowed)
+            job.borrowed = borrowed
             self._recorder.changed(now, job, before, job.devices, kind)
 
     def wait(self, until: float | None) -> None:
@@ -299,9 +306,22 @@ class SimCluster:
         if job.rate > 0:
             finish = since + job.left / job.rate
             heapq.heappush(self._finishing, (finish, next(self._counter), job, job.version))
-        if job.job.request.work is not None:
-            done = job.job.request.work - job.left
-            self._changes.append(Progressed(job.job.request.id, done, job.rate))
+        if job.job.request.work is not None or job.job.request.elastic:
+            self._report(job)
+
+    def _report(self, job: ActiveJob) -> None:
+        """Let the scheduler know how fast it is, and how far; after a while, if that has to be measured."""
+        if not self._costs.measure or not job.devices:
+            self._changes.append(Progressed(job.job.request.id, job.work - job.left, job.rate))
+            return
+        version = job.version
+
+        def report() -> None:
+            if job.version == version:
+                done = job.work - job.left + job.rate * (self.clock.now() - job.since)
+                self._changes.append(Progressed(job.job.request.id, done, job.rate))
+
+        heapq.heappush(self._heap, (job.since + self._costs.measure, next(self._counter), report))
 
     def _pair(self, guest: ActiveJob, host: ActiveJob) -> None:
         """The host is slower from now on; the guest when it gets its devices."""

@@ -92,43 +92,48 @@ class Records:
         """Nodes that cannot give all their devices to one guaranteed job, since another has some of them."""
         self.waiting = Curve(began)
         """Jobs without devices."""
-        self.preempted_devices = 0
+        self.preempted_at, self.preempted = array("d"), array("L")
+        """When jobs lost all their devices, and how many."""
         self._users = [0] * len(fleet)
         self._guaranteed = [0] * len(fleet.nodes)
-        self._was_borrowed: dict[str, bool] = {}
+        self._borrowed: dict[str, Devices] = {}
+        """By job: those of its devices that it borrows."""
 
     def arrived(self, now: float) -> None:
         self.waiting.add(now, 1)
 
     def changed(self, now: float, job: ActiveJob, before: Devices, after: Devices, kind: str) -> None:
         id_ = job.job.request.id
-        was = self._was_borrowed.get(id_, False)
+        had = self._borrowed.pop(id_, ())
+        has = job.borrowed if after else ()
+        if has:
+            self._borrowed[id_] = has
         self.busy.add(now, self._use(before, -1) + self._use(after, 1))
-        if was or job.borrowed:
-            self.lent.add(now, len(after) * job.borrowed - len(before) * was)
-        if after and job.borrowed:
-            self._was_borrowed[id_] = True
-        else:
-            self._was_borrowed.pop(id_, None)
+        if had or has:
+            self.lent.add(now, len(has) - len(had))
         if kind == "preempt":
-            self.preempted_devices += len(before)
+            self.preempted_at.append(now)
+            self.preempted.append(len(before))
             self.waiting.add(now, 1)
         elif kind == "start":
             self.waiting.add(now, -1)
-        broken = 0
-        node_of, guaranteed = self.fleet.node_of, self._guaranteed
-        if before and not was:
-            for device in before:
-                node = node_of[device]
-                guaranteed[node] -= 1
-                broken -= not guaranteed[node]
-        if after and not job.borrowed:
-            for device in after:
-                node = node_of[device]
-                broken += not guaranteed[node]
-                guaranteed[node] += 1
+        broken = self._guarantee(before, had, -1) + self._guarantee(after, has, 1)
         if broken:
             self.broken.add(now, broken)
+
+    def _guarantee(self, devices: Devices, borrowed: Devices, change: int) -> int:
+        """How many more nodes have a device that a guaranteed job holds."""
+        if len(borrowed) == len(devices):
+            return 0
+        node_of, guaranteed, difference = self.fleet.node_of, self._guaranteed, 0
+        for device in devices:
+            if borrowed and device in borrowed:
+                continue
+            node = node_of[device]
+            held = guaranteed[node]
+            guaranteed[node] = held + change
+            difference += (held + change > 0) - (held > 0)
+        return difference
 
     def _use(self, devices: Devices, change: int) -> int:
         """How many more devices are in use; two jobs may share one."""
@@ -157,6 +162,10 @@ class Records:
         self.preemptions.append(job.preemptions)
         self.migrations.append(job.migrations)
         self.ended = now
+
+    @property
+    def preempted_devices(self) -> int:
+        return sum(self.preempted)
 
     def close(self, now: float) -> None:
         for curve in (self.busy, self.lent, self.broken, self.waiting):

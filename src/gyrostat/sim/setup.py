@@ -25,6 +25,7 @@ from gyrostat.sched.books import Books, Vc
 from gyrostat.sched.cells.spec import CellSpec, parse
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
+from gyrostat.sched.planner.companion import Companion
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies import find_policy
@@ -63,8 +64,7 @@ class Setup:
 
     @cached_property
     def throughput(self) -> Throughput:
-        analytic = AnalyticScaling(overhead=self.overhead)
-        return analytic if self.profiles is None else _Measured(self.profiles, analytic)
+        return throughput_of(self.profiles, self.overhead)
 
     def parts(self) -> tuple[Fleet, list[Vc], Placer]:
         """New ones, ready to run."""
@@ -101,6 +101,12 @@ class Setup:
         return self.spec() is None or self.sharing == Sharing.FLAT
 
 
+def throughput_of(profiles: str | None, overhead: float) -> Throughput:
+    """By the text of a file of profiles, for jobs that name their workload; analytic for others."""
+    analytic = AnalyticScaling(overhead=overhead)
+    return analytic if profiles is None else _Measured(profiles, analytic)
+
+
 class _Measured:
     """From a table for jobs that say what they train, analytic for others."""
 
@@ -114,6 +120,9 @@ class _Measured:
 
     def rate(self, request: JobRequest, counts: Counts) -> float:
         return (self._otherwise if request.workload is None else self._planned).rate(request, counts)
+
+    def companion(self, request: JobRequest) -> Companion | None:
+        return (self._otherwise if request.workload is None else self._planned).companion(request)
 
 
 def read_setup(data: Mapping[str, Any]) -> Setup:

@@ -2,7 +2,8 @@
 all.
 
 All find places in the same way, by the same cells within nodes: with `private` each VC has nodes of its own, with
-`quota` all VCs draw from one pool, with `cells` each has cells.
+`quota` all VCs draw from one pool, with `cells` each has cells. Jobs of traces do not ask for pinned cells: these count for
+nobody, and are only lent.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from dataclasses import replace
 from enum import StrEnum
 
 from gyrostat.core.devices import Fleet
-from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.spec import Assigned, CellSpec, Hierarchy, TopCell, VirtualCluster, sound
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.cells import EVERYBODY, CellPlacer, fleet_of
@@ -59,12 +59,10 @@ def quotas(spec: CellSpec) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for vc in spec.virtual_clusters:
         counts = found.setdefault(vc.name, {})
-        cells = [(each.hierarchy, each.level, each.count) for each in vc.cells]
-        cells += [(each.hierarchy, each.level, 1) for each in vc.pinned]
-        for name, level, number in cells:
-            hierarchy = spec.hierarchy(name)
+        for cells in vc.cells:
+            hierarchy = spec.hierarchy(cells.hierarchy)
             type_ = hierarchy.device_type
-            counts[type_] = counts.get(type_, 0) + hierarchy.sizes[level] * number
+            counts[type_] = counts.get(type_, 0) + hierarchy.sizes[cells.level] * cells.count
     return found
 
 
@@ -81,8 +79,7 @@ def undivided(spec: CellSpec) -> CellSpec:
 
 def private(spec: CellSpec, vc: VirtualCluster) -> CellSpec:
     """A cluster that has just the VC's cells: whole machines, as many as they need."""
-    if vc.pinned:
-        raise UsageError(f"VC {vc.name} has pinned cells, which have no counterpart in a private cluster")
+    vc = replace(vc, pinned=())
     tops: list[TopCell] = []
     for hierarchy in spec.hierarchies:
         size = hierarchy.sizes[hierarchy.node_level]

@@ -37,13 +37,16 @@ def simulate(
     jobs: Iterable[TraceJob],
     *,
     throughput: Throughput | None = None,
+    truth: Throughput | None = None,
     costs: Costs | None = None,
     happenings: Iterable[Iterator[tuple[float, Change]]] = (),
     horizon: float | None = None,
     watchers: tuple[loop.Watcher, ...] = (),
     progress: Callable[[int], None] | None = None,
 ) -> Result:
-    """`progress` is told how many jobs have finished, now and then."""
+    """`throughput` is what the scheduler expects at first; `truth`, by default the same, is how fast jobs are. `progress` is
+    told how many jobs have finished, now and then.
+    """
     arriving = iter(jobs)
     first = next(arriving, None)
     began = 0.0 if first is None else first.request.submitted
@@ -52,7 +55,7 @@ def simulate(
         fleet,
         arriving if first is None else chain([first], arriving),
         recorder=records,
-        throughput=throughput,
+        throughput=throughput if truth is None else truth,
         costs=costs,
         happenings=happenings,
         horizon=horizon,

@@ -6,8 +6,8 @@
     alibaba   name, num_gpu, gpu_milli, gpu_spec, creation_time,             none
               deletion_time, scheduled_time, …
     own       submitted, duration, devices; optional: id, vc, min_devices,   the column `vc`
-              max_devices, types (a|b), priority, weight, affinity,
-              virtual_workers, workload
+              max_devices, types (a|b), mixes_types, priority, weight,
+              affinity, virtual_workers, workload, work
 
 The form is recognised by the columns. A trace of one's own is CSV, or Parquet if its name ends so (that needs the
 extra `gyrostat[parquet]`); times are seconds since any instant. Jobs come out sorted by submission, those of one
@@ -147,11 +147,13 @@ def _own(number: int, row: Row) -> TraceJob | None:
         **given("min_devices", int),
         **given("max_devices", int),
         **given("types", lambda text: tuple(text.split("|"))),
+        **given("mixes_types", _yes_or_no),
         **given("priority", int),
         **given("weight", float),
         **given("affinity", Affinity),
         **given("virtual_workers", int),
         **given("workload", str),
+        **given("work", float),
     )
     return TraceJob(request, _positive(float(row["duration"])))
 
@@ -159,6 +161,13 @@ def _own(number: int, row: Row) -> TraceJob | None:
 def _job(id_: str, vc: str, submitted: float, duration: float, devices: int) -> TraceJob:
     request = JobRequest(id=JobId(id_), vc=vc, submitted=submitted, devices=devices)
     return TraceJob(request, _positive(duration))
+
+
+def _yes_or_no(text: str) -> bool:
+    known = {"yes": True, "true": True, "no": False, "false": False}
+    if text.lower() not in known:
+        raise UsageError(f"mixes_types is yes or no, got {text!r}")
+    return known[text.lower()]
 
 
 def _positive(duration: float) -> float:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.bindings import Bindings, Change, bindings_of, rebuild, reconfigured
-from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, PodGroup
+from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, PodGrant, PodGroup
 from gyrostat.sched.cells.shortfall import gaps
 from tests.sched.cells.audit import audit, invariant_holds, state
 from tests.sched.cells.specs import machines, requests, specs
@@ -189,6 +189,9 @@ def test_opportunistic_jobs_change_neither_whether_nor_at_which_level_guaranteed
                 assert [sizes_of(pod.pieces) for pod in found.pods] == [
                     sizes_of(pod.pieces) for pod in expected.pods
                 ]
+                for mine, other in zip(expected.pods, found.pods, strict=True):
+                    if len(cells_of_tenant(mine)) == 1:
+                        assert other.level == mine.level
                 guaranteed = [job for job in found.preempted if not job.startswith("low")]
                 assert tuple(guaranteed) == expected.preempted
             else:
@@ -203,6 +206,16 @@ def test_opportunistic_jobs_change_neither_whether_nor_at_which_level_guaranteed
                 shared.release(data.draw(st.sampled_from(low)))
         audit(shared)
         assert {job for job in shared.jobs if not job.startswith("low")} == alone.jobs.keys()
+
+
+def cells_of_tenant(pod: PodGrant) -> set[tuple[int, int]]:
+    """Which of the tenant's cells a pod lies in. Where it is soft and lies in several, nobody promises how near they are."""
+    sizes = pod.pool.sizes
+    return {
+        (piece.root, piece.virtual * sizes[piece.level] // sizes[piece.root])
+        for piece in pod.pieces
+        if piece.root is not None
+    }
 
 
 def sizes_of(pieces: tuple[tuple[int, int, int | None, int], ...]) -> list[int]:

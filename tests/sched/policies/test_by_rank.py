@@ -63,6 +63,19 @@ def test_tiresias_preempts_as_few_and_as_low_as_needed_where_the_place_is() -> N
     assert actions[2].reason == "queue 0, 0 device-seconds so far"
 
 
+def test_service_on_borrowed_devices_does_not_make_a_job_sink_in_its_own_vc() -> None:
+    """a borrows y's devices and has had 40 device-seconds by 20 s. It falls to the second queue for what it gets of x: 10."""
+    cluster = LittleCluster("gpu:2x2", "tiresias:queues=10", quotas={"x": 2, "y": 2}, lends=True)
+    cluster.submit(0.0, request("first", 2, vc="x"), request("a", 2, vc="x"))
+    assert cluster.held() == {"first": (0, 1), "a": (2, 3)}
+    job = cluster.books.jobs[JobId("a")]
+    assert cluster.tick(4.0).wake_at == 5.0  # when first falls
+    cluster.tick(5.0)
+    assert (job.borrowed, len(job.devices)) == ((), 2)  # a is ahead of first, and gets its devices
+    assert (job.service(5.0), job.own_service(5.0), job.recent_service(9.0)) == (10.0, 0.0, 8.0)
+    assert cluster.tick(9.0).wake_at == 10.0
+
+
 def test_a_tick_is_asked_for_when_a_job_will_fall() -> None:
     cluster = LittleCluster("gpu:1x2", "tiresias:queues=10/100")
     assert cluster.tick(0.0, *()).wake_at is None

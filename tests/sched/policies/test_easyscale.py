@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from gyrostat.core.devices import Counts
 from gyrostat.core.plan import Resize, Start
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.port import Withdrawn
+from gyrostat.sched.throughput import AnalyticScaling
 from tests.sched.little_cluster import LittleCluster, request
 
 PLANNED = PlannedThroughput(
@@ -151,8 +150,7 @@ def test_inside_a_vc_it_grows_beyond_the_guarantee() -> None:
     assert little.counts() == {"a": {"v100": 2}, "b": {"v100": 2}}
 
 
-@dataclass(frozen=True)
-class Sevenths:
+class Sevenths(AnalyticScaling):
     """Seven devices are as fast as six."""
 
     def rate(self, request: JobRequest, counts: Counts) -> float:

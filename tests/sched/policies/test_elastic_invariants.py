@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput
-from gyrostat.sched.port import Change, Finished, Submitted, Withdrawn
+from gyrostat.sched.port import Change, Finished, Progressed, Submitted, Withdrawn
 from tests.sched.little_cluster import LittleCluster
 
 POLICIES = (
@@ -46,7 +46,13 @@ jobs = st.fixed_dictionaries(
     }
 )
 events = st.lists(
-    st.one_of(jobs, st.integers(0, 9), st.tuples(st.just("serve"), st.integers(0, 5))), max_size=14
+    st.one_of(
+        jobs,
+        st.integers(0, 9),
+        st.tuples(st.just("serve"), st.integers(0, 5)),
+        st.tuples(st.just("measured"), st.integers(0, 9), st.floats(0.05, 3.0)),
+    ),
+    max_size=14,
 )
 
 
@@ -91,8 +97,13 @@ def test_limits_hold_and_nothing_changes_without_a_cause(policy: str, happening:
         changes: list[Change] = []
         if isinstance(event, dict):
             changes = [Submitted(job(number, now, event))]
-        elif isinstance(event, tuple):
+        elif isinstance(event, tuple) and event[0] == "serve":
             changes = [Withdrawn("v100", min(event[1], 4))]
+        elif isinstance(event, tuple):
+            running = [each for each in cluster.books.jobs.values() if each.running]
+            for each in running[event[1] : event[1] + 1]:
+                rate = event[2] * PLANNED.rate(each.request, each.all_counts())
+                changes = [Progressed(each.id, 1.0, rate)]
         elif cluster.books.jobs:
             chosen = list(cluster.books.jobs)[int(str(event)) % len(cluster.books.jobs)]
             changes = [Finished(chosen)]

@@ -37,7 +37,7 @@ def sizes(little: LittleCluster) -> dict[str, int]:
 
 def test_compaction_by_hand() -> None:
     """a has 4 devices and has left the first queue. b wants 4. With p of them b is worth S(p) and a loses S(4) - S(4-p):
-    p = 2 gains 4/3 - (8/5 - 4/3) = 16/15 of a device; p = 1 is below half of what b asked for."""
+    p = 2 gains 4/3 - (8/5 - 4/3) = 16/15 of a device; p = 1 only 1 - (8/5 - 3/2) = 9/10, and a keeps half of its four."""
     little = cluster("gpu:1x4")
     little.submit(0.0, elastic("a", 4))
     assert little.submit(5.0, elastic("b", 4, at=5.0)) == (
@@ -76,14 +76,24 @@ def test_without_a_gain_in_efficiency_nothing_is_compacted() -> None:
     assert compacted(little.submit(5.0, elastic("b", 4, at=5.0))) == []
 
 
-def test_devices_come_from_one_node() -> None:
-    """Two jobs on two nodes could give one each; b needs two within a node, its locality limit."""
-    little = cluster("gpu:2x2", "queues=1/1000,crowd=0,least=0.5")
-    little.submit(0.0, elastic("x", 2), elastic("y", 2))
-    assert compacted(little.submit(5.0, elastic("b", 4, at=5.0))) == []
+def test_devices_come_from_no_more_nodes_than_the_job_would_need() -> None:
+    """x and y could give one each, on two nodes; b needs two within a node, for that holds all that it asked for."""
+    little = cluster("gpu:2x3", "queues=1/1000,crowd=0,least=0.6")
+    little.submit(0.0, elastic("x", 3), elastic("y", 3))
+    assert compacted(little.submit(5.0, request("b", 3, at=5.0, smallest=2))) == []
     little = cluster("gpu:2x2", "queues=1/1000,crowd=0,least=0.5")
     little.submit(0.0, elastic("x", 2), elastic("y", 2))
     assert compacted(little.submit(5.0, elastic("c", 2, at=5.0))) == ["x", "c"]
+
+
+def test_a_job_that_would_need_two_nodes_gets_devices_of_two() -> None:
+    """EDL's limit: from no more nodes than what it asked for needs. c asked for 8 on nodes of 4. Two devices gain
+    4/3 - 2 x (8/5 - 3/2) where x and y give one each, more than where one gives both.
+    """
+    little = cluster("gpu:2x4", "queues=1/1000,crowd=0,least=0.5")
+    little.submit(0.0, elastic("x", 4), elastic("y", 4))
+    assert compacted(little.submit(5.0, elastic("c", 8, at=5.0))) == ["x", "y", "c"]
+    assert sizes(little) == {"x": 3, "y": 3, "c": 2}
 
 
 def test_a_waiting_job_starts_smaller_on_what_is_free() -> None:

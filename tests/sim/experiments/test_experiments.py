@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sim.experiments import easyscale_trace, elastic_tiresias, gavel_mixed, registry
+from gyrostat.sim.experiments import (
+    easyscale_trace,
+    elastic_tiresias,
+    elastic_tiresias_why,
+    gavel_mixed,
+    hived_trace,
+    hived_traces,
+    registry,
+)
 from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable, less
 from gyrostat.sim.experiments.page import write_page
 from gyrostat.sim.experiments.svg import draw
@@ -70,6 +79,37 @@ def test_easyscale_on_a_few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     faster = {each.figure: float(each.ours.split()[0]) for each in finding.compared}
     assert faster["mean JCT, homogeneous"] > 1.5
     assert faster["mean JCT, heterogeneous"] > 1.5
+
+
+@needs_data
+def test_other_traces_are_divided_and_shared_without_anomalies_in_cells(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(
+        hived_traces, "TRACES", {"ITP 01": "itp/cluster01.csv", "ITP 10": "itp/cluster10.csv"}
+    )
+    finding = hived_traces.run(Context(data=DATA))
+    assert [each.reached for each in finding.compared] == [None, True, None, True]
+
+
+@needs_data
+def test_static_and_dynamic_binding_on_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hived_trace, "DAYS", (30, 31))
+    finding = registry.run("hived-binding", Context(data=DATA))
+    static, dynamic = (int(row[2]) for row in finding.tables[0].rows)
+    lost = [sum(devices for _, devices in series.points) for series in finding.plots[0].series]
+    assert lost == [static, dynamic]
+
+
+@needs_data
+def test_what_decides_the_gain_of_elastic_tiresias(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = elastic_tiresias_why
+    monkeypatch.setattr(why, "DAYS", (20, 21))
+    monkeypatch.setattr(why, "VARIANTS", (why.AS_IT_IS, why.Variant(name="inelastic", inelastic=1.0)))
+    finding = why.run(Context(data=DATA))
+    gains = [float(row[4].split()[0]) for row in finding.tables[0].rows]
+    assert gains[0] > 5
+    assert gains[1] == 0.0
 
 
 @needs_data
@@ -136,6 +176,20 @@ def test_a_page_has_every_finding_and_its_plots(tmp_path: Path) -> None:
     for plot in FINDING.plots:
         assert f"](results/{plot.name}.svg)" in page
         assert (tmp_path / "results" / f"{plot.name}.svg").read_text() == draw(plot)
+
+
+def test_one_experiment_run_again_replaces_its_own_section(tmp_path: Path) -> None:
+    page = tmp_path / "results.md"
+    first = replace(FINDING, name="edl-16-jobs", title="Sixteen", plots=[])
+    second = replace(FINDING, name="gavel-mixed", title="Mixed", plots=[])
+    write_page([second], page)
+    write_page([first], page)
+    write_page([replace(second, setup="So it is now.")], page)
+    text = page.read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## Sixteen", "## Mixed"]
+    assert (text.count("So it was."), text.count("So it is now.")) == (1, 1)
+    write_page([first], page)
+    assert page.read_text() == text
 
 
 def test_plots_are_well_formed_and_inside_their_frame() -> None:

@@ -90,9 +90,10 @@ class CellPlacer:
         if self._quotas is not None:
             return self._quotas.get(vc, {})
         counts: dict[str, int] = {}
-        for group in self._cells.tenants[vc].all_groups():
-            type_ = group.pool.hierarchy.device_type
-            counts[type_] = counts.get(type_, 0) + group.count * group.sizes[-1] - group.bad
+        for groups in self._cells.tenants[vc].groups.values():  # requests cannot ask for pinned cells
+            for group in groups:
+                type_ = group.pool.hierarchy.device_type
+                counts[type_] = counts.get(type_, 0) + group.count * group.sizes[-1] - group.bad
         return counts
 
     def lendable(self) -> Counts:
@@ -213,7 +214,7 @@ class CellPlacer:
         left = []
         for part, had in lost.items():
             rest = [device for device in had if device not in self._gone]
-            for type_ in {self.fleet.type_of(device) for device in rest}:
+            for type_ in self.fleet.count(rest):
                 of_type = [device for device in rest if self.fleet.type_of(device) == type_]
                 self._restore(part, vcs[part], type_, of_type)
             left.append((part, self._held.get(part, ())))
@@ -273,8 +274,7 @@ class CellPlacer:
         )
         if isinstance(answer, Refusal):
             return Refused(answer.reason)
-        for gang in answer.preempted:
-            victim = self._parts[gang]
+        for victim in dict.fromkeys(self._parts[gang] for gang in answer.preempted):
             victims.append(victim.job)
             for grant in list(self._gangs[victim]):
                 self._drop(victim, grant, lost=grant.job in answer.preempted)

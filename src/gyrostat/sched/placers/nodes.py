@@ -5,14 +5,16 @@ A quota is a number of devices per VC and nothing else. It says nothing about wh
 quota left may still wait for eight devices of one node (HiveD's sharing anomaly, §2).
 
 Packing is best fit: a job that fits into one node goes to the fullest one that has room, a larger one takes whole
-nodes and packs its rest. A job with soft affinity takes the emptiest nodes if no good place is free. A guaranteed job
-that finds no place drives out borrowers where the fewest devices of theirs are in its way.
+nodes and packs its rest. An elastic job may at any size lie on as many nodes as it would need for what it asked for.
+A job with soft affinity takes the emptiest nodes if no good place is free. A guaranteed job that finds no place drives
+out borrowers where the fewest devices of theirs are in its way.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
@@ -194,6 +196,8 @@ class NodePlacer:
         if same_type and request.affinity is Affinity.HARD and whole <= self._largest[type_]:
             return self._move(part, request, type_, same_type, whole)
         found = self._find(type_, number, request.affinity)
+        if found is None and request.elastic and not same_type:
+            found = self._within(type_, number, -(-request.devices // self._largest[type_]))
         if found is None and not part.borrowed:
             found = self._drive_out(type_, number, request.affinity, victims)
         if found is None:
@@ -238,6 +242,15 @@ class NodePlacer:
                 if len(found) == number:
                     return found
         return None
+
+    def _within(self, type_: str, number: int, nodes: int) -> list[DeviceId] | None:
+        """Free devices of so many nodes at most, the emptiest."""
+        by_free = self._by_free[type_]
+        emptiest = (position for free in range(len(by_free) - 1, 0, -1) for position in by_free[free])
+        found: list[DeviceId] = []
+        for position in islice(emptiest, nodes):
+            found += self._free[position][: number - len(found)]
+        return found if len(found) == number else None
 
     def _drive_out(
         self, type_: str, number: int, affinity: Affinity, victims: list[JobId]

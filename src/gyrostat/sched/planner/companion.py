@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile
-from gyrostat.sched.planner.split import Split, best_split
+from gyrostat.sched.planner.split import FewestDevices, Split, fastest
 
 BIAS = 0.1
 """Measured and estimated throughput may differ by this much before the estimate is corrected."""
@@ -53,33 +53,34 @@ class Companion:
     """Whether the job may use several device types at once; not if its model must stay on one (see `gyrostat scan`)."""
     facts: Mapping[CountsKey, float] = field(default_factory=dict)
     """Measured throughput by devices."""
-    _table: dict[CountsKey, Split | None] = field(default_factory=dict, repr=False, compare=False)
+    _table: dict[CountsKey, FewestDevices | None] = field(default_factory=dict, repr=False, compare=False)
 
     def best(self, devices: Mapping[str, int]) -> Split | None:
         """Role 1: the fastest split on at most these devices. None if there is none."""
-        key = devices_key(devices)
+        plan = self._plan(devices_key(devices))
+        return None if plan is None else plan.split(self.virtual_workers)
+
+    def _plan(self, key: CountsKey) -> FewestDevices | None:
         if key not in self._table:
-            self._table[key] = self._best(dict(key))
+            self._table[key] = self._fastest(key)
         return self._table[key]
 
-    def _best(self, devices: Mapping[str, int]) -> Split | None:
-        known = {name: count for name, count in devices.items() if name in self.profile.speeds}
+    def _fastest(self, key: CountsKey) -> FewestDevices | None:
+        known = {name: count for name, count in key if name in self.profile.speeds}
         choices = [known] if self.mixed else [{name: count} for name, count in known.items()]
-        splits = [
-            best_split(self.profile, batch=self.batch, virtual_workers=self.virtual_workers, devices=choice)
+        plans = [
+            fastest(self.profile, batch=self.batch, virtual_workers=self.virtual_workers, devices=choice)
             for choice in choices
         ]
-        return min(
-            (split for split in splits if split is not None), key=lambda split: split.step, default=None
-        )
+        return min((plan for plan in plans if plan is not None), key=lambda plan: plan.step, default=None)
 
     def throughput(self, devices: Mapping[str, int]) -> float:
         """Micro-batches per second on exactly these devices: measured if it was, else estimated; 0 if it cannot run."""
         key = devices_key(devices)
         if key in self.facts:
             return self.facts[key]
-        split = self.best(devices)
-        return 0.0 if split is None else split.throughput
+        plan = self._plan(key)
+        return 0.0 if plan is None else self.virtual_workers / plan.step
 
     def proposals(self, held: Mapping[str, int], free: Mapping[str, int], *, top: int) -> list[Proposal]:
         """Role 2: the `top` increments of one type that raise throughput most; of equal ones the smaller.
@@ -95,11 +96,11 @@ class Companion:
             ):
                 continue
             for more in range(1, min(count, room) + 1):
-                wanted = {**held, name: held.get(name, 0) + more}
-                split = self.best(wanted)
-                if split is None or sum(split.devices.values()) < sum(wanted.values()):
+                wanted = devices_key({**held, name: held.get(name, 0) + more})
+                plan = self._plan(wanted)
+                if plan is None or plan.devices < sum(number for _, number in wanted):
                     continue
-                after = self.throughput(wanted)
+                after = self.facts.get(wanted) or self.virtual_workers / plan.step
                 if after > before:
                     found.append(Proposal(name, more, before, after))
         found.sort(key=lambda proposal: (-proposal.after, proposal.devices, proposal.type))

@@ -22,6 +22,7 @@ from functools import cached_property
 from heapq import merge
 from itertools import combinations, count
 from math import ceil, isfinite
+from typing import NamedTuple
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement, apportion
@@ -111,58 +112,119 @@ def best_split(
     profile: Profile, *, batch: int, virtual_workers: int, devices: Mapping[str, int]
 ) -> Split | None:
     """The fastest on at most these devices, among equally fast ones the one with the fewest devices. None if none fits."""
+    plan = fastest(profile, batch=batch, virtual_workers=virtual_workers, devices=devices)
+    return None if plan is None else plan.split(virtual_workers)
+
+
+def fastest(
+    profile: Profile, *, batch: int, virtual_workers: int, devices: Mapping[str, int]
+) -> FewestDevices | None:
+    """The same, without sharing out virtual workers: for those who only ask how fast, and on how many."""
     if virtual_workers < 1:
         raise UsageError(f"a job has at least one virtual worker, got {virtual_workers}")
     if any(number < 0 for number in devices.values()):
         raise UsageError(f"numbers of devices must be 0 or more, got {dict(devices)}")
     seconds = {name: profile.speed(name).seconds(batch) for name, number in devices.items() if number > 0}
-    usable = sorted((each, name) for name, each in seconds.items() if isfinite(each))
-    best: Split | None = None
-    for size in range(1, len(usable) + 1):
-        for chosen in combinations(usable, size):
-            kinds = [_Kind(name, each, devices[name]) for each, name in chosen]
-            best = _better(best, kinds, virtual_workers, profile)
+    usable = sorted(_Kind(each, name, devices[name]) for name, each in seconds.items() if isfinite(each))
+    best: FewestDevices | None = None
+    for choice in sorted(_choices(usable, virtual_workers, profile)):
+        if best is not None and choice.bound > best.step * (1 + _ROUNDING):
+            break
+        best = _better(best, choice, virtual_workers, profile)
     return best
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(NamedTuple):
     """Devices of one type that may be used."""
 
-    name: str
     seconds: float
+    name: str
     devices: int
 
-    def room(self, time: float) -> int:
-        """Virtual workers that one device runs within `time`."""
-        return int(time / self.seconds + _ROUNDING)
+
+class FewestDevices(NamedTuple):
+    """How long a step takes, and how many devices of each kind do it at least."""
+
+    step: float
+    devices: int
+    used: list[int]
+    kinds: tuple[_Kind, ...]
+    time: float
+    exchange: float
+
+    def split(self, virtual_workers: int) -> Split:
+        """Every device gets its part of the virtual workers, in proportion to its room and never more than it has room for."""
+        spare = [
+            _room(kind.seconds, self.time) - 1
+            for kind, number in zip(self.kinds, self.used, strict=True)
+            for _ in range(number)
+        ]
+        counts = apportion(virtual_workers, spare) if any(spare) else [1] * len(spare)
+        shares, start = [], 0
+        for kind, number in zip(self.kinds, self.used, strict=True):
+            if number:
+                shares.append(Share(kind.name, tuple(counts[start : start + number]), kind.seconds))
+            start += number
+        return Split(tuple(shares), self.exchange)
+
+
+def _room(seconds: float, time: float) -> int:
+    """Virtual workers that one device runs within `time`."""
+    return int(time / seconds + _ROUNDING)
+
+
+class _Choice(NamedTuple):
+    """Types to be used together, fastest first, and the least that a step on them takes: all busy, one of each exchanging."""
+
+    bound: float
+    types: int
+    shortest: float
+    exchange: float
+    kinds: tuple[_Kind, ...]
+
+
+def _choices(usable: Sequence[_Kind], virtual_workers: int, profile: Profile) -> Iterator[_Choice]:
+    for types in range(1, len(usable) + 1):
+        for kinds in combinations(usable, types):
+            shortest = virtual_workers / sum(kind.devices / kind.seconds for kind in kinds)
+            exchange = profile.exchange_seconds([kind.name for kind in kinds], types)
+            yield _Choice(shortest + exchange, types, shortest, exchange, kinds)
 
 
 def _better(
-    best: Split | None, kinds: Sequence[_Kind], virtual_workers: int, profile: Profile
-) -> Split | None:
-    """`best`, or a faster split over `kinds` (fastest first)."""
+    best: FewestDevices | None, choice: _Choice, virtual_workers: int, profile: Profile
+) -> FewestDevices | None:
+    """`best`, or a faster plan over these kinds; of equally fast ones that with fewer devices, then fewer types."""
+    kinds = choice.kinds
     types = [kind.name for kind in kinds]
-    least = profile.exchange_seconds(types, len(kinds))  # fewer types are looked at by themselves
-    for time in _paces(kinds, virtual_workers):
-        if best is not None and time + least > best.step * (1 + _ROUNDING):
+    slowest = virtual_workers * kinds[-1].seconds
+    for time in _paces(kinds, choice.shortest):
+        if best is not None and time + choice.exchange > best.step * (1 + _ROUNDING):
             break
         used = _fewest(kinds, virtual_workers, time)
         if used is None:
             continue
-        exchange = profile.exchange_seconds(types, sum(used))
-        faster = best is None or time + exchange < best.step * (1 - _ROUNDING)
-        as_fast = best is not None and time + exchange <= best.step * (1 + _ROUNDING)
-        if faster or (as_fast and best is not None and sum(used) < sum(best.devices.values())):
-            best = _shared_out(kinds, used, virtual_workers, time, exchange)
-        if sum(used) <= 1 or time >= virtual_workers * kinds[-1].seconds:
+        devices = sum(used)
+        exchange = profile.exchange_seconds(types, devices)
+        step = time + exchange
+        if (
+            best is None
+            or step < best.step * (1 - _ROUNDING)
+            or (
+                step <= best.step * (1 + _ROUNDING)
+                and (devices, len(kinds)) < (best.devices, len(best.kinds))
+            )
+        ):
+            best = FewestDevices(step, devices, used, kinds, time, exchange)
+        if devices <= 1 or time >= slowest:
             break
     return best
 
 
-def _paces(kinds: Sequence[_Kind], virtual_workers: int) -> Iterator[float]:
+def _paces(kinds: Sequence[_Kind], shortest: float) -> Iterator[float]:
     """The times before the exchange that are worth a look, ascending: none is shorter than if all devices were always busy."""
-    shortest = virtual_workers / sum(kind.devices / kind.seconds for kind in kinds)
+    if len(kinds) == 1:
+        return _multiples(kinds[0].seconds, shortest)
     return merge(*(_multiples(kind.seconds, shortest) for kind in kinds))
 
 
@@ -173,24 +235,9 @@ def _multiples(seconds: float, shortest: float) -> Iterator[float]:
 def _fewest(kinds: Sequence[_Kind], virtual_workers: int, time: float) -> list[int] | None:
     """How many devices of each kind it takes at least: those with the most room come first. None: all are too few."""
     used, left = [], virtual_workers
-    for kind in kinds:
-        room = kind.room(time)
-        number = min(kind.devices, -(-left // room)) if room and left > 0 else 0
+    for seconds, _, devices in kinds:
+        room = _room(seconds, time)
+        number = min(devices, -(-left // room)) if room and left > 0 else 0
         used.append(number)
         left -= number * room
     return None if left > 0 else used
-
-
-def _shared_out(
-    kinds: Sequence[_Kind], used: Sequence[int], virtual_workers: int, time: float, exchange: float
-) -> Split:
-    """Every device gets its part of the virtual workers, in proportion to its room and never more than it has room for."""
-    rooms = [kind.room(time) for kind, number in zip(kinds, used, strict=True) for _ in range(number)]
-    spare = [room - 1 for room in rooms]
-    counts = apportion(virtual_workers, spare) if any(spare) else [1] * len(rooms)
-    shares, start = [], 0
-    for kind, number in zip(kinds, used, strict=True):
-        if number:
-            shares.append(Share(kind.name, tuple(counts[start : start + number]), kind.seconds))
-        start += number
-    return Split(tuple(shares), exchange)

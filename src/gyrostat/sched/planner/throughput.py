@@ -21,6 +21,26 @@ def workload_name(profile: str, batch: int) -> str:
     return f"{profile} (batch size {batch})"
 
 
+def profile_and_batch(request: JobRequest) -> tuple[str, int]:
+    """What a job trains: a profile's name, and the samples of each virtual worker."""
+    match = _WORKLOAD.match(request.workload or "")
+    if match is None:
+        raise UsageError(
+            f"job {request.id} trains {request.workload!r}; a workload is written NAME (batch size N)"
+        )
+    return match["profile"], int(match["batch"])
+
+
+def companion_of(request: JobRequest, profile: Profile, batch: int) -> Companion:
+    """What plans for a job."""
+    return Companion(
+        profile=profile,
+        batch=batch,
+        virtual_workers=_virtual_workers(request),
+        mixed=request.mixes_types,
+    )
+
+
 class PlannedThroughput:
     """Steps per second of any job on any devices, well split (a `sched.throughput.Throughput`)."""
 
@@ -30,29 +50,26 @@ class PlannedThroughput:
         self._rates: dict[object, float] = {}
 
     def rate(self, request: JobRequest, counts: Counts) -> float:
-        virtual_workers = request.virtual_workers or request.largest
-        key = (request.workload, virtual_workers, request.mixes_types, *counts.items())
+        key = (request.workload, _virtual_workers(request), request.mixes_types, *counts.items())
         rate = self._rates.get(key)
         if rate is None:
-            split = self.companion(request).best(counts)
-            rate = self._rates[key] = 0.0 if split is None else 1 / split.step
+            companion = self.companion(request)
+            rate = self._rates[key] = companion.throughput(counts) / companion.virtual_workers
         return rate
 
     def companion(self, request: JobRequest) -> Companion:
-        """What plans for such a job."""
-        virtual_workers = request.virtual_workers or request.largest
-        key = (request.workload, virtual_workers, request.mixes_types)
+        """What plans for such a job, as long as nothing was measured."""
+        key = (request.workload, _virtual_workers(request), request.mixes_types)
         if key not in self._companions:
-            match = _WORKLOAD.match(request.workload or "")
-            if match is None or match["profile"] not in self._profiles:
+            name, batch = profile_and_batch(request)
+            if name not in self._profiles:
                 raise UsageError(
                     f"job {request.id} trains {request.workload!r}, for which there is no profile; there are "
                     f"{', '.join(self._profiles)}, written NAME (batch size N)"
                 )
-            self._companions[key] = Companion(
-                profile=self._profiles[match["profile"]],
-                batch=int(match["batch"]),
-                virtual_workers=virtual_workers,
-                mixed=request.mixes_types,
-            )
+            self._companions[key] = companion_of(request, self._profiles[name], batch)
         return self._companions[key]
+
+
+def _virtual_workers(request: JobRequest) -> int:
+    return request.virtual_workers or request.largest

@@ -5,6 +5,9 @@ among equal ones the larger. Minimum 0: a job starts on its first device and gro
 devices are taken, a waiting job gets its first one from the running job that loses least by giving it up. Jobs whose
 model may (`mixes_types`) use several types at once, unless `mixed` is off (EasyScale's homogeneous mode); a job moves to
 another type where that alone is faster. Inelastic jobs get what they asked for when it is free, and keep it.
+
+What a job is expected to gain comes from its companion (`sched.estimates`), which measurements correct. A job that has been no
+faster since it was given more goes back to what it had.
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 import heapq
 import math
 
+from gyrostat.core.devices import told
+from gyrostat.sched.estimates import unhelpful
 from gyrostat.sched.policies.proposals import Table, grow, grow_borrowed
 from gyrostat.sched.policies.steady import Assignment, SteadyPolicy
 from gyrostat.sched.policy import Policy, Wishes
@@ -35,6 +40,7 @@ class EasyScale(SteadyPolicy):
 
     def assign(self, view: VcView, now: float) -> Assignment:
         table = Table(view, mixed=self.mixed)
+        self._give_back(table, view)
         self._start(table, view)
         if any(table.free.values()):
             self._grow(table, view, now)
@@ -43,6 +49,20 @@ class EasyScale(SteadyPolicy):
     def borrow(self, view: VcView, now: float) -> Wishes:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
+
+    def _give_back(self, table: Table, view: VcView) -> None:
+        """Devices that were added and did not help; a job that moved to another type moves back if there is room."""
+        for job in view.holding:
+            if not (added := unhelpful(job)) or job.borrowed:
+                continue
+            held = table.held(job)
+            kept = {type_: number - added.get(type_, 0) for type_, number in held.items()}
+            if not any(kept.values()):
+                kept = dict(job.before)
+            fits = all(table.free.get(type_, 0) + held.get(type_, 0) >= n for type_, n in kept.items())
+            if fits and sum(kept.values()) >= max(job.request.smallest, 1):
+                table.give(job, kept, f"no faster since it was given {told(added)} more")
+                table.assignment.released.add(job.id)
 
     def _start(self, table: Table, view: VcView) -> None:
         """Everybody who waits gets a first device, free or from whoever loses least by giving one up."""
@@ -59,9 +79,16 @@ class EasyScale(SteadyPolicy):
                     return
 
     def _grow(self, table: Table, view: VcView, now: float) -> None:
-        """Those that were not resized just now make proposals."""
+        """Those that were not resized just now make proposals; nor did they give devices back at this very instant."""
         jobs = [job for job in view.jobs.values() if job.request.elastic and table.held(job)]
-        grow(table, [job for job in jobs if not job.counts or now >= job.since + self.hold])
+        released = table.assignment.released
+        ready = [
+            job
+            for job in jobs
+            if not job.counts
+            or (now >= job.since + self.hold and (now > job.since or sum(job.before.values()) <= job.held))
+        ]
+        grow(table, [job for job in ready if job.id not in released])
 
 
 class _Donors:

@@ -1,10 +1,11 @@
 """Elastic-Tiresias: Tiresias with two rules on top (EDL §5.1). Inelastic jobs have what they asked for, or nothing.
 
 - R1, compaction, before Tiresias decides, so that whom it can help preempts nobody. If more than `crowd` jobs wait, they are
-  looked at in their order. Each is given the number of devices p, from `least` of what it asked for up to all of it, that
-  raises the efficiency of devices most: its own, less what running jobs lose that give devices up. Running jobs of the
-  first queue give nothing, and none is left with less than `least` of what it asked for. What running jobs give up for it
-  comes from one node, within the paper's limit of as many nodes as it would need.
+  looked at in their order. Each is given the number of devices p, up to what it asked for, that raises the efficiency of
+  devices most: its own, less what running jobs lose that give devices up. Running jobs of the first queue give nothing, and
+  none is left with less than `least` of what it asked for; a job may be started on fewer. What running jobs give up for it
+  comes from no more nodes than it would need for all that it asked for: one node, or those that can give most. A job with soft
+  affinity has no such limit.
 - R2, expansion, after it. If nobody waits, idle devices go one by one to the job that gains most by it, (S(p+1) - S(p)) / S(p);
   where one more does not help because virtual workers are whole, as many as do, by their gain per device.
 
@@ -21,12 +22,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.request import JobRequest
+from gyrostat.core.request import Affinity, JobRequest
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import check_price, limit
 from gyrostat.sched.policies.tiresias import Tiresias
@@ -113,7 +114,7 @@ class ElasticTiresias(Tiresias):
         yield from grow_borrowed(view)
 
     def floor(self, request: JobRequest) -> int:
-        """The fewest devices that a job is left with, or started on."""
+        """The fewest devices that a running job is left with when it gives some up."""
         return max(request.smallest, math.ceil(self.least * request.devices), 1)
 
     # What each job is.
@@ -162,10 +163,12 @@ class ElasticTiresias(Tiresias):
             return 0.0
         request = job.request
         key = (request.workload, request.devices, request.virtual_workers, request.largest, type_)
-        best = self._best.get(key)
+        best = self._best.get(key) if job.companion is None else None
         if best is None:
             numbers = range(1, max(limit(job), request.devices) + 1)
-            best = self._best[key] = max(job.vc.rate(job, {type_: number}) / number for number in numbers)
+            best = max(job.vc.rate(job, {type_: number}) / number for number in numbers)
+            if job.companion is None:
+                self._best[key] = best
         return job.vc.rate(job, {type_: devices}) / best if best else 0.0
 
     # R1.
@@ -182,13 +185,13 @@ class ElasticTiresias(Tiresias):
                     donors = self._donors(view)
                     break
             else:
-                blocked.add(job.request.shape)
+                blocked.add(job.request.kind)
 
     def _squeeze_in(
         self, view: VcView, job: JobView, type_: str, donors: Mapping[int, Sequence[_Donor]]
     ) -> Generator[Wish, bool, bool]:
         """Start a waiting job on what is free, or on that and what running jobs give up on one node."""
-        floor, wanted = self.floor(job.request), job.request.devices
+        floor, wanted = max(job.request.smallest, 1), job.request.devices
         for number in range(min(wanted, view.free(type_)), floor - 1, -1):
             if (
                 yield Run(
@@ -196,7 +199,7 @@ class ElasticTiresias(Tiresias):
                 )
             ):
                 return True
-        plan = self._best_plan(job, type_, floor, donors)
+        plan = self._best_plan(job, type_, floor, _groups(job, type_, donors))
         if plan is None:
             return False
         number, giving = plan
@@ -208,13 +211,11 @@ class ElasticTiresias(Tiresias):
         return False
 
     def _best_plan(
-        self, job: JobView, type_: str, floor: int, by_node: Mapping[int, Sequence[_Donor]]
+        self, job: JobView, type_: str, floor: int, groups: Iterable[Sequence[_Donor]]
     ) -> tuple[int, list[tuple[JobView, int]]] | None:
-        """The number of devices, and the donors with what is left to them, that gain most; from one node."""
+        """The number of devices, and the donors with what is left to them, that gain most; all donors of one group."""
         best: tuple[float, int, list[tuple[JobView, int]]] | None = None
-        for donors in by_node.values():
-            if type_ not in donors[0].job.counts:
-                continue
+        for donors in groups:
             loss, taken, left = 0.0, 0, {donor.job.number: len(donor.job.devices) for donor in donors}
             heap = [
                 (self._loss(each.job, type_, len(each.job.devices)), each.job.number, each) for each in donors
@@ -313,6 +314,18 @@ class ElasticTiresias(Tiresias):
             if fits and (yield Run(job, {type_: job.request.devices}, "fits into what is free")):
                 return True
         return False
+
+
+def _groups(job: JobView, type_: str, by_node: Mapping[int, Sequence[_Donor]]) -> Iterator[Sequence[_Donor]]:
+    """Donors that may give together: those of a node, and where a job would need several, of as many that can give most."""
+    nodes = [donors for donors in by_node.values() if type_ in donors[0].job.counts]
+    yield from nodes
+    limit = len(nodes)
+    if job.request.affinity is Affinity.HARD and nodes:
+        limit = -(-job.request.devices // job.vc.fleet.nodes[nodes[0][0].node].count)
+    if limit > 1 and len(nodes) > 1:
+        nodes.sort(key=lambda donors: -sum(len(each.job.devices) - each.least for each in donors))
+        yield [donor for donors in nodes[:limit] for donor in donors]
 
 
 def _alive(group: dict[int, JobView], view: VcView) -> Iterator[JobView]:

@@ -10,7 +10,8 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gyrostat.core.devices import Counts
+from gyrostat.core.devices import Counts, told
+from gyrostat.sched.estimates import unhelpful
 from gyrostat.sched.policies.steady import Assignment, limit
 from gyrostat.sched.policy import Run, Wishes
 from gyrostat.sched.views import JobView, VcView
@@ -124,19 +125,27 @@ def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
         if current is None:
             continue
         if current == proposal:
-            told = f"{current.speedup:.2f} times as fast for {current.added} more, the best use of them"
-            table.give(job, current.target, told)
+            reason = f"{current.speedup:.2f} times as fast for {current.added} more, the best use of them"
+            table.give(job, current.target, reason)
         if (entry := _proposed(job, table)) is not None:
             heapq.heappush(heap, entry)
 
 
 def grow_borrowed(view: VcView) -> Wishes:
-    """Opportunistic growth beyond the guarantee: jobs that hold devices are lent more, wherever they speed up most."""
+    """Opportunistic growth beyond the guarantee: jobs that hold devices are lent more, wherever they speed up most. Those
+    that have not been faster since they borrowed give it back.
+    """
+    jobs = [job for job in view.holding if job.request.elastic]
+    for job in jobs:
+        added = unhelpful(job) if job.borrowed else {}
+        kept = {type_: max(0, n - added.get(type_, 0)) for type_, n in job.borrowed_counts.items()}
+        if kept != job.borrowed_counts:
+            kept = {type_: number for type_, number in kept.items() if number}
+            yield Run(job, kept, f"no faster since it was given {told(added)} more", borrowed=True)
     if not any(view.lendable.values()):
         return
     table = Table(view)
     table.free = dict(view.lendable)
-    jobs = [job for job in view.holding if job.request.elastic]
     table.assignment = Assignment({job.id: job.all_counts() for job in jobs})
     grow(table, jobs, moving=False)
     for job in jobs:

@@ -4,7 +4,8 @@ An elastic policy computes who should have how many devices (an `Assignment`); t
 
 1. A running job is resized for its own sake only if that pays: what it gains until the next resize is possible must exceed
    what the resize costs (`price`: seconds for which it stands still), and its last resize is at least `hold` ago.
-2. A running job is shrunk only as far as devices are needed for what remains: a start, or a resize that pays.
+2. A running job is shrunk only as far as devices are needed for what remains: a start, or a resize that pays; or because
+   they are of no use to it (`Assignment.released`).
 3. Shrinks are wished for before what takes the devices.
 
 What was put off because of `hold` is looked at again when the time has come (`Wake`).
@@ -29,6 +30,8 @@ class Assignment:
 
     devices: dict[JobId, dict[str, int]] = field(default_factory=dict)
     reasons: dict[JobId, str] = field(default_factory=dict)
+    released: set[JobId] = field(default_factory=set)
+    """Jobs that are to give devices up whether or not somebody needs them."""
 
 
 class SteadyPolicy(Policy):
@@ -57,12 +60,12 @@ class SteadyPolicy(Policy):
             given = {
                 type_: n - counts.get(type_, 0) for type_, n in job.counts.items() if n > counts.get(type_, 0)
             }
-            if any(need.get(type_, 0) > 0 for type_ in given):
+            if job.id in wanted.released or any(need.get(type_, 0) > 0 for type_ in given):
                 reason = wanted.reasons.get(job.id, "makes room for others")
                 enough = sum(counts.values()) + len(job.borrowed) >= max(job.request.smallest, 1)
                 yield Run(job, counts, reason) if enough else Stop(job, reason)
                 for type_, number in given.items():
-                    need[type_] -= number
+                    need[type_] = need.get(type_, 0) - number
         for job, counts in takes:
             if job.borrowed and not fits_besides(job, counts):
                 yield Run(job, {}, "gets devices of its own", borrowed=True)

@@ -11,6 +11,9 @@ second, and so on; running jobs of lower queues are preempted for them. Within a
   above.
 
 A job that has waited for `promote` times as long as it has run goes back to the first queue (0: never).
+
+Service on borrowed devices does not count for queues: it would let a job sink in its own VC for what it got from others, and
+a VC that lends and borrows would order its jobs otherwise than a cluster of its own.
 """
 
 from __future__ import annotations
@@ -43,13 +46,13 @@ class Tiresias(Policy):
         service = job.recent_service(now)
         queue = bisect_right(self.queues, service * (1 + _ROUNDING))
         until = math.inf
-        if job.running and queue < len(self.queues):
-            until = now + (self.queues[queue] - service) / job.held
+        if job.devices and queue < len(self.queues):
+            until = now + (self.queues[queue] - service) / len(job.devices)
         elif not job.running and self.promote and job.starts:
             until = job.waiting_since + self.promote * job.executed(now)
-        return (queue, self.within(job, queue, service), job.request.submitted), until
+        return (queue, self.within(job, queue, now), job.request.submitted), until
 
-    def within(self, job: JobView, queue: int, service: float) -> float:
+    def within(self, job: JobView, queue: int, now: float) -> float:
         """The order of jobs of one queue."""
         return math.inf if job.started is None else job.started
 
@@ -78,11 +81,12 @@ class Gittins(Tiresias):
         super().__init__(queues=queues, promote=promote)
         self._given = Histogram(services) if services else None
 
-    def within(self, job: JobView, queue: int, service: float) -> float:
+    def within(self, job: JobView, queue: int, now: float) -> float:
+        """What remains of a job depends on all its service, borrowed or not; its quantum on what it has had of the VC."""
         if queue == len(self.queues):
-            return super().within(job, queue, service)
+            return super().within(job, queue, now)
         known = self._given or job.vc.history
-        return -gittins_index(known, service, self.queues[queue] - service)
+        return -gittins_index(known, job.service(now), self.queues[queue] - job.recent_service(now))
 
 
 def gittins_index(services: Histogram, attained: float, quantum: float) -> float:

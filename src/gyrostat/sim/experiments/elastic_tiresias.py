@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gyrostat.core.devices import Fleet
@@ -35,20 +35,28 @@ PAPER = {"mean": (235_068, 24_658, 89.5), "median": (1_080, 561, 48.1), "95th": 
 
 
 def philly_jobs(path: Path, *, elastic: bool, most: int | None = None) -> Iterator[TraceJob]:
-    """All jobs, or the first `most`, with models drawn evenly; from one device to one per virtual worker if elastic."""
-    draw = random.Random(SEED)
-    for job in read_trace(path)[:most]:
+    """All jobs, or the first `most`, with models."""
+    return with_models(read_trace(path)[:most], elastic=1.0 if elastic else 0.0)
+
+
+def with_models(
+    jobs: Iterable[TraceJob], *, elastic: float, affinity: Affinity = Affinity.HARD
+) -> Iterator[TraceJob]:
+    """Models drawn evenly; a share of the jobs is elastic, from one device to one per virtual worker."""
+    draw, choose = random.Random(SEED), random.Random(SEED + 1)
+    for job in jobs:
         profile, batch = draw.choice(WORKLOADS)
         devices = job.request.devices
+        stretches = choose.random() < elastic
         request = JobRequest(
             id=job.request.id,
             vc=VC,
             submitted=job.request.submitted,
             devices=devices,
-            min_devices=1 if elastic else None,
-            max_devices=PER_DEVICE * devices if elastic else None,
+            min_devices=1 if stretches else None,
+            max_devices=PER_DEVICE * devices if stretches else None,
             virtual_workers=PER_DEVICE * devices,
-            affinity=Affinity.HARD,
+            affinity=affinity,
             workload=workload_name(profile, batch),
         )
         yield TraceJob(request, job.duration)

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, TextTable, less, percent
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    Context,
+    Finding,
+    Plot,
+    Series,
+    TextTable,
+    less,
+    percent,
+)
 from gyrostat.sim.experiments.hived_trace import NORMAL, Comparison, busy_days
 from gyrostat.sim.sharing import cluster_of_nodes
 
@@ -46,4 +55,24 @@ def run(context: Context) -> Finding:
                 ],
             )
         ],
+        plots=[
+            Plot(
+                name="hived-binding",
+                title="devices that borrowers lost, by tenth of the time",
+                x="tenths of the days in which jobs were submitted",
+                y="devices",
+                series=[Series(label, _by_tenth(one)) for label, one in found.items()],
+                bars=[str(tenth + 1) for tenth in range(10)],
+            )
+        ],
     )
+
+
+def _by_tenth(comparison: Comparison) -> list[tuple[float, float]]:
+    """Devices preempted in each tenth of the stretch; what comes after the last submission counts for the last."""
+    records = comparison.results["cells"].records
+    began, ended = (comparison.jobs[place].request.submitted for place in (0, -1))
+    lost = [0.0] * 10
+    for at, devices in zip(records.preempted_at, records.preempted, strict=True):
+        lost[min(9, int(10 * (at - began) / (ended - began)))] += devices
+    return [(float(tenth), devices) for tenth, devices in enumerate(lost)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, TextTable
+from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
 from gyrostat.sim.experiments.hived_trace import busy_days, compare, tenants_table
 
 ROUNDS = 3
@@ -11,8 +11,9 @@ ROUNDS = 3
 def run(context: Context) -> Finding:
     jobs, nodes = busy_days(context)
     compared, tables, rows = [], [], []
+    bars: dict[str, list[tuple[float, float]]] = {"quota": [], "cells": []}
     gone: list[str] = []
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         staying = [job for job in jobs if job.request.vc not in gone]
         found = compare(context, staying, {vc: number for vc, number in nodes.items() if vc not in gone})
         label = "all tenants" if not gone else f"without {', '.join(gone)}"
@@ -24,6 +25,8 @@ def run(context: Context) -> Finding:
             Compared(f"{label}: longest excess queueing with cells", "0", f"{cells:,.0f} min", cells == 0)
         )
         tables.append(tenants_table(found, label))
+        for sharing, excess in (("quota", quota), ("cells", cells)):
+            bars[sharing].append((float(number), excess))
         gone.append(victim)
     head = ["", "private", "quota", "cells", "worst half day by quota", "by cells"]
     return Finding(
@@ -41,4 +44,14 @@ def run(context: Context) -> Finding:
             "the trace; with quotas somebody does in each round that shows an excess."
         ),
         tables=[TextTable("mean queueing and longest excess, minutes", head, rows), *tables],
+        plots=[
+            Plot(
+                name="hived-leaving",
+                title="longest excess queueing in half a day, of any tenant",
+                x="tenants that have left",
+                y="minutes",
+                series=[Series(sharing, points) for sharing, points in bars.items()],
+                bars=[str(number) for number in range(ROUNDS)],
+            )
+        ],
     )

@@ -1,31 +1,47 @@
-"""Findings as a page of Markdown, with plots in files beside it."""
+"""Findings as a page of Markdown, with plots in files beside it. One experiment run again replaces its own section alone."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 from gyrostat.sim.experiments.finding import Compared, Finding, TextTable
+from gyrostat.sim.experiments.registry import EXPERIMENTS
 from gyrostat.sim.experiments.svg import draw
 
 _INTRODUCTION = """# The papers' results, again
 
-Written by `gyrostat experiment --all`; do not edit. Each section is one experiment, which `gyrostat experiment NAME` runs
-alone. The same scheduler runs here as on real clusters, on virtual time (`gyrostat.sim`). What a paper leaves open is named
-under *Setup*, and where our figure is not the paper's, *Why it differs* says so. "reached" compares with what this project
-set itself as a target for the figure; a missed one is told.
+Written by `gyrostat experiment --all`; do not edit. Each section is one experiment, which `gyrostat experiment NAME --page
+docs/results.md` runs and writes alone. The same scheduler runs here as on real clusters, on virtual time (`gyrostat.sim`).
+What a paper leaves open is named under *Setup*, and where our figure is not the paper's, *Why it differs* says so. "reached"
+compares with what this project set itself as a target for the figure; a missed one is told.
 """
 
 
+_NAME = re.compile(r"^`gyrostat experiment (\S+)`$", re.MULTILINE)
+
+
 def write_page(findings: Sequence[Finding], page: Path) -> None:
-    """The page, and `results/*.svg` beside it."""
+    """The page, and `results/*.svg` beside it. Sections of other experiments that it already has are kept."""
     plots = page.parent / page.stem
     plots.mkdir(parents=True, exist_ok=True)
     for finding in findings:
         for plot in finding.plots:
             (plots / f"{plot.name}.svg").write_text(draw(plot))
-    sections = [section(finding, plots.name) for finding in findings]
-    page.write_text("\n".join([_INTRODUCTION, *sections]))
+    sections = _sections(page)
+    sections |= {finding.name: section(finding, plots.name) for finding in findings}
+    known = list(EXPERIMENTS)
+    order = sorted(sections, key=lambda name: known.index(name) if name in known else len(known))
+    page.write_text("\n".join([_INTRODUCTION, *(sections[name] for name in order)]))
+
+
+def _sections(page: Path) -> dict[str, str]:
+    """Of a page that was written before, by the experiment's name."""
+    if not page.exists():
+        return {}
+    parts = re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE)[1:]
+    return {match[1]: part.rstrip("\n") + "\n" for part in parts if (match := _NAME.search(part))}
 
 
 def section(finding: Finding, plots: str) -> str:

@@ -10,6 +10,7 @@ from gyrostat.sim.experiments.finding import Context, Finding
 
 EXPERIMENTS: Mapping[str, str] = {
     "elastic-tiresias": "EDL, Table 4: Elastic-Tiresias against Tiresias on the Philly trace",
+    "elastic-tiresias-why": "The same on a busy stretch: what load, models, affinity, inelastic and long jobs change",
     "edl-16-jobs": "EDL, Figure 11: 16 jobs on 32 devices, static against elastic",
     "edl-transient": "EDL, Figure 10b: transient devices, four ways to use them",
     "easyscale-trace": "EasyScale, Figure 14: homogeneous and heterogeneous elasticity against YARN-CS",
@@ -25,6 +26,7 @@ EXPERIMENTS: Mapping[str, str] = {
     "hived-soft": "HiveD, Figure 9: 25, 50 and 75 % of the larger jobs with soft affinity",
     "hived-binding": "HiveD, Figure 10: dynamic against static binding",
     "hived-levels": "HiveD, Figure 11: cells of several levels against whole machines",
+    "hived-traces": "HiveD on ITP's and Alibaba's traces, divided among tenants by rule",
 }
 
 

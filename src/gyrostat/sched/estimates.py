@@ -1,0 +1,115 @@
+"""How fast a scheduler expects each job to be: by its profile, by what others of its kind measured, by what it measures.
+
+A cluster reports a job's throughput on its present devices (`port.Progressed`). Where that differs from what was expected by
+more than `companion.BIAS`, the job gets a companion of its own (EasyScale §3.4), which is corrected by it, and from then on
+answers for the job (`JobView.companion`). What finished jobs measured is kept by workload and type; later ones of
+the workload begin with its median instead of a profile that was wrong, and jobs of a workload without profile with the ratios
+between types that others saw (`planner.history`).
+
+Nothing of this costs anything while measurements are what profiles say. Jobs whose throughput is not by profile are
+expected to be as fast as their formula says, whatever they report.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.profile import Profile
+from gyrostat.core.request import JobRequest
+from gyrostat.sched.planner.companion import BIAS, Companion, devices_key
+from gyrostat.sched.planner.history import Observation, seed_profile
+from gyrostat.sched.planner.throughput import companion_of, profile_and_batch
+from gyrostat.sched.throughput import Throughput
+from gyrostat.sched.views import JobView
+
+_REMEMBERED = 32
+"""Observations per workload, batch size and device type: the latest."""
+
+
+class Estimates:
+    """The scheduler's; kept by its books."""
+
+    def __init__(self, throughput: Throughput, types: tuple[str, ...]) -> None:
+        """`types`: the device types of the cluster."""
+        self._throughput = throughput
+        self._types = types
+        self._history: dict[tuple[str, int, str], deque[Observation]] = {}
+        self._surprised = False
+        """Whether any job has ever been faster or slower than expected."""
+
+    def submitted(self, job: JobView) -> None:
+        """What is expected of a new job, if history knows better than its profile."""
+        if self._surprised and job.request.workload is not None:
+            job.companion = self._seeded(job.request)
+
+    def measured(self, job: JobView, rate: float) -> bool:
+        """A job has been as fast as this on its present devices. Returns whether that changes what is expected of it."""
+        if rate <= 0 or job.request.workload is None:
+            return False
+        counts = job.all_counts()
+        if job.companion is None and rate == self._throughput.rate(job.request, counts):
+            job.measured[devices_key(counts)] = rate
+            return False
+        companion = job.companion or self._throughput.companion(job.request)
+        if companion is None:
+            return False
+        expected = companion.throughput(counts)
+        found = rate * companion.virtual_workers
+        facts = {key: known * companion.virtual_workers for key, known in job.measured.items()}
+        job.measured[devices_key(counts)] = rate
+        job.companion = replace(companion, facts={**facts, **companion.facts}).measured(counts, found)
+        self._surprised = True
+        return expected <= 0 or abs(found / expected - 1) > BIAS or bool(unhelpful(job))
+
+    def finished(self, job: JobView) -> None:
+        """What it measured is history."""
+        if not self._surprised or job.request.workload is None:
+            return
+        companion = job.companion or self._throughput.companion(job.request)
+        if companion is None:
+            return
+        for key, rate in job.measured.items():
+            if len(key) == 1 and (split := companion.best(dict(key))) is not None:
+                ((type_, _),) = key
+                seconds = (1 / rate - split.exchange) / split.shares[0].most
+                if seconds > 0:
+                    self._remember(companion, type_, companion.batch / seconds)
+
+    def _remember(self, companion: Companion, type_: str, samples: float) -> None:
+        workload, batch = companion.profile.workload, companion.batch
+        seen = self._history.setdefault((workload, batch, type_), deque(maxlen=_REMEMBERED))
+        seen.append(Observation(workload, type_, batch, samples))
+
+    def _seeded(self, request: JobRequest) -> Companion | None:
+        """None: the profile is as good as anything that was measured."""
+        seen = [each for kept in self._history.values() for each in kept]
+        try:
+            companion = self._throughput.companion(request)
+        except UsageError:  # there is no profile
+            if not seen:
+                raise
+            name, batch = profile_and_batch(request)
+            profile = seed_profile(seen, workload=name, batch=batch, types=self._types)
+            return companion_of(request, profile, batch)
+        if companion is None:
+            return None
+        mine = [each for each in seen if each.workload == companion.profile.workload]
+        if not mine:
+            return None
+        types = [name for name in companion.profile.types if any(each.type == name for each in mine)]
+        seeded = seed_profile(mine, workload=companion.profile.workload, batch=companion.batch, types=types)
+        speeds = dict(companion.profile.speeds)
+        for name in types:
+            factor = seeded.speed(name).seconds(companion.batch) / speeds[name].seconds(companion.batch)
+            if abs(1 / factor - 1) > BIAS:
+                speeds[name] = speeds[name].scaled(factor)
+        if speeds == companion.profile.speeds:
+            return None
+        return replace(companion, profile=Profile(companion.profile.workload, speeds), _table={})
+
+
+def unhelpful(job: JobView) -> dict[str, int]:
+    """Devices that a job was given last and that have not made it faster, by what it measured."""
+    return {} if job.companion is None else job.companion.to_give_back(job.before, job.all_counts())

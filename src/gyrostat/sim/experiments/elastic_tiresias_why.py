@@ -1,0 +1,154 @@
+"""What decides how much Elastic-Tiresias gains: one thing at a time is changed, on a busy stretch of the Philly trace."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from gyrostat.core.devices import Fleet
+from gyrostat.core.request import Affinity
+from gyrostat.sched.planner.throughput import PlannedThroughput
+from gyrostat.sched.throughput import AnalyticScaling, Throughput
+from gyrostat.sim.experiments.elastic_tiresias import PER_NODE, POLICIES, TYPE, with_models
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    Context,
+    Finding,
+    Plot,
+    Series,
+    TextTable,
+    less,
+    percent,
+)
+from gyrostat.sim.experiments.playing import Summary, play, read_profiles, summarise
+from gyrostat.sim.job import TraceJob
+from gyrostat.sim.traces import between, read_trace
+
+DAYS = (20, 30)
+LOAD = 1.04
+"""As in `elastic-tiresias`: 374 devices wanted on average, of 360."""
+DAY = 86_400.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """How a run differs from the others."""
+
+    name: str
+    load: float = LOAD
+    """Devices wanted on average, of those there are."""
+    overhead: float | None = None
+    """Of analytic scaling; None: Gavel's models."""
+    affinity: Affinity = Affinity.HARD
+    inelastic: float = 0.0
+    longest: float | None = None
+    """Durations are cut off there."""
+    single: bool = True
+    """With jobs that ask for one device."""
+
+
+AS_IT_IS = Variant(name=f"as it is: load {LOAD:g}, Gavel's models, hard affinity, all elastic")
+VARIANTS = (
+    AS_IT_IS,
+    Variant(name="load 0.8", load=0.8),
+    Variant(name="load 0.9", load=0.9),
+    Variant(name="load 1.2", load=1.2),
+    Variant(name="models that scale perfectly", overhead=0.0),
+    Variant(name="8 devices are 5.9 times as fast as one", overhead=0.05),
+    Variant(name="8 devices are 4.7 times as fast as one", overhead=0.1),
+    Variant(name="8 devices are 3.3 times as fast as one", overhead=0.2),
+    Variant(name="the same, load 1.2", overhead=0.2, load=1.2),
+    Variant(name="soft affinity: no locality limit", affinity=Affinity.SOFT),
+    Variant(name="a quarter of the jobs inelastic", inelastic=0.25),
+    Variant(name="half of the jobs inelastic", inelastic=0.5),
+    Variant(name="no job longer than a day", longest=DAY),
+    Variant(name="no jobs with a single device", single=False),
+)
+
+
+def prepared(jobs: Sequence[TraceJob], variant: Variant) -> tuple[list[TraceJob], int]:
+    """The jobs of a variant, and how many nodes make its load."""
+    chosen = [job for job in jobs if variant.single or job.request.devices > 1]
+    if variant.longest is not None:
+        chosen = [replace(job, duration=min(job.duration, variant.longest)) for job in chosen]
+    used = sum(job.duration * job.request.devices for job in chosen) / (DAY * (DAYS[1] - DAYS[0]))
+    return chosen, max(
+        round(used / variant.load / PER_NODE), -(-max(job.request.devices for job in chosen) // PER_NODE)
+    )
+
+
+def run(context: Context) -> Finding:
+    jobs = list(between(read_trace(context.file("philly.csv")), *DAYS))
+    gavel = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
+    found: dict[Variant, tuple[int, Summary, Summary]] = {}
+    for number, variant in enumerate(VARIANTS, 1):
+        context.progress(f"{number} of {len(VARIANTS)}: {variant.name}")
+        chosen, nodes = prepared(jobs, variant)
+        throughput = gavel if variant.overhead is None else AnalyticScaling(overhead=variant.overhead)
+        before, after = (
+            _played(policy, chosen, nodes, elastic, variant, throughput)
+            for policy, elastic in zip(POLICIES.values(), (0.0, 1.0 - variant.inelastic), strict=True)
+        )
+        found[variant] = (nodes, before, after)
+    gains = {variant: less(before.mean, after.mean) for variant, (_, before, after) in found.items()}
+    most = max(gains, key=lambda variant: gains[variant])
+    return Finding(
+        name="elastic-tiresias-why",
+        title="EDL: what decides how much Elastic-Tiresias gains",
+        setup=(
+            f"{len(jobs):,} jobs of ten busy days of the Philly trace. Each row changes one thing (the last of the models "
+            "two) and sizes the cluster so that the load is as told. All else is as in `elastic-tiresias`."
+        ),
+        compared=[
+            Compared("mean JCT, as it is", "89.5 % less", f"{percent(gains[AS_IT_IS])} less"),
+            Compared(f"mean JCT at best ({most.name})", "89.5 % less", f"{percent(gains[most])} less"),
+        ],
+        differs=_WHY,
+        tables=[
+            TextTable(
+                "Elastic-Tiresias against Tiresias",
+                ("", "nodes", "mean JCT", "", "less", "median", "95th"),
+                [_row(variant, *found[variant]) for variant in VARIANTS],
+            )
+        ],
+        plots=[
+            Plot(
+                name="elastic-tiresias-why",
+                title="mean JCT, less than under Tiresias",
+                x="row of the table",
+                y="percent",
+                series=[
+                    Series("less", [(float(k), gains[variant]) for k, variant in enumerate(VARIANTS)]),
+                ],
+                bars=[str(k + 1) for k in range(len(VARIANTS))],
+            )
+        ],
+    )
+
+
+_WHY = ""
+
+
+def _played(
+    policy: str,
+    jobs: Sequence[TraceJob],
+    nodes: int,
+    elastic: float,
+    variant: Variant,
+    throughput: Throughput,
+) -> Summary:
+    fleet = Fleet.uniform(TYPE, nodes, PER_NODE)
+    dressed = with_models(jobs, elastic=elastic, affinity=variant.affinity)
+    return summarise(play(fleet, policy, dressed, throughput), fleet)
+
+
+def _row(variant: Variant, nodes: int, before: Summary, after: Summary) -> tuple[str, ...]:
+    return (
+        variant.name,
+        str(nodes),
+        f"{before.mean:,.0f} s",
+        f"{after.mean:,.0f} s",
+        percent(less(before.mean, after.mean)),
+        percent(less(before.median, after.median)),
+        percent(less(before.percentile(0.95), after.percentile(0.95))),
+    )
