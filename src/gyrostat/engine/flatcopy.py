@@ -6,12 +6,19 @@ Every tensor begins at a multiple of 64 bytes, where torch's own allocator would
 
 from __future__ import annotations
 
+import os
+import threading
+from collections.abc import Sequence
+
 import torch
 
 from gyrostat.engine.statetree import Flat, Skeleton
 from gyrostat.engine.tensorbytes import DTYPES, byte_row
 
 _ALIGNMENT = 64
+_PIECE = 4 << 20
+_MOST_THREADS = 4
+"""One core rarely moves as much as memory can; four do."""
 
 
 def room_for(skeleton: Skeleton) -> int:
@@ -19,12 +26,26 @@ def room_for(skeleton: Skeleton) -> int:
     return sum(_aligned(spec.size) for spec in skeleton.tensors)
 
 
-def copy_into(block: torch.Tensor, flat: Flat) -> Flat:
-    """The same state with tensors in `block`."""
+def copy_into(block: torch.Tensor, flat: Flat, *, in_a_hurry: bool = False) -> Flat:
+    """The same state with tensors in `block`. `in_a_hurry`: training waits, so its cores are free to help."""
     copies = views_of(block, flat.skeleton)
-    for (_, tensor), copy in zip(flat.tensors, copies, strict=True):
-        if tensor.numel():
-            _copy(byte_row(tensor), byte_row(copy))
+    rows = [
+        (byte_row(tensor), byte_row(copy))
+        for (_, tensor), copy in zip(flat.tensors, copies, strict=True)
+        if tensor.numel()
+    ]
+    helpers = min(_MOST_THREADS, os.cpu_count() or 1) if in_a_hurry else 1
+    if helpers == 1 or sum(source.numel() for source, _ in rows) < helpers * _PIECE:
+        _copy_all(rows)
+    else:
+        pieces = [piece for row in rows for piece in _cut(*row)]
+        shares = [pieces[number::helpers] for number in range(helpers)]
+        others = [threading.Thread(target=_copy_all, args=(share,)) for share in shares[1:]]
+        for other in others:
+            other.start()
+        _copy_all(shares[0])
+        for other in others:
+            other.join()
     return Flat(flat.skeleton, [(name, copy) for (name, _), copy in zip(flat.tensors, copies, strict=True)])
 
 
@@ -37,6 +58,17 @@ def views_of(block: torch.Tensor, skeleton: Skeleton) -> list[torch.Tensor]:
         views.append(row.view(DTYPES[spec.dtype]).view(tuple(spec.shape)))
         start += _aligned(spec.size)
     return views
+
+
+def _cut(source: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    if source.device.type != "cpu":
+        return [(source, target)]
+    return list(zip(source.split(_PIECE), target.split(_PIECE), strict=True))
+
+
+def _copy_all(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for source, target in rows:
+        _copy(source, target)
 
 
 def _copy(source: torch.Tensor, target: torch.Tensor) -> None:

@@ -30,6 +30,6 @@ class HostCopy:
         middle = room_for(snapshot.shared.skeleton)
         return replace(
             snapshot,
-            shared=copy_into(self._block[:middle], snapshot.shared),
+            shared=copy_into(self._block[:middle], snapshot.shared, in_a_hurry=True),
             contexts=copy_into(self._block[middle:], snapshot.contexts),
         )
