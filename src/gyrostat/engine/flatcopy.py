@@ -63,7 +63,8 @@ def views_of(block: torch.Tensor, skeleton: Skeleton) -> list[torch.Tensor]:
 def _cut(source: torch.Tensor, target: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
     if source.device.type != "cpu":
         return [(source, target)]
-    return list(zip(source.split(_PIECE), target.split(_PIECE), strict=True))
+    starts = range(0, source.numel(), _PIECE)
+    return [(source[start : start + _PIECE], target[start : start + _PIECE]) for start in starts]
 
 
 def _copy_all(rows: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:

@@ -208,7 +208,7 @@ class Leader:
         if isinstance(message, Failed):
             if attempt.coordinator.is_newcomer(member):
                 self._carry_out(attempt.coordinator.gone(member, f"raised {message.summary}", now))
-            else:
+            elif member in attempt.watch.crew:  # else it was given up, and complains that it lost us
                 attempt.watch.failed(member, message, now)
         elif isinstance(message, Ended):
             attempt.watch.ended(member, message)
