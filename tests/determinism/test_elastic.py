@@ -112,6 +112,65 @@ for loop in range(2):
 """
 
 
+PECULIAR = """
+import torch
+import gyrostat
+
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.norm = torch.nn.Linear(4, 2), torch.nn.BatchNorm1d(2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.norm(self.layer(x))
+
+    def load_state_dict(self, state):  # wants all of it
+        assert set(state) == set(self.state_dict())
+        return super().load_state_dict(state)
+
+
+class Keeper:
+    # State of its own that holds parameters of the model, too.
+    def __init__(self, model):
+        self.model, self.updates = model, 0
+
+    def state_dict(self):
+        return {"weight": self.model.layer.weight, "updates": self.updates}
+
+    def load_state_dict(self, state):
+        assert set(state) == {"weight", "updates"}
+        self.updates = state["updates"]
+        self.model.layer.weight.data.copy_(state["weight"])
+
+
+job = gyrostat.init(seed=1)
+model = Net()
+keeper, average = Keeper(model), torch.optim.swa_utils.AveragedModel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+job.track(model=model, average=average, optimizer=optimizer, keeper=keeper)
+data = job.dataloader([torch.full((4,), float(i)) for i in range(64)], batch_size=2, shuffle=True)
+for step in job.steps(data):
+    for x in step:
+        step.backward(model(x).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    average.update_parameters(model)
+    keeper.updates += 1
+"""
+
+
+def test_what_optimizers_do_not_own_comes_at_the_fence(launch: Launch, tmp_path: Path) -> None:
+    script = tmp_path / "peculiar.py"
+    script.write_text(PECULIAR)
+    fixed = launch(script, virtual_workers=4, workers=4)
+    elastic = launch(script, virtual_workers=4, workers=1, schedule=((2, 2), (5, 3)))
+    assert elastic.digest == fixed.digest
+    assert [e.all_state_moved for e in elastic.events if e.kind is EventKind.RESIZE] == [None, None]
+
+
 def test_newcomers_follow_the_others_or_say_why_not(launch: Launch, tmp_path: Path) -> None:
     """A script that changes parameters between its loops does so on a newcomer too, when that comes past: it is found out."""
     script = tmp_path / "meddling.py"

@@ -41,18 +41,19 @@ def take_shared(
 def without(
     shared: Mapping[str, Any], optimizers: Collection[str], owned: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
-    """Shared state but for these optimizers and what they own: a newcomer holds that already."""
+    """Shared state but for these optimizers and, in modules, what they own: a newcomer holds that already."""
     elsewhere = {same_memory_key(tensor) for tensor in owned}
 
-    def rest(tree: Any) -> Any:
+    def rest(tree: Mapping[str, Any]) -> dict[str, Any]:
         return {
             key: value
             for key, value in tree.items()
             if not (isinstance(value, torch.Tensor) and same_memory_key(value) in elsewhere)
         }
 
+    modules = shared["modes"]
     tracked = {
-        name: rest(tree) if isinstance(tree, Mapping) else tree
+        name: rest(tree) if name in modules else tree
         for name, tree in shared["tracked"].items()
         if name not in optimizers
     }
@@ -71,7 +72,7 @@ def put_shared(
         )
     for name, tree in saved.items():
         if shared.get("partly") and isinstance(tracked[name], nn.Module):
-            tracked[name].load_state_dict(tree, strict=False)
+            _load_rest(name, tracked[name], tree)
             continue
         _load(name, tracked[name], tree)
         if digest(it=tracked[name]) != digest(it=tree):
@@ -123,6 +124,14 @@ def _load(name: str, thing: Any, tree: Any) -> None:
             f"the state of {name!r} ({type(thing).__name__}) in the checkpoint does not fit what the script built: {error}. "
             "What a script adds during training (parameter groups, layers, buffers) must be there when it resumes"
         ) from error
+
+
+def _load_rest(name: str, module: nn.Module, tree: Mapping[str, Any]) -> None:
+    """What the module holds already stays."""
+    if type(module).load_state_dict is nn.Module.load_state_dict:
+        module.load_state_dict(tree, strict=False)
+    else:  # it has its own idea of what is complete
+        _load(name, module, {**module.state_dict(), **tree})
 
 
 def _modes(module: nn.Module) -> dict[str, list[bool]]:
