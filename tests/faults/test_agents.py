@@ -147,8 +147,7 @@ def test_the_leader_is_killed(
     again.wait_for("found [12] workers")
     again.wait_for("following")
     if gate is not None:
-        (tmp_path / gate).rename(tmp_path / "opened")
-        (tmp_path / "opened").write_text("")
+        open_gate(tmp_path / gate)
     if client is not None:
         assert client.answer().workers == 3
     with Caller("job") as caller:
@@ -179,19 +178,55 @@ def wait_until(phase: str) -> None:
 
 
 @pytest.mark.full
-def test_a_newcomer_is_killed_and_the_job_goes_on(
-    start: Start, same_bits: Callable[[], None], tmp_path: Path
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "steady"])
+def test_the_leader_is_told_to_leave(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: str
 ) -> None:
-    os.mkfifo(tmp_path / "starting-2.fifo")
+    """In the midst of a change: it brings that to its end, its workers leave at the next fence, and another leads."""
+    gate = tmp_path / str(PHASES[phase])
+    os.mkfifo(gate)
     leader, other = two_that_train(start())
     client = Asking(lambda job: job.scale(3))
-    wait_until("starting")
+    wait_until(phase)
+    leader.signal(signal.SIGTERM)
+    leader.wait_for("this node leaves")
+    open_gate(gate)
+    assert client.answer().workers == 3
+    assert leader.finish() == 0
+    other.wait_for("leading")
+    wait_until("steady")
+    with Caller("job") as caller:
+        assert caller.scale(2).workers == 2
+    stop(other)
+    same_bits()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "steady"])
+def test_a_newcomer_is_killed(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: str
+) -> None:
+    gate = tmp_path / str(PHASES[phase])
+    os.mkfifo(gate)
+    leader, other = two_that_train(start())
+    client = Asking(lambda job: job.scale(3))
+    wait_until(phase)
     end_of(tmp_path, member=2)
     assert "was killed by signal 9 before it joined" in client.answer().text
+    if phase == "fenced":
+        open_gate(gate)
     with Caller("job") as caller:
         assert caller.status().workers == 2
+        assert caller.scale(3).workers == 3
     stop(leader, other)
     same_bits()
+
+
+def open_gate(gate: Path) -> None:
+    """Who waits there goes on, and nobody waits there any more."""
+    opened = gate.with_name("opened")
+    gate.rename(opened)
+    opened.write_text("")
 
 
 def end_of(directory: Path, member: int) -> None:

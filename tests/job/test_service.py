@@ -22,6 +22,7 @@ from gyrostat.job.conversation import (
     Said,
     Welcome,
     WorkerFacts,
+    decode_reports,
     encode,
 )
 from gyrostat.job.door import Answer, AskStatus, Reply, Request, Scale
@@ -42,8 +43,9 @@ class Host:
     def came(self, session: Session) -> None:
         self.news.put(session)
 
-    def reported(self, session: Session, report: Report) -> None:
-        self.news.put(report)
+    def reported(self, session: Session, reports: list[Report]) -> None:
+        for report in reports:
+            self.news.put(report)
 
     def went(self, session: Session) -> None:
         self.news.put("went")
@@ -80,20 +82,20 @@ def test_a_wrong_token_is_refused(service: Service, token: str | None) -> None:
 
 
 def test_an_agent_attends(service: Service, host: Host) -> None:
-    obeyed: queue.SimpleQueue[Instruct] = queue.SimpleQueue()
+    obeyed: queue.SimpleQueue[list[Instruct]] = queue.SimpleQueue()
     broken: queue.SimpleQueue[str] = queue.SimpleQueue()
     link = Link(
         service.address,
         "secret",
         ME,
-        obey=lambda link, instruct: obeyed.put(instruct),
+        obey=lambda link, instructs: obeyed.put(instructs),
         broke=lambda link, why: broken.put(why),
     )
     session = host.news.get(timeout=PATIENCE_S)
     assert isinstance(session, Session)
     assert session.attending == ME
     session.send(Welcome("run"))
-    assert obeyed.get(timeout=PATIENCE_S) == Welcome("run")
+    assert obeyed.get(timeout=PATIENCE_S) == [Welcome("run")]
     link.send(Gone(SEAT, -9))
     assert host.news.get(timeout=PATIENCE_S) == Gone(SEAT, -9)
     session.close()
@@ -103,7 +105,9 @@ def test_an_agent_attends(service: Service, host: Host) -> None:
 
 
 def test_an_agent_that_goes_away_is_missed(service: Service, host: Host) -> None:
-    link = Link(service.address, "secret", ME, obey=lambda link, instruct: None, broke=lambda link, why: None)
+    link = Link(
+        service.address, "secret", ME, obey=lambda link, instructs: None, broke=lambda link, why: None
+    )
     assert isinstance(host.news.get(timeout=PATIENCE_S), Session)
     link.close()
     assert host.news.get(timeout=PATIENCE_S) == "went"
@@ -115,7 +119,7 @@ def test_an_agent_with_a_wrong_token_is_told_so(service: Service) -> None:
         service.address,
         "wrong",
         ME,
-        obey=lambda link, instruct: None,
+        obey=lambda link, instructs: None,
         broke=lambda link, why: broken.put(why),
     )
     assert broken.get(timeout=PATIENCE_S) == "UNAUTHENTICATED: the token is missing or wrong"
@@ -147,7 +151,9 @@ def test_what_is_no_request_is_refused(
     client.close()
 
 
-@pytest.mark.parametrize("first", [b"garbage", encode(Gone(SEAT, 0))], ids=["garbage", "not who it is"])
+@pytest.mark.parametrize(
+    "first", [b"garbage", encode([Gone(SEAT, 0)]), encode([])], ids=["garbage", "not who it is", "nothing"]
+)
 def test_who_does_not_say_who_it_is_does_not_attend(service: Service, first: bytes) -> None:
     with grpc.insecure_channel(service.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/Attend")
@@ -161,7 +167,7 @@ def test_garbage_ends_an_attendance(service: Service, host: Host) -> None:
         call = channel.stream_stream(f"/{SERVICE}/Attend")
         list(
             call(
-                iter([encode(ME), b"garbage"]),
+                iter([encode([ME]), b"garbage"]),
                 metadata=[("authorization", "Bearer secret")],
                 timeout=PATIENCE_S,
             )
@@ -217,5 +223,5 @@ def test_facts_are_the_last_of_each_kind_and_news_only_once() -> None:
 
 
 def test_reports_survive_the_wire() -> None:
-    report = Said(SEAT, Prepared(4))
-    assert msgspec.msgpack.decode(encode(report), type=Report) == report
+    reports: list[Report] = [Said(SEAT, Prepared(4)), Gone(SEAT, 0)]
+    assert decode_reports(encode(reports)) == reports

@@ -110,7 +110,6 @@ class _Reign:
     leader: Leader
     facts: Facts
     sessions: dict[str, Session]
-    begun: bool = False
 
 
 class Agent:
@@ -285,7 +284,7 @@ class Agent:
             self._holder,
             self._options.token,
             Attending(self._options.node, self._run, self._facts.all()),
-            obey=lambda link, instruct: self._loop.inbox.post(partial(self._obey_over, link, instruct)),
+            obey=lambda link, instructs: self._loop.inbox.post(partial(self._obey_over, link, instructs)),
             broke=lambda link, why: self._loop.inbox.post(partial(self._broke, link, why)),
         )
         for number, (request, _) in self._questions.items():
@@ -293,9 +292,10 @@ class Agent:
         if self._leaving:
             self._link.send(Leaving())
 
-    def _obey_over(self, link: Link, instruct: Instruct) -> None:
-        if link is self._link:
-            self._obey(instruct)
+    def _obey_over(self, link: Link, instructs: list[Instruct]) -> None:
+        for instruct in instructs:
+            if link is self._link:
+                self._obey(instruct)
 
     def _broke(self, link: Link, why: str) -> None:
         if link is self._link:
@@ -399,7 +399,6 @@ class Agent:
         self._tell(f"leading, at {self.address}")
         company.came(node, self._obey, _living(known), time.monotonic())
         if kept is not None and kept.record is not None:
-            self._reign.begun = True
             company.expect(_seats(kept.record), time.monotonic())
             leader.take_over(kept.record)
         self._hear_facts(node, known)
@@ -441,8 +440,7 @@ class Agent:
         reign = self._reign
         if reign is None or self._campaign.token_now() != reign.token:
             return
-        if not reign.begun and len(reign.company.present()) >= self._options.nodes:
-            reign.begun = True
+        if not reign.leader.has_begun and len(reign.company.present()) >= self._options.nodes:
             reign.leader.begin()
         lost = reign.company.overdue(time.monotonic())
         if reign.leader.stopped_by_workers:
@@ -518,8 +516,8 @@ class Agent:
     def came(self, session: Session) -> None:
         self._loop.inbox.post(partial(self._session_came, session))
 
-    def reported(self, session: Session, report: Report) -> None:
-        self._loop.inbox.post(partial(self._session_reported, session, report))
+    def reported(self, session: Session, reports: list[Report]) -> None:
+        self._loop.inbox.post(partial(self._session_reported, session, reports))
 
     def went(self, session: Session) -> None:
         self._loop.inbox.post(partial(self._session_went, session))
@@ -543,9 +541,10 @@ class Agent:
             reign.company.gone(seat)
             reign.leader.lost(seat, f"its agent, {session.node}, has come back without it")
 
-    def _session_reported(self, session: Session, report: Report) -> None:
-        if self._reign is not None and self._reign.sessions.get(session.node) is session:
-            self._take_report(session.node, report)
+    def _session_reported(self, session: Session, reports: list[Report]) -> None:
+        for report in reports:
+            if self._reign is not None and self._reign.sessions.get(session.node) is session:
+                self._take_report(session.node, report)
 
     def _session_went(self, session: Session) -> None:
         reign = self._reign

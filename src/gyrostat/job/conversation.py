@@ -101,20 +101,22 @@ Report = Attending | Said | Gone | Asking | Leaving
 Instruct = Welcome | StartWorker | TellWorker | SignalWorker | Answered | Dismissed | JobOver
 
 encode = msgspec.msgpack.Encoder().encode
-_reports: msgspec.msgpack.Decoder[Report] = msgspec.msgpack.Decoder(Report)
-_instructs: msgspec.msgpack.Decoder[Instruct] = msgspec.msgpack.Decoder(Instruct)
+_reports: msgspec.msgpack.Decoder[list[Report]] = msgspec.msgpack.Decoder(list[Report])
+_instructs: msgspec.msgpack.Decoder[list[Instruct]] = msgspec.msgpack.Decoder(list[Instruct])
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
 _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
-def decode_report(data: bytes) -> Report:
+def decode_reports(data: bytes) -> list[Report]:
+    """Those that were waiting to be sent travel together."""
     try:
         return _reports.decode(data)
     except (msgspec.DecodeError, GyrostatError) as error:
         raise _no_message("report", error) from error
 
 
-def decode_instruct(data: bytes) -> Instruct:
+def decode_instructs(data: bytes) -> list[Instruct]:
+    """Those that were waiting to be sent travel together."""
     try:
         return _instructs.decode(data)
     except (msgspec.DecodeError, GyrostatError) as error:

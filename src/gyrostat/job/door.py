@@ -27,6 +27,7 @@ import msgspec
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.job.profiling import SizeMeasured
 from gyrostat.job.protocol import Channel, ProtocolError
+from gyrostat.job.sharding import OpenShards, Pulled, PullShard
 
 
 class NotDone(GyrostatError):
@@ -115,8 +116,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Samples per second of the last few seconds."""
 
 
-Request = Scale | ScaleBy | Migrate | Profile | AskStatus | AskCheckpoint | AskStop
-Reply = Answer | ProfileTable | Status
+Request = Scale | ScaleBy | Migrate | Profile | AskStatus | AskCheckpoint | AskStop | OpenShards | PullShard
+Reply = Answer | ProfileTable | Status | Pulled
 
 
 def runtime_directory() -> Path:
@@ -290,6 +291,29 @@ class Caller:
 
     def stop(self) -> Answer:
         return self._change(AskStop())
+
+    def open_shards(
+        self,
+        queues: str,
+        samples: int,
+        *,
+        shard_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        grain: int = 1,
+        lease_seconds: float = 60.0,
+    ) -> None:
+        """Have the job serve shards of `samples` samples under this name; every worker may say so. Raises `NotDone` if they
+        are served with other values."""
+        answer = self._change(OpenShards(queues, samples, shard_size, seed, shuffle, grain, lease_seconds))
+        if not answer.done:
+            raise NotDone(answer.text)
+
+    def pull_shard(self, request: PullShard) -> Pulled:
+        """Report what was trained, and get more."""
+        reply = self._ask(request)
+        assert isinstance(reply, Pulled)
+        return reply
 
     def _change(self, request: Request) -> Answer:
         reply = self._ask(request)

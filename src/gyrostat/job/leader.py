@@ -67,6 +67,7 @@ from gyrostat.job.protocol import (
 )
 from gyrostat.job.reception import Asker, Reception, Result
 from gyrostat.job.request import FIRST_GENERATION, RunRequest
+from gyrostat.job.sharding import OpenShards, Pulled, PullShard, QueuesRecord, ShardDesk
 from gyrostat.job.stragglers import Pace
 from gyrostat.job.watch import Cause, Order, Watch
 
@@ -128,6 +129,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     suspending: Wanted | None
     resuming: Wanted | None
     answered: dict[str, Result]
+    shards: dict[str, QueuesRecord]
 
 
 @dataclass(frozen=True)
@@ -143,12 +145,24 @@ class _Reply:
     answer: Result
 
 
+@dataclass(frozen=True)
+class _Tell:
+    """Told when the queues of shards are kept, after all requests of this turn have been taken in."""
+
+    asker: Asker
+    reply: Answer | Pulled
+
+
+_ToDo = Instruction | Order | _Launch | _Reply | _Tell
+
+
 class Leader:
     def __init__(self, request: RunRequest, hands: Hands, observer: Observer) -> None:
         self._request, self._hands, self._observer = request, hands, observer
         crew = request.crew()
         self._tally = Tally(crew.virtual_workers, crew.workers, time.monotonic())
         self._reception = Reception()
+        self._shards = ShardDesk()
         self._attempt: _Attempt | None = None
         self._number = -1
         self._deaths = 0
@@ -157,7 +171,7 @@ class Leader:
         self._since = time.monotonic()
         """When that was asked for."""
         self._codes: dict[int, int] = {}
-        self._to_do: list[Instruction | Order | _Launch | _Reply] = []
+        self._to_do: list[_ToDo] = []
         self.outcome: Outcome | None = None
 
     # What happens.
@@ -172,12 +186,13 @@ class Leader:
         self._number, self._deaths = record.attempt, record.deaths
         self._suspending, self._resuming = record.suspending, record.resuming
         self._reception = Reception(record.answered)
+        self._shards = ShardDesk.restore(record.shards, time.monotonic())
         self._tally.virtual_workers = record.virtual_workers
         if record.attempt > 0:
             request = request.resuming()
         self._request = request
         if record.coordinator is None:
-            self._tally.workers = 0
+            self._tally.workers = 0 if self.has_begun else self._tally.workers
             return
         coordinator = Coordinator.restore(record.coordinator, store=self._store_of(record.attempt))
         coordinator.pace = Pace(request.stragglers)
@@ -197,6 +212,11 @@ class Leader:
         if self._suspending is not None:
             self._obey(watch.asked(signal.SIGTERM, now))
         self._carry_out(coordinator.took_over(now))
+
+    @property
+    def has_begun(self) -> bool:
+        """The job has been started, by this leader or one before."""
+        return self._number >= 0
 
     def heard(self, seat: Seat, message: FromWorker) -> None:
         """A worker reports."""
@@ -269,6 +289,12 @@ class Leader:
             case AskStop():
                 self.signalled(signal.SIGTERM)
                 asker.answer(Answer(True, "asked for, at the next boundary", self._tally.step))
+            case PullShard():
+                self._to_do.append(_Tell(asker, self._shards.pull(request, now)))
+            case OpenShards():
+                refusal = self._shards.open(request)
+                text = refusal or f"shards of {request.queues} are served"
+                self._to_do.append(_Tell(asker, Answer(refusal is None, text)))
             case Scale(request=name, workers=workers) if self._reception.is_new(name, asker):
                 self._change(Change(workers=workers, reason="asked for", request=name), now)
             case ScaleBy(request=name, by=by, members=members) if self._reception.is_new(name, asker):
@@ -342,6 +368,7 @@ class Leader:
             suspending=self._suspending,
             resuming=self._resuming,
             answered=self._reception.answered,
+            shards=self._shards.record(),
         )
 
     # Attempts.
@@ -408,7 +435,9 @@ class Leader:
     # Down to zero, and back.
 
     def _change(self, change: Change, now: float) -> None:
-        if self._attempt is None:
+        if not self.has_begun:
+            self._carry_out([Refused(change, "the job has not begun yet; retry")])
+        elif self._attempt is None:
             self._resume(change, now)
         elif self._suspending is not None:
             self._carry_out([Refused(change, "busy: the job is being suspended; retry")])
@@ -482,7 +511,7 @@ class Leader:
                 return coordinator.switched(member, generation, step, paused, now, why_all)
         return []
 
-    def _carry_out(self, instructions: Sequence[Instruction | Order | _Launch | _Reply]) -> None:
+    def _carry_out(self, instructions: Sequence[_ToDo]) -> None:
         """Answers are part of the record, and the record is kept before anything is done."""
         for instruction in instructions:
             if isinstance(instruction, _Reply):
@@ -501,11 +530,13 @@ class Leader:
             for instruction in to_do:
                 self._do(instruction)
 
-    def _do(self, instruction: Instruction | Order | _Launch | _Reply) -> None:
+    def _do(self, instruction: _ToDo) -> None:
         attempt, now = self._attempt, time.monotonic()
         match instruction:
             case Order() as order:
                 self._obey([order])
+            case _Tell(asker=asker, reply=reply):
+                asker.answer(reply)
             case _Reply(request=request, answer=answer):
                 self._reception.answer(request, answer)
             case Done() as done:
@@ -560,7 +591,7 @@ class Leader:
     def _status(self) -> Status:
         tally = self._tally
         coordinator = self._attempt.coordinator if self._attempt is not None else None
-        phase = "suspended"
+        phase = "suspended" if self.has_begun else "waiting for nodes"
         if coordinator is not None:
             phase = str(coordinator.phase) if coordinator.training else "starting"
         members = coordinator.members if coordinator is not None else ()

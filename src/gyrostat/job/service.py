@@ -28,9 +28,9 @@ from gyrostat.job.conversation import (
     Attending,
     Instruct,
     Report,
-    decode_instruct,
+    decode_instructs,
     decode_reply,
-    decode_report,
+    decode_reports,
     decode_request,
     encode,
 )
@@ -54,6 +54,7 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 _STOP_S = 5.0
+_TOGETHER = 512
 
 
 class Unavailable(GyrostatError):
@@ -86,7 +87,7 @@ class Host(Protocol):
 
     def came(self, session: Session) -> None: ...
 
-    def reported(self, session: Session, report: Report) -> None: ...
+    def reported(self, session: Session, reports: list[Report]) -> None: ...
 
     def went(self, session: Session) -> None: ...
 
@@ -125,24 +126,24 @@ class Service:
 
     def _attend(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         self._check_token(context)
-        first = self._decoded(decode_report, next(requests, b""), context)
+        first, *more = self._decoded(decode_reports, next(requests, b""), context) or [None]
         if not isinstance(first, Attending):
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an agent says first who it is")
         session = Session(first)
         self._serves.came(session)
+        self._serves.reported(session, more)
 
         def listen() -> None:
             try:
                 for data in requests:
-                    self._serves.reported(session, decode_report(data))
+                    self._serves.reported(session, decode_reports(data))
             except (grpc.RpcError, ProtocolError, ValueError):
                 pass  # gone, or speaking a language of its own: it has to come again
             self._serves.went(session)
             session.close()
 
         threading.Thread(target=listen, name="gyrostat-attended", daemon=True).start()
-        while (instruct := session.outgoing.get()) is not None:
-            yield encode(instruct)
+        yield from _batches(session.outgoing)
 
     def _ask(self, data: bytes, context: Any) -> bytes:
         self._check_token(context)
@@ -176,7 +177,7 @@ class Link:
         token: str | None,
         attending: Attending,
         *,
-        obey: Callable[[Link, Instruct], None],
+        obey: Callable[[Link, list[Instruct]], None],
         broke: Callable[[Link, str], None],
     ) -> None:
         self.address = address
@@ -200,14 +201,13 @@ class Link:
         self._channel.close()
 
     def _reports(self) -> Iterator[bytes]:
-        while (report := self._outgoing.get()) is not None:
-            yield encode(report)
+        yield from _batches(self._outgoing)
 
     def _listen(self) -> None:
         why = "the leader closed the connection"
         try:
             for data in self._call:
-                self._obey(self, decode_instruct(data))
+                self._obey(self, decode_instructs(data))
         except grpc.RpcError as error:
             why = f"{error.code().name}: {error.details()}"
         except ProtocolError as error:
@@ -237,6 +237,21 @@ class Client:
 
     def close(self) -> None:
         self._channel.close()
+
+
+def _batches(outgoing: queue.SimpleQueue[Any]) -> Iterator[bytes]:
+    """What is waiting goes out together, until None comes: a call costs more than what it carries."""
+    while True:
+        batch = [outgoing.get()]
+        with contextlib.suppress(queue.Empty):
+            while batch[-1] is not None and len(batch) < _TOGETHER:
+                batch.append(outgoing.get_nowait())
+        if batch[-1] is not None:
+            yield encode(batch)
+        else:
+            if batch[:-1]:
+                yield encode(batch[:-1])
+            return
 
 
 def _metadata(token: str | None) -> list[tuple[str, str]]:

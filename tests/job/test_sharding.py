@@ -1,0 +1,114 @@
+"""Shards served by a leader: exactly once, whoever asks twice, falls silent, or has to do with another leader."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyrostat.data.shards.messages import Shard
+from gyrostat.job.sharding import OpenShards, Pulled, PullShard, QueuesRecord, ShardDesk
+
+OPENED = OpenShards("train", 100, 10, seed=3)
+
+
+def opened(request: OpenShards = OPENED) -> ShardDesk:
+    desk = ShardDesk()
+    assert desk.open(request) is None
+    return desk
+
+
+def successor(desk: ShardDesk, now: float) -> ShardDesk:
+    """The next leader's, from what was kept."""
+    kept = msgspec.msgpack.encode(desk.record())
+    return ShardDesk.restore(msgspec.msgpack.decode(kept, type=dict[str, QueuesRecord]), now)
+
+
+def test_queues_are_opened_once() -> None:
+    desk = opened()
+    assert desk.open(OPENED) is None
+    assert "is open with other values" in str(desk.open(OpenShards("train", 99, 10, seed=3)))
+    assert desk.open(OpenShards("other", 7, 2)) is None
+    assert desk.open(OpenShards("wrong", 7, 0)) is not None
+
+
+def test_a_request_that_is_repeated_is_answered_alike() -> None:
+    desk = opened()
+    first = desk.pull(PullShard("train", "a", 0, epoch=0), 0.0)
+    assert first.shard is not None
+    assert desk.pull(PullShard("train", "a", 0, epoch=0), 1.0) == first
+    assert successor(desk, 2.0).pull(PullShard("train", "a", 0, epoch=0), 2.0) == first
+    report = PullShard("train", "a", 1, epoch=0, offsets=((first.shard.lease, len(first.shard)),))
+    second = desk.pull(report, 3.0)
+    assert second.accepted
+    assert desk.pull(report, 4.0) == second
+    late = desk.pull(PullShard("train", "a", 0, epoch=0), 5.0)
+    assert (late.accepted, late.reason) == (False, "request 0 comes after 1, which is answered already")
+
+
+def test_what_cannot_be_answered_says_why() -> None:
+    desk = opened()
+    assert desk.pull(PullShard("nothing", "a", 0, epoch=0), 0.0) == Pulled(
+        False, "there are no queues named 'nothing': open them first"
+    )
+    early = desk.pull(PullShard("train", "a", 0, epoch=1), 0.0)
+    assert "epoch 0 is not over" in early.reason
+    wrong = desk.pull(PullShard("train", "a", 1, epoch=0, offsets=((77, 1),)), 0.0)
+    assert not wrong.accepted
+    assert wrong.shard is None
+
+
+def test_who_leaves_gives_back() -> None:
+    desk = opened(OpenShards("train", 10, 10))
+    held = desk.pull(PullShard("train", "a", 0, epoch=0), 0.0).shard
+    assert held is not None
+    assert desk.pull(PullShard("train", "b", 0, epoch=0), 0.0).wait
+    assert desk.pull(PullShard("train", "a", 1, epoch=None, leaves=True), 0.0) == Pulled(True)
+    again = desk.pull(PullShard("train", "b", 1, epoch=0), 1.0).shard
+    assert again is not None
+    assert (again.start, again.stop) == (held.start, held.stop)
+    end = PullShard("train", "b", 2, epoch=0, offsets=((again.lease, len(again)),))
+    assert desk.pull(end, 2.0) == Pulled(True, epoch_over=True)
+
+
+def test_who_falls_silent_loses_its_shard() -> None:
+    desk = opened(OpenShards("train", 10, 10, lease_seconds=5.0))
+    held = desk.pull(PullShard("train", "a", 0, epoch=0), 0.0).shard
+    assert held is not None
+    assert desk.pull(PullShard("train", "b", 0, epoch=0), 6.0).shard is not None
+    late = desk.pull(PullShard("train", "a", 1, epoch=0, offsets=((held.lease, 10),)), 7.0)
+    assert not late.accepted
+
+
+@pytest.mark.parametrize("workers", [1, 4])
+@given(data=st.data())
+def test_every_sample_exactly_once(workers: int, data: st.DataObject) -> None:
+    """Under repeated requests, new leaders, silence, and workers that leave and come again."""
+    desk, now = opened(OpenShards("train", 60, 7, seed=1, lease_seconds=20.0)), 0.0
+    trained: Counter[int] = Counter()
+    numbers, held = dict.fromkeys(range(workers), 0), dict[int, Shard | None]()
+    over = False
+    for _ in range(10_000):
+        if over:
+            break
+        now += data.draw(st.sampled_from([0.1, 0.1, 1.0, 15.0])) if len(trained) < 30 else 0.1
+        worker = data.draw(st.integers(0, workers - 1)) if len(trained) < 30 else len(trained) % workers
+        if len(trained) >= 30:
+            worker = int(now * 10) % workers
+        shard = held.get(worker)
+        offsets = () if shard is None else ((shard.lease, len(shard)),)
+        request = PullShard("train", str(worker), numbers[worker], epoch=0, offsets=offsets)
+        numbers[worker] += 1
+        answer = desk.pull(request, now)
+        if len(trained) < 30 and data.draw(st.booleans()):  # its answer was lost with the leader
+            desk = successor(desk, now)
+            assert desk.pull(request, now) == answer
+        if shard is not None and answer.accepted:
+            trained.update(range(shard.start, shard.stop))
+        held[worker] = answer.shard
+        over = answer.epoch_over
+    assert over
+    assert trained == Counter(range(60))
