@@ -223,10 +223,10 @@ def test_a_newcomer_is_killed(
 
 
 def open_gate(gate: Path) -> None:
-    """Who waits there goes on, and nobody waits there any more."""
-    opened = gate.with_name("opened")
-    gate.rename(opened)
-    opened.write_text("")
+    """Who waits there goes on, and nobody will wait there any more."""
+    both_ends = os.open(gate, os.O_RDWR)
+    gate.unlink()
+    os.close(both_ends)
 
 
 def end_of(directory: Path, member: int) -> None:

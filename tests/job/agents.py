@@ -30,26 +30,26 @@ TRAINING = """
     RANK = int(os.environ["RANK"])
 
 
-    def wait_in(method, place):
-        original = getattr(Membership, method)
-
-        def waiting(*args):
-            print("waits in", place, flush=True)
-            with open(f"{place}-{RANK}.fifo") as fifo:
-                fifo.read()
-            return original(*args)
-
-        setattr(Membership, method, waiting)
+    def wait_at(place):
+        """Until the test opens that gate, if it has made one."""
+        try:
+            with open(f"{place}-{RANK}.fifo") as gate:
+                gate.read()
+        except FileNotFoundError:
+            pass
 
 
-    if os.path.exists(f"starting-{RANK}.fifo"):
-        print("waits in starting", flush=True)
-        with open(f"starting-{RANK}.fifo") as fifo:
-            fifo.read()
-    if os.path.exists(f"connecting-{RANK}.fifo"):
-        wait_in("prepare", "connecting")
-    if os.path.exists(f"fenced-{RANK}.fifo"):
-        wait_in("set_fence", "fenced")
+    def waiting_first(place, method):
+        def wait(*args):
+            wait_at(place)
+            return method(*args)
+
+        return wait
+
+
+    wait_at("starting")
+    Membership.prepare = waiting_first("connecting", Membership.prepare)
+    Membership.set_fence = waiting_first("fenced", Membership.set_fence)
 
     job = gyrostat.init(seed=5)
     model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.2), torch.nn.Linear(12, 1))
