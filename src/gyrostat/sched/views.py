@@ -196,6 +196,10 @@ class Queue:
                 found = first
         return None if found is None else found[2]
 
+    def heads(self) -> list[tuple[Key, int, JobView]]:
+        """The first of each kind."""
+        return [bucket[0] for bucket in self._buckets.values()]
+
     def worst(self) -> JobView | None:
         """The last."""
         found = max((bucket[-1] for bucket in self._buckets.values()), default=None)
@@ -340,6 +344,20 @@ class VcView:
     def next(self, without: Collection[object] = ()) -> JobView | None:
         """The first job that holds none of the guarantee, waiting or borrowing, not looking at these shapes."""
         return first(self.waiting, self.borrowing, without=without)
+
+    def heads(self, without: Collection[object] = ()) -> list[JobView]:
+        """Those that `next` would return one after another, were each of them skipped with its kind."""
+        entries = [*self.waiting.heads(), *self.borrowing.heads()]
+        entries.sort()
+        return [job for _, _, job in entries if job.request.shape not in without]
+
+    def could_make_room(self, job: JobView, counts: Counts) -> bool:
+        """Whether jobs that rank behind this one hold what it lacks, wherever that is."""
+        worst = self.holding.worst()
+        if worst is None or worst.precedes(job):
+            return False
+        short = sum(counts.values()) - sum(self.free(type_) for type_ in counts)
+        return short <= 0 or short <= self.holding.devices_behind(job)
 
     def types_for(self, request: JobRequest) -> tuple[str, ...]:
         """Device types that the job may use here, best first."""

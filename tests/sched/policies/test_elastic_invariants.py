@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
+from gyrostat.sched.cells.spec import parse
+from gyrostat.sched.placers.cells import CellPlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.port import Change, Finished, Progressed, Submitted, Withdrawn
 from tests.sched.little_cluster import LittleCluster
@@ -85,12 +87,40 @@ def check(cluster: LittleCluster) -> None:
     assert len(used) == len(set(used))
 
 
+FLEET = "v100:2x2,p100:1x4"
+QUOTAS: dict[str, dict[str, int]] = {"x": {"v100": 2, "p100": 2}, "y": {"v100": 2, "p100": 2}}
+CELLS = """
+cell_types:
+  v100-node: {of: v100, count: 2, node: true}
+  p100-node: {of: p100-half, count: 2, node: true}
+  p100-half: {of: p100, count: 2}
+physical_cluster:
+  - {cell: v100-node, nodes: [v100-0, v100-1]}
+  - {cell: p100-node, nodes: [p100-0]}
+virtual_clusters:
+  x: {cells: {v100-node: 1, p100-half: 1}}
+  y: {cells: {v100-node: 1, p100-half: 1}}
+"""
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25, deadline=None)
 @given(happening=events)
 def test_limits_hold_and_nothing_changes_without_a_cause(policy: str, happening: list[object]) -> None:
-    quotas: dict[str, dict[str, int]] = {"x": {"v100": 2, "p100": 2}, "y": {"v100": 2, "p100": 2}}
-    cluster = LittleCluster("v100:2x2,p100:1x4", policy, quotas=quotas, lends=True, throughput=PLANNED)
+    live(LittleCluster(FLEET, policy, quotas=QUOTAS, lends=True, throughput=PLANNED), happening)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=10, deadline=None)
+@given(happening=events)
+def test_so_it_is_in_cells(policy: str, happening: list[object]) -> None:
+    spec, problems = parse(CELLS)
+    assert spec is not None, problems
+    placer = CellPlacer(spec, lends=True)
+    live(LittleCluster(FLEET, policy, quotas=QUOTAS, placer=placer, throughput=PLANNED), happening)
+
+
+def live(cluster: LittleCluster, happening: list[object]) -> None:
     now = 0.0
     for number, event in enumerate(happening):
         now += 100.0

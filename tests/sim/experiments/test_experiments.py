@@ -104,7 +104,7 @@ def test_static_and_dynamic_binding_on_a_day(monkeypatch: pytest.MonkeyPatch) ->
 @needs_data
 def test_what_decides_the_gain_of_elastic_tiresias(monkeypatch: pytest.MonkeyPatch) -> None:
     why = elastic_tiresias_why
-    monkeypatch.setattr(why, "DAYS", (20, 21))
+    monkeypatch.setattr(why, "EVERY", 40)
     monkeypatch.setattr(why, "VARIANTS", (why.AS_IT_IS, why.Variant(name="inelastic", inelastic=1.0)))
     finding = why.run(Context(data=DATA))
     gains = [float(row[4].split()[0]) for row in finding.tables[0].rows]

@@ -20,18 +20,31 @@ def by_rank(
 ) -> Wishes:
     """Wishes that give the guarantee's devices to the best-ranked jobs. Jobs that are `starving` start from anew."""
     blocked: set[object] = set()
-    while (job := view.next(without=blocked)) is not None:
-        if view.is_hopeless(job) and not _free_enough(view, job):
-            blocked.add(job.request.shape)
-            continue
-        if starving is not None and starving(job):
-            yield Forgive(job)
-        if not (yield from _run(view, job, why(job))):
+    changed = True
+    while changed:
+        changed = False
+        for job in view.heads(without=blocked):
+            if job.request.shape in blocked:
+                continue
+            if not _may_fit(view, job):
+                blocked.add(job.request.shape)
+                continue
+            if starving is not None and starving(job):
+                yield Forgive(job)
+            if (yield from _run(view, job, why(job))):
+                changed = True  # others may be first now
+                break
             blocked.add(job.request.shape)
 
 
-def _free_enough(view: VcView, job: JobView) -> bool:
-    return any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request))
+def _may_fit(view: VcView, job: JobView) -> bool:
+    """Whether to look for a place at all: there are enough free devices, or enough are held by jobs of lower rank."""
+    types = view.types_for(job.request)
+    if any(view.free(type_) >= job.request.devices for type_ in types):
+        return True
+    return not view.is_hopeless(job) and any(
+        view.could_make_room(job, {type_: job.request.devices}) for type_ in types
+    )
 
 
 def _run(view: VcView, job: JobView, reason: str) -> Generator[Wish, bool, bool]:

@@ -10,7 +10,7 @@ from gyrostat.sim.experiments.finding import Context, Finding
 
 EXPERIMENTS: Mapping[str, str] = {
     "elastic-tiresias": "EDL, Table 4: Elastic-Tiresias against Tiresias on the Philly trace",
-    "elastic-tiresias-why": "The same on a busy stretch: what load, models, affinity, inelastic and long jobs change",
+    "elastic-tiresias-why": "The same with a quarter of the jobs: what load, N, models, affinity and long jobs change",
     "edl-16-jobs": "EDL, Figure 11: 16 jobs on 32 devices, static against elastic",
     "edl-transient": "EDL, Figure 10b: transient devices, four ways to use them",
     "easyscale-trace": "EasyScale, Figure 14: homogeneous and heterogeneous elasticity against YARN-CS",
