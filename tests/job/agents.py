@@ -30,8 +30,7 @@ TRAINING = """
     RANK = int(os.environ["RANK"])
 
 
-    def wait_at(place):
-        """Until the test opens that gate, if it has made one."""
+    def wait_at(place):  # until the test opens that gate, if it has made one
         try:
             with open(f"{place}-{RANK}.fifo") as gate:
                 gate.read()
