@@ -28,6 +28,7 @@ from gyrostat.job.observer import Observer
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Program
 from gyrostat.job.start import ForkParent
+from gyrostat.job.stragglers import StragglerPolicy
 
 
 class Launch:
@@ -72,6 +73,7 @@ class Launch:
         paced: Sequence[float] = (),
         batch_size: int | None = None,
         grace_s: float = 30.0,
+        stragglers: StragglerPolicy | None = None,
         check: bool = True,
     ) -> Outcome:
         """`placement` says how many virtual workers each worker runs; without it, `workers` share evenly."""
@@ -104,6 +106,7 @@ class Launch:
             paced=paced,
             batch_size=batch_size,
             grace_s=grace_s,
+            stragglers=stragglers or StragglerPolicy(),
         )
         outcome = run_job(request, parent=self._parent, observer=observer)
         return outcome.check() if check else outcome

@@ -10,9 +10,11 @@ from rich.console import Console
 
 from gyrostat.cli.display import Curve, LiveDisplay, PlainDisplay, Progress, sparkline
 from gyrostat.core.placement import Placement
+from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome, Tally
 from gyrostat.job.protocol import Checkpointed, Finished, Logged, Started, Step, Steps
+from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Cause, Failure
 
 PLACEMENT = Placement.even(4, 2)
@@ -137,3 +139,16 @@ def test_the_curve_covers_the_whole_run() -> None:
 )
 def test_sparklines(values: list[float], line: str) -> None:
     assert sparkline(values) == line
+
+
+def test_changes_and_stragglers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay(PLACEMENT, quiet=False)
+    display.noticed(Straggler(member=1, seconds=0.0533, usual=0.04))
+    moved = Change(workers=2, reason="speed", counts=(3, 1))
+    display.resized(Done(moved, 13, 2, 2, 0.009, 0.5, ()))
+    display.resized(Done(Change(workers=1, reason="asked for"), 20, 2, 1, 0.02, 0.5, ()))
+    assert capsys.readouterr().err.splitlines() == [
+        "gyrostat: worker 1 is 1.33 times slower than usual: 53.3 ms for a virtual worker's micro-batches, instead of 40.0 ms",
+        "gyrostat: from step 13 on other shares among 2 workers, after a pause of 9 ms (speed)",
+        "gyrostat: from step 20 on 1 worker instead of 2, after a pause of 20 ms (asked for)",
+    ]

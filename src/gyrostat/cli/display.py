@@ -177,9 +177,12 @@ class PlainDisplay:
 
     def resized(self, done: Done) -> None:
         self.workers = max([self.workers, *(member + 1 for member in done.joined)])
+        workers = f"{done.after} worker{'s' * (done.after != 1)}"
+        what = f"{workers} instead of {done.before}"
+        if done.change.counts is not None:
+            what = f"other shares among {workers}"
         self.note(
-            f"from step {done.step} on {done.after} worker{'s' * (done.after != 1)} instead of {done.before}, after a pause of "
-            f"{done.paused * 1e3:.0f} ms ({done.change.reason})"
+            f"from step {done.step} on {what}, after a pause of {done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
 
     def died(self, failure: Failure) -> None:
