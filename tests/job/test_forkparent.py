@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from gyrostat.core.placement import Placement
 from gyrostat.job import protocol
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.protocol import Channel, Fork, FromForkParent, Hello, Program
+from gyrostat.job.protocol import Channel, Children, Fork, FromForkParent, Hello, Program, Seat, WorkerSpec
 from gyrostat.job.start import ForkParent
 from tests.conftest import Launch
 from tests.job.processes import Departure, Listener
@@ -121,3 +122,53 @@ def test_the_users_own_hash_seed_counts(launch: Launch, tmp_path: Path) -> None:
 def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_parent: ForkParent) -> None:
     fork_parent.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
     assert fork_parent.exits() == []
+
+
+def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) -> None:
+    """Its workers live on; the next agent is told of them, and of who has exited."""
+    place = tmp_path / "forkparent.socket"
+    spec = spec_of(launch.script("import signal; signal.pause()"), tmp_path)
+    first = ForkParent(outlives=(place, 60.0))
+    (lives, one), (dies, other) = (start(first, spec, member) for member in (0, 1))
+    departure = Departure(dies)
+    first.signal(dies, signal.SIGKILL)
+    departure.wait()
+    first._channel.close()  # as if the agent had been killed
+    second = ForkParent.adopt(place)
+    assert second is not None
+    assert second.pid == first.pid
+    assert second.children == Children({lives: Seat(0, 0)}, [(Seat(0, 1), -signal.SIGKILL)])
+    third, last = start(second, spec, 2)
+    departures = [Departure(pid) for pid in (lives, third)]
+    second.close()
+    for gone in departures:
+        gone.wait()
+    first.close()
+    assert ForkParent.adopt(place) is None
+    for channel in (one, other, last):
+        channel.close()
+
+
+def test_workers_of_one_that_nobody_adopts_are_asked_to_stop(tmp_path: Path, launch: Launch) -> None:
+    script = launch.script("import signal; signal.pause()")
+    parent = ForkParent(outlives=(tmp_path / "forkparent.socket", 0.1))
+    pid, channel = start(parent, spec_of(script, tmp_path), 0)
+    departures = [Departure(pid), Departure(parent.pid)]
+    parent._channel.close()
+    for departure in departures:
+        departure.wait()
+    parent.close()
+    channel.close()
+
+
+def spec_of(script: Path, directory: Path) -> WorkerSpec:
+    request = RunRequest(program=Program(name=str(script)), placement=Placement.even(1, 1), cwd=directory)
+    return request.spec(request.assignment(0, ""))
+
+
+def start(parent: ForkParent, spec: WorkerSpec, member: int) -> tuple[int, socket.socket]:
+    """Its process id, and our end of its channel."""
+    ours, theirs = socket.socketpair()
+    with theirs, open(os.devnull, "w") as nothing:
+        named = msgspec.structs.replace(spec, seat=Seat(0, member))
+        return parent.start(named, nothing.fileno(), nothing.fileno(), theirs), ours

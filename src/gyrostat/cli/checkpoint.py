@@ -19,6 +19,7 @@ import typer
 
 from gyrostat.core.errors import CheckpointError, UsageError
 from gyrostat.job import runfile
+from gyrostat.job.door import NAMES, Caller, NotDone
 
 if TYPE_CHECKING:
     from gyrostat.engine.checkpoint import Description, Snapshot
@@ -130,10 +131,24 @@ def import_(
 
 @app.command()
 def save(
-    directory: Directory,
+    directory: Annotated[
+        Path,
+        typer.Argument(
+            metavar="DIR|JOB",
+            show_default=False,
+            help="The directory of a job's checkpoints, or the job's name: that does not wait until it is written.",
+        ),
+    ],
     timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Wait at most so long.")] = 600,
 ) -> None:
     """Ask the running job for a checkpoint now, wait until it is there, and print its path."""
+    if not directory.exists() and len(directory.parts) == 1 and NAMES.fullmatch(str(directory)):
+        with Caller(str(directory)) as job:
+            answer = job.checkpoint()
+        if not answer.done:
+            raise NotDone(answer.text)
+        print(answer.text)
+        return
     run = runfile.find(directory)
     if run is None:
         raise UsageError(
