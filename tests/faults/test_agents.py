@@ -3,6 +3,7 @@ is answered, and not a bit is different."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import textwrap
@@ -18,7 +19,7 @@ from gyrostat.engine.checkpoint import list_checkpoints, load
 from gyrostat.engine.digest import digest
 from gyrostat.job.door import Answer, Caller
 from tests.conftest import Launch
-from tests.job.agents import TRAINING, AgentProcess, Agents, end_fork_parent
+from tests.job.agents import PATIENCE_S, TRAINING, AgentProcess, Agents, end_fork_parent
 from tests.job.lease.conftest import own_etcd, shared_etcd  # noqa: F401
 from tests.job.lease.etcd_server import EtcdServer
 
@@ -230,15 +231,14 @@ def open_gate(gate: Path) -> None:
 
 
 def end_of(directory: Path, member: int) -> None:
-    """Kills the worker of that number: the one that has its log open."""
-    log = os.path.realpath(directory / "logs" / f"worker-{member}.log")
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            if os.readlink(process / "fd" / "1") == log:
-                os.kill(int(process.name), signal.SIGKILL)
-                return
-        except OSError:
-            continue
+    """Kills the worker of that number, the one that prints into its log, as soon as it is there."""
+    log, deadline = os.path.realpath(directory / "logs" / f"worker-{member}.log"), monotonic() + PATIENCE_S
+    while monotonic() < deadline:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if os.readlink(process / "fd" / "1") == log:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    return
     raise AssertionError(f"nobody prints into {log}")
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.job import NextGeneration
@@ -569,6 +569,7 @@ class World:
         return name
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
     """Every request is answered, once; a fence is set only when all are connected; generations only go up; numbers of members
