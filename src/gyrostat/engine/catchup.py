@@ -42,8 +42,8 @@ Optimizers = Mapping[str, Optimizer]
 class Stream:
     """The donor's side, for one generation."""
 
-    def __init__(self, wire: Wire, optimizers: Optimizers, loader: int | None = None) -> None:
-        """At a boundary: the copy is of this instant. `loader`: the number of the one that is looped over."""
+    def __init__(self, wire: Wire, optimizers: Optimizers, hints: Mapping[str, Any] | None = None) -> None:
+        """At a boundary: the copy is of this instant. `hints`: what newcomers can prepare for beside it."""
         self._wire, self._optimizers = wire, optimizers
         self.broken: str | None = None
         """Why the state cannot be had by replaying."""
@@ -53,7 +53,7 @@ class Stream:
         self._free: list[Block] = []
         self._farewell: tuple[Flat, Block] | None = None
         self._closed = False
-        copy = flatten({"what": "copy", "loader": loader, **_owned(optimizers)})
+        copy = flatten({"what": "copy", "hints": dict(hints or {}), **_owned(optimizers)})
         threading.Thread(target=self._run, args=(copy,), name="gyrostat-stream", daemon=True).start()
 
     def settle(self) -> None:
@@ -205,7 +205,7 @@ class Follower:
     def follow(
         self,
         caught_up: Callable[[], None],
-        hear_of_loader: Callable[[int], None],
+        take_hints: Callable[[Any], None],
         hear_of_data: Callable[[Any], None],
     ) -> Any:
         """Load and replay until the fence; returns the rest. `caught_up` is called once nothing is left to replay."""
@@ -214,8 +214,7 @@ class Follower:
             match told.state["what"]:
                 case "copy":
                     self._try(self._load, told.state)
-                    if told.state["loader"] is not None:
-                        hear_of_loader(told.state["loader"])
+                    take_hints(told.state["hints"])
                 case "update":
                     self._try(self._replay, told.state)
                 case "data":

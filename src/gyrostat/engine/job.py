@@ -461,11 +461,14 @@ class Job:
                     }
                 )
 
-    def _warm_up(self, plan: NextGeneration, number: int) -> None:
-        """A newcomer: the loop that is running is over this loader."""
+    def _warm_up(self, prepared: Prepared, hints: Mapping[str, Any]) -> None:
+        """A newcomer: what takes time in a first step is done while the others train."""
         assert isinstance(self._runner, VirtualRunner)
         assert self._membership is not None
-        worker, loader = self._membership.worker_in(plan), self._loader_by_number.get(number)
+        assert prepared.group is not None
+        plan, loader = prepared.plan, self._loader_by_number.get(hints["loader"])
+        self._runner.prepare_to_move(plan.placement, prepared.group, hints["reductions"])
+        worker = self._membership.worker_in(plan)
         if loader is not None and worker is not None:
             self._runner.warm_up(loader, plan.placement.held_by(worker))
 
@@ -499,8 +502,11 @@ class Job:
         if prepared.wire is not None and prepared.stream is None:
             assert isinstance(self._runner, VirtualRunner)
             loop = self._runner.loop_at(self.progress.step, self.progress)
-            number = None if loop is None else loop.loader.number
-            self._stream = prepared.stream = Stream(prepared.wire, self._optimizers(), number)
+            hints = {
+                "loader": None if loop is None else loop.loader.number,
+                "reductions": self._runner.layouts(),
+            }
+            self._stream = prepared.stream = Stream(prepared.wire, self._optimizers(), hints)
 
     def _hand_over(self, stream: Stream, contexts: Sequence[Any], began: int) -> dict[str, Any]:
         """What newcomers do not hold yet."""
@@ -641,7 +647,7 @@ class Job:
         follower = Follower(prepared.wire, self._optimizers())
         told = follower.follow(
             caught_up=lambda: membership.caught_up(prepared.plan),
-            hear_of_loader=lambda number: self._warm_up(prepared.plan, number),
+            take_hints=lambda hints: self._warm_up(prepared, hints),
             hear_of_data=lambda data: self._prefill(prepared.plan, data),
         )
         handover = Handover.from_tree(told)

@@ -34,7 +34,7 @@ def take_shared(
         "modes": {name: _modes(module) for name, module in _modules(tracked)},
         "state": dict(state),
         "streams": runner.streams.save().to_tree(),
-        "reductions": {gradients.name: gradients.reduction.state_dict() for gradients in runner.gradients},
+        "reductions": runner.layouts(),
     }
 
 

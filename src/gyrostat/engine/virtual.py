@@ -125,10 +125,11 @@ class VirtualRunner(Runner):
         stay = self.contexts
         self.contexts = {rank: stay.get(rank) or Context.from_tree(contexts[rank]) for rank in self.hosted}
         for gradients in self.gradients:
-            layout = gradients.reduction.state_dict()
+            before = gradients.reduction
             gradients.overlap(group.size > 1)
             gradients.reduction = self._make_reduction(gradients)
-            gradients.reduction.load_state_dict(layout)
+            gradients.reduction.load_state_dict(before.state_dict())
+            gradients.reduction.inherit(before)
         for buffers in self.buffers:
             buffers.group = group
         self._moves = None
@@ -183,6 +184,10 @@ class VirtualRunner(Runner):
                 if rank in self._moves.hosted:
                     self._feed.expect(rank, Position.from_tree(tree))
 
+    def layouts(self) -> dict[str, Any]:
+        """What decides the order of reductions, by module."""
+        return {gradients.name: gradients.reduction.state_dict() for gradients in self.gradients}
+
     def loop_at(self, step: int, progress: Progress) -> DataLoop | None:
         """The loop that is running, as it will be at the boundary of `step`."""
         if self._loop is None:
@@ -208,6 +213,16 @@ class VirtualRunner(Runner):
         feed.started = True
         feed.begin_step()
         self._prefilled = feed, loop
+
+    def prepare_to_move(self, placement: Placement, group: Group, layouts: Mapping[str, Any]) -> None:
+        """A newcomer: touch the memory that its first pass will need."""
+        alone = self.placement, self.group
+        self.placement, self.group = placement, group
+        for gradients in self.gradients:
+            gradients.reduction = self._make_reduction(gradients)
+            gradients.reduction.load_state_dict(layouts[gradients.name])
+            gradients.reduction.warm_up()
+        self.placement, self.group = alone
 
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()

@@ -51,6 +51,12 @@ class Reduction(Protocol):
     def close_pass(self, ready_order: Sequence[int] | None) -> None:
         """The pass is complete on all workers; `ready_order` as recorded, if it was wanted."""
 
+    def warm_up(self) -> None:
+        """Touch the memory that a pass will need, before training waits for it."""
+
+    def inherit(self, other: Reduction) -> None:
+        """Use the memory of the reduction of the generation before, which is not needed any more."""
+
     def state_dict(self) -> dict[str, Any]:
         """What decides the order of later reductions; part of the job's shared state."""
 

@@ -16,6 +16,7 @@ import torch
 
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
+from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, shape_of
 from gyrostat.engine.reduce.hostcopy import HostCopies
 
@@ -139,6 +140,30 @@ class Bucketed(ABC):
     def discard(self) -> None:
         self._forget()
         self._after()
+
+    # Memory: fresh pages are dear, and a new generation need not pay for them.
+
+    @abstractmethod
+    def _sets(self) -> int:
+        """How many sets of gradients a pass needs beside the totals."""
+
+    def warm_up(self) -> None:
+        if self._ranks > 1:
+            self._spare += [self._new_buffers() for _ in range(self._sets() - len(self._spare))]
+            for buffers in (*self._totals, *self._spare):
+                for flat in buffers.flats:
+                    flat.zero_()
+
+    def inherit(self, other: Reduction) -> None:
+        if not isinstance(other, Bucketed) or (other._layout, other._home) != (self._layout, self._home):
+            return
+        if [like.stride() for like in other._like] != [like.stride() for like in self._like]:
+            return
+        other._after()
+        pool = [*other._totals, *other._spare]
+        other._totals, other._spare = [], []
+        self._totals = [pool.pop(0) if pool else mine for mine in self._totals]
+        self._spare = pool[: self._sets()]
 
     def _leave(self) -> None:
         bucket = self._left

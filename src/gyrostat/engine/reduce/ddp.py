@@ -57,6 +57,9 @@ class DdpOrder(Bucketed):
             lambda: ring_sum(piece, self._placement, self._group), f"reduce bucket {bucket}"
         )
 
+    def _sets(self) -> int:
+        return 0 if self._native else len(self._placement.held_by(self._group.rank))
+
     def _after(self) -> None:
         self._spare += self._held.values()
         self._held.clear()

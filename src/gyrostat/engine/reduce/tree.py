@@ -114,6 +114,9 @@ class TreeOrder(Bucketed):
             torch.cuda.current_stream(self._group.gradients_on).synchronize()
         return totals
 
+    def _sets(self) -> int:
+        return most_sets(len(self._placement.held_by(self._group.rank)), 1)
+
     def _after(self) -> None:
         self._release_merged()
         self._spare += [flats for _, flats in self._sums]
