@@ -224,6 +224,20 @@ def test_bad_input_is_refused(args: list[str], message: str, trace: Path, tmp_pa
     assert message in " ".join(" ".join(err).split())
 
 
+def test_pinned_cells_are_left_to_those_who_ask_for_them(tmp_path: Path) -> None:
+    """`search` has a pinned V100 machine and two P100 machines: a job of its that wants V100s borrows, or waits for ever."""
+    example = Path(__file__).parents[2] / "examples/clusters/cells.yaml"
+    (tmp_path / "jobs.csv").write_text(
+        "submitted,duration,devices,vc,types\n0,100,8,search,p100\n0,50,8,search,v100\n"
+    )
+    code, out, err = gyrostat("simulate", "--cluster", example, "--no-borrowing", "jobs.csv", cwd=tmp_path)
+    assert code == 0, err
+    assert any("1 (+1 unfinished)" in line for line in out)
+    code, out, err = gyrostat("simulate", "--cluster", example, "jobs.csv", cwd=tmp_path)
+    assert code == 0, err
+    assert any("makespan" in line and "100 s" in line for line in out)
+
+
 def test_a_cell_file_and_policies_by_vc(trace: Path, tmp_path: Path) -> None:
     (tmp_path / "cells.yaml").write_text(
         """

@@ -70,7 +70,7 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
                 ),
                 _hours(every.queueing_mean),
                 _hours(every.queueing_median),
-                f"{one.makespan / _DAY:.1f} d",
+                f"{one.makespan / _DAY:.1f} d" if one.makespan >= _DAY else _hours(one.makespan),
                 f"{100 * one.utilisation:.1f} %",
                 f"{every.preemptions}",
                 f"{100 * one.fragmentation:.1f} %",

@@ -86,10 +86,16 @@ def test_other_traces_are_divided_and_shared_without_anomalies_in_cells(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
-        hived_traces, "TRACES", {"ITP 01": "itp/cluster01.csv", "ITP 10": "itp/cluster10.csv"}
+        hived_traces, "TRACES", {"ITP 05": "itp/cluster05.csv", "ITP 10": "itp/cluster10.csv"}
     )
     finding = hived_traces.run(Context(data=DATA))
-    assert [each.reached for each in finding.compared] == [None, True, None, True]
+    assert [each.reached for each in finding.compared] == [None, True, None, None]
+
+
+def test_cells_claim_only_what_they_have_removed() -> None:
+    assert hived_trace.removed(5.0, 0.0) is True
+    assert hived_trace.removed(0.0, 0.0) is None
+    assert hived_trace.removed(5.0, 0.1) is False
 
 
 @needs_data
@@ -104,7 +110,7 @@ def test_static_and_dynamic_binding_on_a_day(monkeypatch: pytest.MonkeyPatch) ->
 @needs_data
 def test_what_decides_the_gain_of_elastic_tiresias(monkeypatch: pytest.MonkeyPatch) -> None:
     why = elastic_tiresias_why
-    monkeypatch.setattr(why, "EVERY", 40)
+    monkeypatch.setattr(why, "EVERY", 80)
     monkeypatch.setattr(why, "VARIANTS", (why.AS_IT_IS, why.Variant(name="inelastic", inelastic=1.0)))
     finding = why.run(Context(data=DATA))
     gains = [float(row[4].split()[0]) for row in finding.tables[0].rows]

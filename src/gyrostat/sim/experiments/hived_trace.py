@@ -88,6 +88,11 @@ class Comparison:
         return vc, anomalies[vc].worst_half_day / 60
 
 
+def removed(quota: float, cells: float) -> bool | None:
+    """Whether cells have removed an excess that quotas show. None: there was none to remove, and nothing to claim."""
+    return False if cells > 0 else True if quota > 0 else None
+
+
 def compare(
     context: Context, jobs: Sequence[TraceJob], nodes: Mapping[str, int], policy: str = "fifo"
 ) -> Comparison:
