@@ -106,7 +106,7 @@ def test_a_job_on_two_nodes(
         with Caller("job") as caller:
             while caller.status().phase != "steady":
                 os.sched_yield()
-        assert "4 virtual workers on 2" in gyrostat(network, "b", "status", "job", "--agent", address)
+        assert f"on a, b, led at {address}" in gyrostat(network, "b", "status", "job", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "b", "scale", "job", "3", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "a", "migrate", "job", "0", "--agent", address)
         assert "next boundary" in gyrostat(network, "b", "stop", "job", "--agent", address)

@@ -28,6 +28,7 @@ TRAINING = """
     from gyrostat.engine.membership import Membership
 
     RANK = int(os.environ["RANK"])
+    PACE = float(os.environ.get("PACE", "0"))  # leaves the cores to what is tested
 
 
     def wait_at(place):  # until the test opens that gate, if it has made one
@@ -63,6 +64,7 @@ TRAINING = """
             optimizer.zero_grad()
             if job.is_main:
                 print("at", time.monotonic(), flush=True)
+            time.sleep(PACE)
 """
 
 
@@ -86,7 +88,7 @@ class AgentProcess:
         self.process = subprocess.Popen(
             [*prefix, sys.executable, "-c", _MAIN, "run", "--node", node, *options],
             cwd=directory,
-            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1"},
+            env={**os.environ, "COLUMNS": "120", "NO_COLOR": "1", "PACE": "0.01"},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

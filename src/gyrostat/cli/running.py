@@ -201,4 +201,6 @@ def _line(status: Status) -> str:
         parts.append(f"loss {status.loss:.4g}")
     if status.throughput is not None:
         parts.append(f"{status.throughput:,.0f} samples/s")
+    if status.nodes:
+        parts.append(f"on {', '.join(status.nodes)}, led at {status.leader}")
     return ", ".join(parts)

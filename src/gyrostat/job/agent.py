@@ -48,8 +48,9 @@ from gyrostat.job.conversation import (
     TellWorker,
     Welcome,
     WorkerFacts,
+    on_another_clock,
 )
-from gyrostat.job.door import AskCheckpoint, Door, Reply, Request, runtime_directory
+from gyrostat.job.door import AskCheckpoint, Door, Reply, Request, Status, runtime_directory
 from gyrostat.job.leader import Leader, Record
 from gyrostat.job.lease import Campaign, LeaseStore, Timing
 from gyrostat.job.loop import Loop
@@ -110,6 +111,8 @@ class _Reign:
     leader: Leader
     facts: Facts
     sessions: dict[str, Session]
+    behind: dict[str, float]
+    """By how many seconds a node's monotonic clock is behind ours."""
 
 
 class Agent:
@@ -283,7 +286,7 @@ class Agent:
         self._link = Link(
             self._holder,
             self._options.token,
-            Attending(self._options.node, self._run, self._facts.all()),
+            Attending(self._options.node, self._run, self._facts.all(), time.monotonic()),
             obey=lambda link, instructs: self._loop.inbox.post(partial(self._obey_over, link, instructs)),
             broke=lambda link, why: self._loop.inbox.post(partial(self._broke, link, why)),
         )
@@ -393,7 +396,7 @@ class Agent:
             patience=self._options.patience,
         )
         leader = Leader(self._request, company, self._observer)
-        self._reign = _Reign(token, run, company, leader, Facts(), {})
+        self._reign = _Reign(token, run, company, leader, Facts(), {}, {})
         known = self._facts.all() if run == self._run else []
         self._belong_to(run)
         self._tell(f"leading, at {self.address}")
@@ -494,7 +497,7 @@ class Agent:
         match report:
             case Said(seat=seat, message=message):
                 if reign.facts.is_news(seat, message):
-                    reign.leader.heard(seat, message)
+                    reign.leader.heard(seat, on_another_clock(message, reign.behind.get(name, 0.0)))
             case Gone(seat=seat, code=code):
                 reign.company.gone(seat)
                 if reign.facts.has_gone(seat, code):
@@ -506,6 +509,9 @@ class Agent:
 
     def _pass_answer(self, name: str, number: int, reply: Reply) -> None:
         """To the agent at whose door the question came. If that is away, it will ask again."""
+        if isinstance(reply, Status) and self._reign is not None:
+            nodes = tuple(sorted(self._reign.company.present()))
+            reply = msgspec.structs.replace(reply, leader=self.address, nodes=nodes)
         if name == self._options.node:
             self._answer(number, reply)
         elif self._reign is not None and name in self._reign.sessions:
@@ -533,6 +539,7 @@ class Agent:
         if session.node in reign.sessions:
             reign.sessions[session.node].close()
         reign.sessions[session.node] = session
+        reign.behind[session.node] = time.monotonic() - session.attending.clock
         session.send(Welcome(reign.run))
         known = session.attending.workers if session.attending.run == reign.run else []
         lost = reign.company.came(session.node, session.send, _living(known), time.monotonic())

@@ -15,7 +15,17 @@ import msgspec
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.job import Assignment
 from gyrostat.job.door import Reply, Request
-from gyrostat.job.protocol import LASTING, FromWorker, Program, ProtocolError, Seat, ToWorker
+from gyrostat.job.protocol import (
+    LASTING,
+    Finished,
+    FromWorker,
+    Program,
+    ProtocolError,
+    Seat,
+    Started,
+    Steps,
+    ToWorker,
+)
 
 SERVICE = "gyrostat.job.v1.Job"
 LARGEST = 4 << 20
@@ -39,6 +49,8 @@ class Attending(msgspec.Struct, frozen=True, tag=True):
     run: str | None
     """Which run of the job it belongs to, if it has been told."""
     workers: list[WorkerFacts]
+    clock: float = 0.0
+    """Of the node, now: machines count their time from different moments."""
 
 
 class Said(msgspec.Struct, frozen=True, tag=True):
@@ -139,6 +151,16 @@ def decode_reply(data: bytes) -> Reply:
 
 def _no_message(kind: str, error: Exception) -> ProtocolError:
     return ProtocolError(f"no {kind} of {SERVICE} that is known here: {error}")
+
+
+def on_another_clock(message: FromWorker, behind: float) -> FromWorker:
+    """The same, with its times on a clock to which the worker's is so many seconds behind."""
+    match message:
+        case Steps(steps=steps):
+            return Steps([msgspec.structs.replace(step, at=step.at + behind) for step in steps])
+        case Started() | Finished():
+            return msgspec.structs.replace(message, at=message.at + behind)
+    return message
 
 
 class Facts:

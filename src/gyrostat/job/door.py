@@ -114,6 +114,10 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     loss: float | None
     throughput: float | None
     """Samples per second of the last few seconds."""
+    leader: str = ""
+    """Where the agent is reached that leads a job on several nodes."""
+    nodes: tuple[str, ...] = ()
+    """Whose agents are there."""
 
 
 Request = Scale | ScaleBy | Migrate | Profile | AskStatus | AskCheckpoint | AskStop | OpenShards | PullShard

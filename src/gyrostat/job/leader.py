@@ -125,7 +125,9 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     """As the attempt began, or as the suspended job last was."""
     schedule: tuple[tuple[int, int], ...]
     coordinator: CoordinatorRecord | None
-    """None: the job is suspended."""
+    """None: the job is suspended, or has not begun."""
+    step: int
+    """Complete when it was suspended."""
     suspending: Wanted | None
     resuming: Wanted | None
     answered: dict[str, Result]
@@ -170,6 +172,7 @@ class Leader:
         self._resuming: Wanted | None = None
         self._since = time.monotonic()
         """When that was asked for."""
+        self._suspended_at = 0
         self._codes: dict[int, int] = {}
         self._to_do: list[_ToDo] = []
         self.outcome: Outcome | None = None
@@ -185,6 +188,7 @@ class Leader:
         request = replace(self._request, placement=record.placement, schedule=record.schedule)
         self._number, self._deaths = record.attempt, record.deaths
         self._suspending, self._resuming = record.suspending, record.resuming
+        self._suspended_at = record.step
         self._reception = Reception(record.answered)
         self._shards = ShardDesk.restore(record.shards, time.monotonic())
         self._tally.virtual_workers = record.virtual_workers
@@ -365,11 +369,17 @@ class Leader:
             placement=request.placement,
             schedule=tuple(request.schedule),
             coordinator=attempt.coordinator.record() if attempt is not None else None,
+            step=self._suspended_at,
             suspending=self._suspending,
             resuming=self._resuming,
             answered=self._reception.answered,
             shards=self._shards.record(),
         )
+
+    @property
+    def _step(self) -> int:
+        """The last complete step that is known of."""
+        return max(self._tally.step, self._suspended_at)
 
     # Attempts.
 
@@ -461,22 +471,23 @@ class Leader:
         assert self._suspending is not None
         wanted, self._suspending, self._attempt = self._suspending, None, None
         self._tally.suspended(now)
+        self._suspended_at = self._tally.step
         took = (now - self._since) * 1e3
-        text = f"suspended after step {self._tally.step}, until it is given workers again"
-        self._carry_out([_Reply(wanted.request, Answer(True, text, self._tally.step, 0, took, took))])
+        text = f"suspended after step {self._step}, until it is given workers again"
+        self._carry_out([_Reply(wanted.request, Answer(True, text, self._step, 0, took, took))])
 
     def _resume(self, change: Change, now: float) -> None:
         tally = self._tally
         if change.without or not 0 <= change.workers <= tally.virtual_workers:
             reason = f"the job is suspended; to go on, ask for 1 to {tally.virtual_workers} workers"
-            self._carry_out([_Reply(change.request, Answer(False, reason, tally.step))])
+            self._carry_out([_Reply(change.request, Answer(False, reason, self._step))])
         elif change.workers == 0:
-            self._carry_out([_Reply(change.request, Answer(True, "suspended already", tally.step))])
+            self._carry_out([_Reply(change.request, Answer(True, "suspended already", self._step))])
         else:
             assert change.request is not None
             self._resuming, self._since = Wanted(change.request, change.workers), now
             tally.workers = change.workers
-            self._begin(self._request.resumed(tally.virtual_workers, change.workers, tally.step))
+            self._begin(self._request.resumed(tally.virtual_workers, change.workers, self._step))
 
     def _resumed(self, message: Started, now: float) -> None:
         if self._resuming is None:
@@ -604,7 +615,7 @@ class Leader:
             members=members,
             generation=coordinator.generation if coordinator is not None else 0,
             phase="suspending" if self._suspending is not None else phase,
-            step=tally.step,
+            step=self._step,
             loss=tally.steps[-1].loss if tally.steps else None,
             throughput=tally.rate() if coordinator is not None else None,
         )

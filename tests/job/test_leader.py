@@ -1,0 +1,255 @@
+"""A leader and what it has done: nothing before it is kept, and what is kept is enough for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gyrostat.core.job import Assignment, CheckpointPolicy
+from gyrostat.core.placement import Placement
+from gyrostat.data.shards.messages import Shard
+from gyrostat.job.door import Answer, AskStatus, Reply, Scale, Status
+from gyrostat.job.leader import Leader, Record
+from gyrostat.job.observer import Nobody
+from gyrostat.job.protocol import (
+    Ended,
+    FromWorker,
+    Prepare,
+    Prepared,
+    Program,
+    Ready,
+    Seat,
+    SetFence,
+    Started,
+    Step,
+    Steps,
+    Switched,
+    Terminate,
+)
+from gyrostat.job.request import RunRequest
+from gyrostat.job.sharding import OpenShards, Pulled, PullShard
+
+ALIKE = {"seed": "1"}
+
+
+@dataclass
+class Hands:
+    """Notes what it is to do. `keeps`: whether the lease store can be reached."""
+
+    keeps: bool = True
+    done: list[tuple[str, int, object]] = field(default_factory=list)
+    record: Record | None = None
+
+    def start(self, seat: Seat, assignment: Assignment) -> None:
+        self.done.append(("start", seat.member, seat.attempt))
+
+    def tell(self, seat: Seat, message: msgspec.Struct) -> None:
+        self.done.append(("tell", seat.member, type(message)))
+
+    def signal(self, seat: Seat, number: int) -> None:
+        self.done.append(("signal", seat.member, number))
+
+    def store(self, attempt: int, generation: int) -> str:
+        return f"tcp://h:1/{attempt}"
+
+    def traces(self, attempt: int) -> Path | None:
+        return None
+
+    def keep(self, record: Callable[[], Record]) -> bool:
+        if self.keeps:
+            self.record = record()
+        return self.keeps
+
+    def take(self) -> list[tuple[str, int, object]]:
+        done, self.done = self.done, []
+        return done
+
+
+@dataclass
+class Asker:
+    replies: list[Reply] = field(default_factory=list)
+
+    def answer(self, reply: Reply) -> None:
+        self.replies.append(reply)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> RunRequest:
+    (tmp_path / "train.py").write_text("")
+    return RunRequest(
+        program=Program(name="train.py"),
+        placement=Placement.even(4, 2),
+        checkpoint=CheckpointPolicy(directory=str(tmp_path / "ckpt")),
+        cwd=tmp_path,
+        restarts=1,
+    )
+
+
+def training(request: RunRequest, hands: Hands) -> Leader:
+    leader = Leader(request, hands, Nobody())
+    leader.begin()
+    assert hands.take() == [("start", 0, 0), ("start", 1, 0)]
+    say(leader, 0, started(0))
+    say(leader, 0, Steps([Step(5, 0, 0.1, 8, 1.0)]))
+    return leader
+
+
+def started(step: int) -> Started:
+    return Started(step, None, [], 0.0, 4, None, ALIKE)
+
+
+def say(leader: Leader, member: int, message: FromWorker, attempt: int = 0) -> None:
+    leader.heard(Seat(attempt, member), message)
+
+
+def successor(request: RunRequest, before: Hands) -> tuple[Leader, Hands]:
+    """The next leader, from what the one before has kept."""
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(before.record), type=Record)
+    hands = Hands()
+    leader = Leader(request, hands, Nobody())
+    leader.take_over(kept)
+    return leader, hands
+
+
+def status(leader: Leader) -> Status:
+    asker = Asker()
+    leader.asked(AskStatus(), asker)
+    (reply,) = asker.replies
+    assert isinstance(reply, Status)
+    return reply
+
+
+def test_nothing_is_done_before_it_is_kept(request_: RunRequest) -> None:
+    hands, asker = Hands(), Asker()
+    leader = training(request_, hands)
+    hands.keeps = False
+    leader.asked(Scale("r", 3), asker)
+    leader.tick()
+    assert hands.take() == []
+    assert asker.replies == []
+    assert leader.deadline() is not None  # it will be tried again
+    hands.keeps = True
+    leader.tick()
+    assert hands.take() == [("start", 2, 0)]
+    assert leader.deadline() is None
+    hands.keeps = False
+    leader.asked(Scale("other", 1), busy := Asker())
+    assert busy.replies == []  # an answer is kept first, too
+
+
+def test_the_next_leader_finishes_what_was_fenced_and_answers_for_the_one_before(
+    request_: RunRequest,
+) -> None:
+    hands = Hands()
+    leader = training(request_, hands)
+    leader.asked(Scale("r", 3), Asker())
+    say(leader, 2, Ready(ALIKE))
+    for member in (0, 1, 2):
+        say(leader, member, Prepared(2))
+    assert [what for what in hands.take() if what[2] is SetFence] == [
+        ("tell", 0, SetFence),
+        ("tell", 1, SetFence),
+    ]
+
+    second, again = successor(request_, hands)
+    assert again.take() == [("tell", 0, SetFence), ("tell", 1, SetFence)]
+    asker = Asker()
+    second.asked(Scale("r", 3), asker)  # the client asks again: it is under way
+    assert asker.replies == []
+    say(second, 2, Switched(2, 9, 3, 0.25))
+    assert asker.replies == [Answer(True, "3 workers since step 9", 9, 3, 250.0, asker_ms(asker))]
+    assert status(second).members == (0, 1, 2)
+
+    third, _ = successor(request_, again)
+    third.asked(Scale("r", 3), late := Asker())  # done long ago
+    assert late.replies == asker.replies
+
+
+def asker_ms(asker: Asker) -> float:
+    """How long it took to prepare is the clock's business."""
+    (reply,) = asker.replies
+    assert isinstance(reply, Answer)
+    return reply.prepare_ms
+
+
+def test_the_next_leader_begins_anew_what_was_not_fenced(request_: RunRequest) -> None:
+    hands = Hands()
+    leader = training(request_, hands)
+    leader.asked(Scale("r", 3), Asker())
+    say(leader, 2, Ready(ALIKE))
+    assert {what[2] for what in hands.take()[1:]} == {Prepare}
+    second, again = successor(request_, hands)
+    assert again.take()[0] == ("signal", 2, 9)
+    second.asked(Scale("r", 3), Asker())
+    assert again.take() == [("start", 3, 0)]
+
+
+def test_a_suspended_job_is_resumed_by_the_next_leader(request_: RunRequest) -> None:
+    hands, asker = Hands(), Asker()
+    leader = training(request_, hands)
+    leader.asked(Scale("down", 0), asker)
+    assert hands.take() == [("tell", 0, Terminate), ("tell", 1, Terminate)]
+
+    second, again = successor(request_, hands)  # suspends it in its place
+    assert again.take() == [("tell", 0, Terminate), ("tell", 1, Terminate)]
+    second.asked(Scale("down", 0), asker)
+    say(second, 0, Steps([Step(7, 0, 0.1, 8, 1.0)]))
+    for member in (0, 1):
+        say(second, member, Ended(stopped=True))
+        second.exited(Seat(0, member), 0)
+    second.tick()
+    assert [reply.text for reply in asker.replies if isinstance(reply, Answer)] == [
+        "suspended after step 7, until it is given workers again"
+    ]
+
+    third, last = successor(request_, again)
+    found = status(third)
+    assert (found.phase, found.workers, found.step) == ("suspended", 0, 7)
+    assert last.take() == []
+    third.asked(Scale("up", 1), up := Asker())
+    assert last.take() == [("start", 0, 1)]
+    say(third, 0, started(7), attempt=1)
+    (answer,) = up.replies
+    assert isinstance(answer, Answer)
+    assert (answer.done, answer.workers, answer.step) == (True, 1, 7)
+
+
+def test_workers_that_nobody_finds_again_cost_an_attempt(request_: RunRequest) -> None:
+    hands = Hands()
+    training(request_, hands)
+    leader, again = successor(request_, hands)
+    leader.lost(Seat(0, 1), "no agent has shown it for 60 s")
+    leader.tick()
+    assert again.take() == [("tell", 0, Terminate)]
+    leader.exited(Seat(0, 0), -15)
+    leader.tick()
+    assert again.take() == [("start", 0, 1), ("start", 1, 1)]
+    say(leader, 0, Ended(stopped=False))  # of the attempt before: nobody listens
+    assert leader.outcome is None
+
+
+def test_queues_of_shards_are_kept_before_anything_is_handed_out(request_: RunRequest) -> None:
+    hands, asker = Hands(), Asker()
+    leader = Leader(request_, hands, Nobody())
+    leader.asked(OpenShards("train", 100, 10), asker)
+    leader.asked(PullShard("train", "w", 0, epoch=0), asker)
+    hands.keeps = False
+    leader.tick()
+    assert asker.replies == []
+    hands.keeps = True
+    leader.tick()
+    opened, pulled = asker.replies
+    assert isinstance(opened, Answer)
+    assert isinstance(pulled, Pulled)
+    assert isinstance(pulled.shard, Shard)
+
+    second, _ = successor(request_, hands)
+    assert not second.has_begun
+    assert status(second).phase == "waiting for nodes"
+    second.asked(PullShard("train", "w", 0, epoch=0), again := Asker())
+    second.tick()
+    assert again.replies == [pulled]
