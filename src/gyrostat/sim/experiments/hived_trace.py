@@ -44,16 +44,18 @@ def tenants_jobs(context: Context) -> list[TraceJob]:
     return [job for job in jobs if number[job.request.vc] >= _FEW_JOBS]
 
 
-def busy_days(context: Context, nodes: int | None = None) -> tuple[list[TraceJob], dict[str, int]]:
-    """The jobs of the busy stretch, and each tenant's machines: so many by load in the whole trace, or 90 % load of
-    the stretch.
+def busy_days(
+    context: Context, nodes: int | None = None, *, load: float = 0.9
+) -> tuple[list[TraceJob], dict[str, int]]:
+    """The jobs of the busy stretch, and each tenant's machines: so many by load in the whole trace, or as many as make this
+    load of the stretch itself.
     """
     jobs = tenants_jobs(context)
     chosen = list(between(jobs, *DAYS))
     if nodes is not None:
         return chosen, by_load(jobs, nodes)
     used = sum(job.duration * job.request.devices for job in chosen) / (_DAY * (DAYS[1] - DAYS[0]))
-    return chosen, by_load(chosen, round(used / 0.9 / 8))
+    return chosen, by_load(chosen, round(used / load / 8))
 
 
 @dataclass
