@@ -266,6 +266,20 @@ def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
     assert successor.members == (0, 1, 2)
 
 
+def test_who_may_have_missed_something_is_told_again() -> None:
+    job = training(2)
+    assert job.retell(0) == []
+    job.asked(wish(3), 0.0)
+    assert job.retell(2) == []
+    job.ready(2, ALIKE, 1.0)
+    plan = plan_for(2, (0, 1, 2), (2,), donor=1)
+    job.prepared(0, 2)
+    assert (job.retell(0), job.retell(2)) == ([], [Tell(2, Prepare(plan))])
+    for member in (1, 2):
+        job.prepared(member, 2)
+    assert (job.retell(0), job.retell(2)) == ([Tell(0, SetFence(2, 0))], [])
+
+
 def test_a_new_leader_keeps_to_the_schedule() -> None:
     job = coordinator(1, schedule=changes(1, [(10, 2), (30, 1)]))
     job.started(ALIKE, 0, 8, 0.0)

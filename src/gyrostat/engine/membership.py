@@ -78,8 +78,10 @@ class Membership:
     # What the coordinator says.
 
     def prepare(self, plan: NextGeneration) -> None:
-        """Connect to the members of the next generation."""
+        """Connect to the members of the next generation. Who is told twice does it once."""
         with self._changed:
+            if self._plan is not None and self._plan.generation == plan.generation:
+                return
             self._take()
             self._plan = plan
         threading.Thread(target=self._carry_out, args=(plan,), name="gyrostat-connect", daemon=True).start()

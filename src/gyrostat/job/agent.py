@@ -142,6 +142,7 @@ class Agent:
         self._link: Link | None = None
         self._holder: str | None = None
         self._attend_at: float | None = None
+        self._trouble = ""
         self._leaving = False
         self._result: Over | None = None
         self.outcome: Outcome | None = None
@@ -301,14 +302,19 @@ class Agent:
                 self._obey(instruct)
 
     def _broke(self, link: Link, why: str) -> None:
-        if link is self._link:
-            self._attend_at = time.monotonic() + _ATTEND_AGAIN_S
+        if link is not self._link:
+            return
+        self._attend_at = time.monotonic() + _ATTEND_AGAIN_S
+        if why != self._trouble:
+            self._trouble = why
+            self._tell(f"cannot attend the agent at {link.address}: {why}; trying again")
 
     def _obey(self, instruct: Instruct) -> None:
         """What the leader says."""
         crew = self._loop.crew
         match instruct:
             case Welcome(run=run):
+                self._trouble = ""
                 self._belong_to(run)
                 self._tell(f"following the agent at {self._holder}")
             case StartWorker(seat=seat, assignment=assignment, program=program):
@@ -338,6 +344,11 @@ class Agent:
         return self._ranks[seat]
 
     def _belong_to(self, run: str) -> None:
+        """Workers of another run of the job, which nobody leads any more, are ended."""
+        if run != self._run:
+            for seat in self._loop.crew.living():
+                self._loop.crew.signal(seat, signal.SIGKILL)
+            self._facts = Facts()
         self._run = run
         self._run_file.write_text(run)
 
@@ -544,6 +555,8 @@ class Agent:
         known = session.attending.workers if session.attending.run == reign.run else []
         lost = reign.company.came(session.node, session.send, _living(known), time.monotonic())
         self._hear_facts(session.node, known)
+        for seat in _living(known):
+            reign.leader.back(seat)
         for seat in set(lost) - {facts.seat for facts in known}:
             reign.company.gone(seat)
             reign.leader.lost(seat, f"its agent, {session.node}, has come back without it")

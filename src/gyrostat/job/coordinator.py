@@ -289,11 +289,13 @@ class Coordinator:
         return self._set_fence()
 
     def _set_fence(self) -> list[Instruction]:
+        self._waiting_for = set(self._newcomers)
+        return [Tell(member, self._fence()) for member in self.members]
+
+    def _fence(self) -> SetFence:
         assert self._change is not None
         assert self._plan is not None
-        self._waiting_for = set(self._newcomers)
-        at = self._change.at_step if self._change.at_step is not None else 0
-        return [Tell(member, SetFence(self._plan.generation, at)) for member in self.members]
+        return SetFence(self._plan.generation, self._change.at_step or 0)
 
     def switched(
         self, member: int, generation: int, step: int, paused: float, now: float, why_all: str | None = None
@@ -422,6 +424,16 @@ class Coordinator:
         if self.phase is Phase.FENCED:
             return [*broken_off, *self._set_fence()]
         return [*broken_off, *self._fail(reason, now)]
+
+    def retell(self, member: int) -> list[Instruction]:
+        """What this one may have missed while its agent was away."""
+        if self._plan is None:
+            return []
+        if self.phase is Phase.CONNECTING and member in self._waiting_for:
+            return [Tell(member, Prepare(self._plan))]
+        if self.phase is Phase.FENCED and member in self.members:
+            return [Tell(member, self._fence())]
+        return []
 
     def request(self) -> str | None:
         """Whose wish is being carried out."""

@@ -267,6 +267,12 @@ class Leader:
         if seat.member in attempt.watch.crew:
             attempt.watch.lost(seat.member, why, now)
 
+    def back(self, seat: Seat) -> None:
+        """A worker can be reached again, whose agent was away."""
+        attempt = self._current(seat)
+        if attempt is not None:
+            self._carry_out(attempt.coordinator.retell(seat.member))
+
     def signalled(self, number: int) -> None:
         """The user sent us a signal."""
         now = time.monotonic()
