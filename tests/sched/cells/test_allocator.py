@@ -7,6 +7,7 @@ import pytest
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.bindings import Change, bindings_of, rebuild, reconfigured
+from gyrostat.sched.cells.lending import lend_fairly, opportunistic_shares, over_share
 from gyrostat.sched.cells.request import OPPORTUNISTIC, Affinity, CellRequest, Grant, PodGroup, Refusal
 from gyrostat.sched.cells.shortfall import Shortfall
 from gyrostat.sched.cells.spec import CellSpec, parse
@@ -309,13 +310,13 @@ def test_opportunistic_devices_are_shared_by_weight() -> None:
         for vc in ("b", "a")
         for number in range(8)
     ]
-    results = cells.lend_fairly(requests)
+    results = lend_fairly(cells, requests)
     granted = [result.job for result in results if isinstance(result, Grant)]
     assert granted == ["b0", "b1", "a0", "a1", "a2", "a3", "a4", "a5"]
     assert cells.opportunistic == {"gpu": {"a": 24, "b": 8}}
-    assert cells.opportunistic_shares("gpu", {"a": 40, "b": 40}) == {"a": 24, "b": 8}
-    assert cells.opportunistic_shares("gpu", {"a": 8, "b": 40}) == {"a": 8, "b": 24}
-    assert cells.over_share("gpu", {"a": 12, "b": 40}) == ["a5", "a4", "a3"]
+    assert opportunistic_shares(cells, "gpu", {"a": 40, "b": 40}) == {"a": 24, "b": 8}
+    assert opportunistic_shares(cells, "gpu", {"a": 8, "b": 40}) == {"a": 8, "b": 24}
+    assert over_share(cells, "gpu", {"a": 12, "b": 40}) == ["a5", "a4", "a3"]
 
 
 def test_misuse_is_refused() -> None:

@@ -13,12 +13,10 @@ Opportunistic requests look at physical cells only, and at those first that are 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.cells.fairness import fair_shares
 from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.physical import Pool
 from gyrostat.sched.cells.plan import Placed, Pod, TooLittle, bind_roots, plan_pods, unbind_unused
@@ -33,58 +31,11 @@ from gyrostat.sched.cells.request import (
 )
 from gyrostat.sched.cells.shortfall import Shortfall, divide, gaps
 from gyrostat.sched.cells.spec import CellSpec
+from gyrostat.sched.cells.tenant import HealthChange, Tenant, Usage
 from gyrostat.sched.cells.virtual import Group
 
 if TYPE_CHECKING:
     from gyrostat.sched.cells.bindings import JobBinding
-
-
-@dataclass(frozen=True)
-class Tenant:
-    """A virtual cluster: its cells by hierarchy, smallest first, and its pinned ones by name."""
-
-    name: str
-    weight: float
-    groups: dict[str, list[Group]] = field(default_factory=dict)
-    pinned: dict[str, Group] = field(default_factory=dict)
-
-    def group(self, pool: Pool, root: int, pinned: str | None) -> Group | None:
-        if pinned is not None:
-            return self.pinned.get(pinned)
-        return next((g for g in self.groups.get(pool.hierarchy.name, ()) if g.root == root), None)
-
-    def all_groups(self) -> Iterable[Group]:
-        for groups in self.groups.values():
-            yield from groups
-        yield from self.pinned.values()
-
-
-@dataclass(frozen=True)
-class Usage:
-    """What a virtual cluster has of one cell type, and how much of it is in use."""
-
-    vc: str
-    cell_type: str
-    level: int
-    pinned: str | None
-    cells: int
-    bound: int
-    devices: int
-    free_devices: int
-    bad_devices: int
-    """Bad devices in its bound cells that it has been shown."""
-
-
-@dataclass(frozen=True)
-class HealthChange:
-    """What a change of health means to others."""
-
-    devices: tuple[str, ...]
-    """Those that changed."""
-    jobs: tuple[str, ...]
-    """Jobs that run on them."""
-    virtual_clusters: tuple[str, ...]
-    """Tenants in whose bound cells they are."""
 
 
 class CellCluster:
@@ -424,53 +375,6 @@ class CellCluster:
                 for vc, short in divide(-gap, needs).items():
                     found.append(Shortfall(vc, pool.hierarchy.types[level], level + 1, short))
         return found
-
-    # Fairness among tenants --------------------------------------------------------------------------------------
-
-    def lend_fairly(self, requests: Sequence[CellRequest]) -> list[Grant | Refusal]:
-        """Serve opportunistic requests that wait, each tenant's in order: always the tenant with the least for its weight."""
-        queues: dict[str, list[int]] = {}
-        use: dict[str, int] = {}
-        for place, request in enumerate(requests):
-            if request.priority != OPPORTUNISTIC:
-                raise UsageError(
-                    f"job {request.job} has priority {request.priority}: only opportunistic jobs share"
-                )
-            if request.vc not in queues:
-                use[request.vc] = sum(by_vc.get(request.vc, 0) for by_vc in self.opportunistic.values())
-            queues.setdefault(request.vc, []).insert(0, place)
-        results: dict[int, Grant | Refusal] = {}
-        while queues:
-            vc = min(queues, key=lambda vc: (use[vc] / self._weight(vc), vc))
-            place = queues[vc].pop()
-            if not queues[vc]:
-                del queues[vc]
-            results[place] = result = self.allocate(requests[place])
-            if isinstance(result, Grant):
-                use[vc] += result.device_count
-        return [results[place] for place in range(len(requests))]
-
-    def over_share(self, device_type: str, demands: Mapping[str, int]) -> list[str]:
-        """Opportunistic jobs to end so that no tenant has more than its fair share of a type; of each, the newest first."""
-        shares = self.opportunistic_shares(device_type, demands)
-        over = {vc: has - shares.get(vc, 0) for vc, has in self.opportunistic.get(device_type, {}).items()}
-        ending = []
-        for job, grant in reversed(self.jobs.items()):
-            opportunistic = grant.priority == OPPORTUNISTIC and grant.device_type == device_type
-            if opportunistic and over[grant.vc] >= grant.device_count:
-                over[grant.vc] -= grant.device_count
-                ending.append(job)
-        return ending
-
-    def _weight(self, vc: str) -> float:
-        tenant = self.tenants.get(vc)
-        return 1.0 if tenant is None else tenant.weight
-
-    def opportunistic_shares(self, device_type: str, demands: Mapping[str, int]) -> dict[str, int]:
-        """How many opportunistic devices each tenant may have, were all of them divided anew among the `demands`."""
-        pools = [pool for pool in self.pools.values() if pool.hierarchy.device_type == device_type]
-        capacity = sum(pool.idle.left + pool.low_devices for pool in pools)
-        return fair_shares(capacity, demands, {name: tenant.weight for name, tenant in self.tenants.items()})
 
 
 def drop_piece(group: Group, level: int, index: int, physical: int) -> None:

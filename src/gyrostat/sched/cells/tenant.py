@@ -1,0 +1,57 @@
+"""A tenant's cells, and what a cluster tells about them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from gyrostat.sched.cells.physical import Pool
+from gyrostat.sched.cells.virtual import Group
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """A virtual cluster: its cells by hierarchy, smallest first, and its pinned ones by name."""
+
+    name: str
+    weight: float
+    groups: dict[str, list[Group]] = field(default_factory=dict)
+    pinned: dict[str, Group] = field(default_factory=dict)
+
+    def group(self, pool: Pool, root: int, pinned: str | None) -> Group | None:
+        if pinned is not None:
+            return self.pinned.get(pinned)
+        return next((g for g in self.groups.get(pool.hierarchy.name, ()) if g.root == root), None)
+
+    def all_groups(self) -> Iterable[Group]:
+        for groups in self.groups.values():
+            yield from groups
+        yield from self.pinned.values()
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What a virtual cluster has of one cell type, and how much of it is in use."""
+
+    vc: str
+    cell_type: str
+    level: int
+    pinned: str | None
+    cells: int
+    bound: int
+    devices: int
+    free_devices: int
+    bad_devices: int
+    """Bad devices in its bound cells that it has been shown."""
+
+
+@dataclass(frozen=True)
+class HealthChange:
+    """What a change of health means to others."""
+
+    devices: tuple[str, ...]
+    """Those that changed."""
+    jobs: tuple[str, ...]
+    """Jobs that run on them."""
+    virtual_clusters: tuple[str, ...]
+    """Tenants in whose bound cells they are."""
