@@ -1,8 +1,8 @@
 """The agent of one node: it runs workers there, and one of the job's agents leads.
 
 Agents are alike. Each has a fork parent, a crew of workers, a door, a port for the others (`service`), and campaigns for the
-job's lease. Whoever holds it leads: its `leader` decides, and a `company` carries that out on all nodes, its own included. The
-others attend the leader: they report what their workers say and how they exit, and do what they are told.
+job's lease. Whoever holds it leads (`reign`): its `leader` decides, and a `company` carries that out on all nodes, its own
+included. The others attend the leader: they report what their workers say and how they exit, and do what they are told.
 
 Workers do not need an agent to train. If one is killed, its fork parent and workers live on; started again with the same
 command, it finds them through its runtime directory. If it led, another agent takes the lease when that expires, reads the
@@ -29,8 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyrostat.core.errors import Deposed, LeaseError, UsageError
-from gyrostat.job.company import Company
+from gyrostat.core.errors import LeaseError, UsageError
 from gyrostat.job.conversation import (
     Answered,
     Asking,
@@ -47,27 +46,22 @@ from gyrostat.job.conversation import (
     StartWorker,
     TellWorker,
     Welcome,
-    WorkerFacts,
-    on_another_clock,
 )
-from gyrostat.job.door import AskCheckpoint, Door, Reply, Request, Status, runtime_directory
-from gyrostat.job.leader import Leader, Record
+from gyrostat.job.door import AskCheckpoint, Door, Reply, Request, runtime_directory
 from gyrostat.job.lease import Campaign, LeaseStore, Timing
 from gyrostat.job.loop import Loop
 from gyrostat.job.observer import Observer, Stream
-from gyrostat.job.outcome import Outcome
 from gyrostat.job.output import LogFiles
 from gyrostat.job.protocol import FromWorker, Seat
 from gyrostat.job.reception import Asker
+from gyrostat.job.reign import Over, Reign, Seal, read_kept
 from gyrostat.job.request import RunRequest
 from gyrostat.job.service import Link, Service, Session
 from gyrostat.job.signals import SignalQueue
 from gyrostat.job.start import ForkParent
 
-_RECORD = "record"
 _ATTEND_AGAIN_S = 0.2
 _CLAIM_AGAIN_S = 0.25
-_LOOK_AT_LEAVERS_S = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,34 +79,6 @@ class NodeOptions:
     patience: float = 60.0
     """Seconds for which an agent may be away before its workers are given up. They give up in half the time."""
     timing: Timing = field(default_factory=Timing)
-
-
-class Over(msgspec.Struct, frozen=True):
-    code: int
-    text: str
-
-
-class Kept(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the lease store."""
-
-    run: str
-    """Which run of the job: the same name may be used again."""
-    record: Record | None = None
-    over: Over | None = None
-
-
-@dataclass
-class _Reign:
-    """What an agent has while it leads."""
-
-    token: int
-    run: str
-    company: Company
-    leader: Leader
-    facts: Facts
-    sessions: dict[str, Session]
-    behind: dict[str, float]
-    """By how many seconds a node's monotonic clock is behind ours."""
 
 
 class Agent:
@@ -138,15 +104,13 @@ class Agent:
         self._asked = 0
         self._claim: int | None = None
         """The token under which this agent is about to lead."""
-        self._reign: _Reign | None = None
+        self._reign: Reign | None = None
         self._link: Link | None = None
         self._holder: str | None = None
         self._attend_at: float | None = None
         self._trouble = ""
         self._leaving = False
         self._result: Over | None = None
-        self.outcome: Outcome | None = None
-        """Known to the agent that led last."""
         with contextlib.ExitStack() as stack:
             self._open(stack, signals)
             self._closing = stack.pop_all()
@@ -236,17 +200,13 @@ class Agent:
         if self._claim is not None:
             yield time.monotonic() + _CLAIM_AGAIN_S
         if self._reign is not None:
-            yield self._reign.leader.deadline()
-            yield self._reign.company.deadline()
-            if any(node.leaving for node in self._reign.company.nodes.values()):
-                yield time.monotonic() + _LOOK_AT_LEAVERS_S
+            yield self._reign.deadline()
 
     def _leave_campaign(self) -> None:
         if self._link is not None:
             self._link.close()
         if self._reign is not None:
-            for session in self._reign.sessions.values():
-                session.close()
+            self._reign.close()
         self._campaign.close()
         self._store.close()
 
@@ -266,7 +226,7 @@ class Agent:
     def _report(self, report: Said | Gone | Asking | Leaving) -> None:
         """To the leader; if there is none, it will hear of it when there is one."""
         if self._reign is not None:
-            self._take_report(self._options.node, report)
+            self._reign.take(self._options.node, report)
         elif self._link is not None:
             self._link.send(report)
 
@@ -389,7 +349,7 @@ class Agent:
     def _ascend(self, token: int) -> None:
         """Begin to lead: a new run of the job, or where another agent left off."""
         try:
-            kept = self._read()
+            kept = read_kept(self._store)
         except LeaseError:
             return  # tried again while the lease is ours
         self._claim = None
@@ -399,134 +359,43 @@ class Agent:
                 return
             kept = None
         run = kept.run if kept is not None else secrets.token_hex(8)
-        node = self._options.node
-        company = Company(
-            self._request.program,
-            store=lambda attempt: f"{self._rendezvous}/{run}-{attempt}",
-            keep=partial(self._keep, token, run),
-            patience=self._options.patience,
-        )
-        leader = Leader(self._request, company, self._observer)
-        self._reign = _Reign(token, run, company, leader, Facts(), {}, {})
-        known = self._facts.all() if run == self._run else []
         self._belong_to(run)
         self._tell(f"leading, at {self.address}")
-        company.came(node, self._obey, _living(known), time.monotonic())
-        if kept is not None and kept.record is not None:
-            company.expect(_seats(kept.record), time.monotonic())
-            leader.take_over(kept.record)
-        self._hear_facts(node, known)
-        for number, (request, _) in self._questions.items():
-            self._take_report(node, Asking(number, request))
+        node, options = self._options.node, self._options
+        seal = Seal(
+            store=self._store, token=token, run=run, address=self.address, rendezvous=self._rendezvous
+        )
+        self._reign = reign = Reign(
+            self._request, self._observer, seal, nodes=options.nodes, patience=options.patience
+        )
+        reign.begin(node, self._obey, self._facts.all(), kept.record if kept is not None else None)
+        for number, (request, _) in list(self._questions.items()):
+            reign.take(node, Asking(number, request))
         if self._leaving:
-            self._take_report(node, Leaving())
-
-    def _read(self) -> Kept | None:
-        data = self._store.get(_RECORD)
-        return None if data is None else msgspec.msgpack.decode(data, type=Kept)
-
-    def _keep(self, token: int, run: str, record: Callable[[], Record]) -> bool:
-        return self._put(token, Kept(run=run, record=record()))
-
-    def _put(self, token: int, kept: Kept) -> bool:
-        try:
-            self._store.put(_RECORD, msgspec.msgpack.encode(kept), token)
-            return True
-        except Deposed:
-            return False  # the campaign will say so
-        except LeaseError:
-            return False
+            reign.take(node, Leaving())
 
     def _abdicate(self, why: str) -> None:
         self._claim = None
         if self._reign is None:
             return
         reign, self._reign = self._reign, None
-        for session in reign.sessions.values():
-            session.close()
+        reign.close()
         if self._result is None:
             self._tell(f"leading no more: {why}")
 
     def _lead_on(self) -> None:
-        """Time has passed: begin when all are there, give up who is overdue, free nodes, end."""
-        if self._claim is not None and self._campaign.token_now() == self._claim:
+        """Time has passed, or something has happened."""
+        now = self._campaign.token_now()
+        if self._claim is not None and now == self._claim:
             self._ascend(self._claim)
         reign = self._reign
-        if reign is None or self._campaign.token_now() != reign.token:
+        if reign is None or now != reign.seal.token:
             return
-        if not reign.leader.has_begun and len(reign.company.present()) >= self._options.nodes:
-            reign.leader.begin()
-        lost = reign.company.overdue(time.monotonic())
-        if reign.leader.stopped_by_workers:
-            lost = [(seat, "its agent was away, and it has left") for seat in reign.company.out_of_reach()]
-        for seat, why in lost:
-            reign.company.gone(seat)
-            reign.leader.lost(seat, why)
-        reign.leader.tick()
-        self._free_nodes(reign)
-        if reign.leader.outcome is not None:
-            self._conclude(reign, reign.leader.outcome)
-
-    def _conclude(self, reign: _Reign, outcome: Outcome) -> None:
-        text = f"digest {outcome.digest}" if outcome.digest is not None else "the job has ended"
-        if outcome.failure is not None:
-            text = f"the job has failed: {outcome.failure}"
-        over = Over(outcome.exit_code, text)
-        if not self._put(reign.token, Kept(run=reign.run, over=over)):
-            return  # later, or another will
-        reign.leader.close()
-        for session in reign.sessions.values():
-            session.send(JobOver(over.code, over.text))
-        self.outcome, self._result = outcome, Over(over.code, "")
-        self._observer.over(outcome)
-
-    def _free_nodes(self, reign: _Reign) -> None:
-        """Nodes that want to leave: their workers leave at a fence, then their agents may go."""
-        company = reign.company
-        leavers = [name for name in company.present() if company.nodes[name].leaving]
-        seats = [seat for name in leavers for seat in company.workers_of(name)]
-        if not leavers:
-            return
-        if seats and len(leavers) < len(company.present()):
-            reign.leader.free([seat.member for seat in seats])
-        for name in leavers:
-            if not company.workers_of(name) and name == self._options.node:
-                self._result = Over(0, "this node is free; the job goes on without it")
-            elif not company.workers_of(name) and name in reign.sessions:
-                reign.sessions[name].send(Dismissed())
-
-    def _hear_facts(self, name: str, workers: list[WorkerFacts]) -> None:
-        for facts in workers:
-            for message in facts.said:
-                self._take_report(name, Said(facts.seat, message))
-            if facts.code is not None:
-                self._take_report(name, Gone(facts.seat, facts.code))
-
-    def _take_report(self, name: str, report: Report) -> None:
-        reign = self._reign
-        assert reign is not None
-        match report:
-            case Said(seat=seat, message=message):
-                if reign.facts.is_news(seat, message):
-                    reign.leader.heard(seat, on_another_clock(message, reign.behind.get(name, 0.0)))
-            case Gone(seat=seat, code=code):
-                reign.company.gone(seat)
-                if reign.facts.has_gone(seat, code):
-                    reign.leader.exited(seat, code)
-            case Asking(number=number, request=request):
-                reign.leader.asked(request, _Far(partial(self._pass_answer, name, number)))
-            case Leaving():
-                reign.company.nodes[name].leaving = True
-
-    def _pass_answer(self, name: str, number: int, reply: Reply) -> None:
-        """To the agent at whose door the question came. If that is away, it will ask again."""
-        if isinstance(reply, Status) and self._reign is not None:
-            nodes = tuple(sorted(self._reign.company.present()))
-            reply = msgspec.structs.replace(reply, leader=self.address, nodes=nodes)
-        if name == self._options.node:
-            self._answer(number, reply)
-        elif self._reign is not None and name in self._reign.sessions:
-            self._reign.sessions[name].send(Answered(number, reply))
+        reign.tick()
+        outcome = reign.leader.outcome
+        if outcome is not None and (over := reign.conclude(outcome)) is not None:
+            self._result = Over(over.code, "")
+            self._observer.over(outcome)
 
     # Host of the service: called from its threads.
 
@@ -543,56 +412,18 @@ class Agent:
         self._loop.inbox.post(partial(self._take_question, request, _Promise(reply)))
 
     def _session_came(self, session: Session) -> None:
-        reign = self._reign
-        if reign is None or session.node == self._options.node:
+        if self._reign is None or session.node == self._options.node:
             session.close()  # it will look again who leads
-            return
-        if session.node in reign.sessions:
-            reign.sessions[session.node].close()
-        reign.sessions[session.node] = session
-        reign.behind[session.node] = time.monotonic() - session.attending.clock
-        session.send(Welcome(reign.run))
-        known = session.attending.workers if session.attending.run == reign.run else []
-        lost = reign.company.came(session.node, session.send, _living(known), time.monotonic())
-        self._hear_facts(session.node, known)
-        for seat in _living(known):
-            reign.leader.back(seat)
-        for seat in set(lost) - {facts.seat for facts in known}:
-            reign.company.gone(seat)
-            reign.leader.lost(seat, f"its agent, {session.node}, has come back without it")
+        else:
+            self._reign.came(session)
 
     def _session_reported(self, session: Session, reports: list[Report]) -> None:
-        for report in reports:
-            if self._reign is not None and self._reign.sessions.get(session.node) is session:
-                self._take_report(session.node, report)
+        if self._reign is not None:
+            self._reign.reported(session, reports)
 
     def _session_went(self, session: Session) -> None:
-        reign = self._reign
-        if reign is not None and reign.sessions.get(session.node) is session:
-            del reign.sessions[session.node]
-            reign.company.went(session.node, session.send, time.monotonic())
-
-
-def _living(workers: list[WorkerFacts]) -> list[Seat]:
-    return [facts.seat for facts in workers if facts.code is None]
-
-
-def _seats(record: Record) -> list[Seat]:
-    """The workers that a job must have somewhere."""
-    if record.coordinator is None:
-        return []
-    members = {*record.coordinator.members, *record.coordinator.newcomers}
-    return [Seat(record.attempt, member) for member in sorted(members)]
-
-
-@dataclass(frozen=True)
-class _Far:
-    """Who asked at another agent's door."""
-
-    passes_on: Callable[[Reply], None]
-
-    def answer(self, reply: Reply) -> None:
-        self.passes_on(reply)
+        if self._reign is not None:
+            self._reign.went(session)
 
 
 @dataclass(frozen=True)
