@@ -229,3 +229,51 @@ def test_who_will_move_is_prepared_until_then_and_can_be_handed_over_before() ->
     assert feed.leave_at(1, 4) is None
     assert statetree.encode(ahead.to_tree()) == statetree.encode(feed.position(1).to_tree())
     feed.close()
+
+
+def test_a_change_that_is_called_off_leaves_no_trace() -> None:
+    """Virtual worker 1 was to leave and 2 to come; then all stays as it was, to the bit."""
+    loader = make(Noisy(90, counts=True), 3, num_workers=2)
+    whole, feed = started(loader, 3), started(loader, 2)
+    seen = []
+    for step in range(6):
+        whole.begin_step()
+        feed.begin_step()
+        if step == 1:
+            feed.leave_at(1, 4)
+            feed.expect(2, whole.position(2))
+        if step == 3:
+            feed.call_off()
+            assert feed.ranks == range(2)
+        for rank in range(2):
+            seen.append((whole.fetch(rank, 0).tolist(), feed.fetch(rank, 0).tolist()))
+        whole.fetch(2, 0)
+    assert all(a == b for a, b in seen)
+    whole.close()
+    feed.close()
+
+
+def test_virtual_workers_come_and_go_while_others_stay() -> None:
+    """The same processes go on, and what they had made for those that stay is not made again."""
+    loader = make(Noisy(120, counts=True), 4, num_workers=2)
+    whole, feed = started(loader, 4), started(loader, 4)
+    wanted: list[Any] = []
+    seen: list[Any] = []
+    pids = feed.workers.pids
+    away: dict[int, Position] = {}
+    for step, here in enumerate([(0, 1, 2, 3), (0, 1, 2, 3), (0, 2), (0, 2), (0, 1, 2), (0, 1, 2, 3)]):
+        positions = {rank: feed.position(rank) for rank in feed.ranks} | away
+        if tuple(feed.ranks) != here:
+            assert feed.rehost(here, positions)
+        whole.begin_step()
+        feed.begin_step()
+        wanted.append({rank: whole.fetch(rank, 0).tolist() for rank in range(4)})
+        seen.append({rank: feed.fetch(rank, 0).tolist() for rank in here})
+        away = {rank: whole.position(rank) for rank in range(4) if rank not in here}
+        assert len(feed.workers.pids) == 2, step
+    assert all(
+        batch == wanted[step][rank] for step, batches in enumerate(seen) for rank, batch in batches.items()
+    )
+    assert feed.workers.pids == pids
+    whole.close()
+    feed.close()

@@ -159,6 +159,9 @@ class Feed(ABC):
     def expect(self, rank: int, position: Position) -> None:
         """This virtual worker will be here from that position on."""
 
+    def call_off(self) -> None:
+        """Nobody leaves, and nobody comes."""
+
     def rehost(self, ranks: Sequence[int], positions: Mapping[int, Position]) -> bool:
         """From now on other virtual workers live here; what is under way for those that stay goes on.
 

@@ -113,17 +113,18 @@ class SharedFeed(Feed):
             self._take_up(rank, position)
             self._pump()
 
+    def call_off(self) -> None:
+        if self._can_move:
+            self._forget_ranks([rank for rank in self._queues if rank not in self.ranks])
+            for queue in self._queues.values():
+                queue.until = None
+            self._pump()
+
     def rehost(self, ranks: Sequence[int], positions: Mapping[int, Position]) -> bool:
         if not self._can_move:
             return False
         self._forget_step()
-        for rank in [rank for rank in self._queues if rank not in ranks]:
-            queue = self._queues.pop(rank)
-            for asked in queue.asked:
-                if asked.task is not None:
-                    asked.task.wanted = False
-            del self._positions[rank], self._indices[rank]
-            self._later.discard(rank)
+        self._forget_ranks([rank for rank in self._queues if rank not in ranks])
         for rank in ranks:
             if rank not in self._queues or self._positions[rank].consumed != positions[rank].consumed:
                 self._take_up(rank, positions[rank])
@@ -132,6 +133,15 @@ class SharedFeed(Feed):
         self._queues = {rank: self._queues[rank] for rank in ranks}
         self._pump()
         return True
+
+    def _forget_ranks(self, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            queue = self._queues.pop(rank)
+            for asked in queue.asked:
+                if asked.task is not None:
+                    asked.task.wanted = False
+            del self._positions[rank], self._indices[rank]
+            self._later.discard(rank)
 
     def _take_up(self, rank: int, position: Position) -> None:
         self.workers.forget({(rank, number) for number in range(self._count)})

@@ -6,8 +6,7 @@ A script tracks its objects, then loops over epochs, steps and micro-batches. Ev
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -17,14 +16,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
+from gyrostat.core.job import Assignment, ReductionChoice
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
 from gyrostat.data.order import Shuffle
-from gyrostat.data.position import Position
 from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
-from gyrostat.engine.catchup import Follower, Stream, owned_by
 from gyrostat.engine.checks import (
     check_module,
     check_no_process_group,
@@ -35,18 +32,18 @@ from gyrostat.engine.checks import (
 )
 from gyrostat.engine.digest import digest_of, tensor_digests
 from gyrostat.engine.exits import Place, places_of, script_place
-from gyrostat.engine.handover import Handover
 from gyrostat.engine.keeper import Boundary, Keeper
 from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
-from gyrostat.engine.membership import Membership, Prepared
+from gyrostat.engine.membership import Membership
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
-from gyrostat.engine.runner import DataLoop, RequestBox, Requests, Runner
-from gyrostat.engine.snapshot import gather_contexts, take_shared, without
+from gyrostat.engine.runner import RequestBox, Requests, Runner
+from gyrostat.engine.snapshot import take_shared
 from gyrostat.engine.step import Step, Steps
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
+from gyrostat.engine.transition import Transition
 from gyrostat.engine.virtual import VirtualRunner
 
 _COMPARE_EVERY = 100
@@ -54,10 +51,6 @@ _COMPARE_EVERY = 100
 
 class Stopped(SystemExit):
     """The job was asked to stop: it has checkpointed at a boundary and ends here, in every worker."""
-
-
-class Left(SystemExit):
-    """This worker is not in the generation that has begun: it leaves the job, which goes on without it."""
 
 
 class Job:
@@ -75,12 +68,8 @@ class Job:
         reduction: ReductionChoice,
         membership: Membership | None = None,
     ) -> None:
-        self._membership = membership
         self._joining = assignment.joins
-        self._holds = set(assignment.holds)
         self._just_joined = False
-        self._stream: Stream | None = None  # while newcomers follow what this worker does
-        self._arrival: tuple[Prepared, Follower, Handover] | None = None  # until this newcomer has loaded all
         self.device = device
         self.seed = seed
         self.state: dict[str, Any] = {}
@@ -93,8 +82,6 @@ class Job:
         self._pulled: ShardLoader | None = None  # the running loop's loader, if it has shards
         self._samples: int | None = 0
         self._loaders = 0
-        self._loader_by_number: dict[int, OrderedLoader] = {}
-        self._coming: dict[tuple[int, ...], dict[int, Position]] = {}
         self._generators: dict[int, tuple[Any, int]] = {}  # given to loaders, with the first loader of each
         self._loss: float | None = None
         self._busy: tuple[float, ...] = ()  # of each worker, in all passes of the step
@@ -111,6 +98,11 @@ class Job:
             if isinstance(runner, VirtualRunner)
             else None
         )
+        self._transition: Transition | None = None
+        if membership is not None and isinstance(runner, VirtualRunner) and self._keeper is not None:
+            self._transition = Transition(
+                membership, runner, self._keeper, supervisor, holds=assignment.holds, seed=seed
+            )
         self._fingerprint, self._reduction = fingerprint, reduction
         self._hook = register_optimizer_step_pre_hook(self._before_update)
 
@@ -186,7 +178,8 @@ class Job:
             generator_owner=owner,
             ranks=self._runner.hosted,
         )
-        self._loader_by_number[number] = loader
+        if self._transition is not None:
+            self._transition.loaders[number] = loader
         return loader
 
     def shards(
@@ -362,8 +355,6 @@ class Job:
             self._unreported_epoch = self.epoch
 
     def pass_done(self) -> None:
-        if self._stream is not None:
-            self._stream.settle()
         outcome = self._runner.outcome
         if self.progress.pass_ == 0:
             self._loss, self._busy = outcome.loss, outcome.busy
@@ -372,9 +363,8 @@ class Job:
         if self._samples is None:
             self._samples = outcome.samples
         self._save_asked |= outcome.requests
-        if self._membership is not None:
-            self._membership.settled(outcome.fence)
-            self._announce(self._membership, outcome.leaving)
+        if self._transition is not None:
+            self._transition.pass_done(outcome, self.progress)
         self._loops.pass_done()
         self._update_began = now()
 
@@ -394,134 +384,18 @@ class Job:
         asked, self._save_asked = self._save_asked, Requests()
         stop = asked.stop or self._assignment.stop_after == self.progress.step
         if self._keeper is not None:
-            here = Boundary(self.tracked, self.state, self.progress, self._evaluated)
             if stop:
-                self._keeper.last(here, finished=False)
+                self._keeper.last(self._here(), finished=False)
             else:
-                self._keeper.boundary(here, asked=asked.checkpoint, written=asked.written)
+                self._keeper.boundary(self._here(), asked=asked.checkpoint, written=asked.written)
         if stop:
             raise Stopped(0)
-        if self._membership is not None:
-            self._change_generation(self._membership)
+        if self._transition is not None:
+            self._transition.boundary(self._here())
         self._evaluated = {}
 
-    def _change_generation(self, membership: Membership) -> None:
-        """If a generation begins at this boundary, be a part of it, or leave."""
-        step, began = self.progress.step, now()
-        if step in self._holds:
-            self._holds.remove(step)  # a loop that ends and one that begins can meet at one step
-            prepared: Prepared | None = membership.wait_here(self._let_follow)
-        else:
-            if (connected := membership.connected()) is not None:
-                self._let_follow(connected)
-            prepared = membership.at_boundary(step)
-        if prepared is None:
-            return
-        assert isinstance(self._runner, VirtualRunner)
-        assert self._keeper is not None
-        contexts = gather_contexts(self._runner, self.progress)
-        if membership.is_leaving(prepared.plan, worker=0):
-            self._keeper.writer_leaves()
-        stream, self._stream = prepared.stream, None
-        if stream is not None:
-            stream.end(self._hand_over(stream, contexts, began))
-        old = self._runner.group
-        if prepared.group is None:
-            self._keeper.leave()
-        else:
-            self._runner.move(prepared.plan.placement, prepared.group, contexts, done=self.progress.done)
-            old.close()
-            membership.moved(prepared.plan)
-        if stream is not None:
-            stream.join()
-        if prepared.group is None:
-            raise Left(0)
-        self._supervisor.switched(prepared.plan.generation, step, prepared.group.size, (now() - began) / 1e9)
-
-    def _announce(self, membership: Membership, leaving: Mapping[int, Any]) -> None:
-        """Prepare data for a change that is known: for virtual workers that come, and no further for those that go."""
-        to_come = membership.change_to_come()
-        if to_come is None or not isinstance(self._runner, VirtualRunner):
-            return
-        plan, step = to_come
-        step = step if step is not None else min((hold for hold in self._holds), default=None)
-        if step is None:
-            return
-        self._runner.announce(plan.placement, membership.worker_in(plan), step)
-        if leaving:
-            self._runner.expect(leaving)
-            if self._stream is not None and (loop := self._runner.loop_at(step, self.progress)) is not None:
-                self._stream.tell_data(
-                    {
-                        "loader": loop.loader.number,
-                        "epoch": loop.epoch,
-                        "accumulate": loop.accumulate,
-                        "first_batch": loop.first_batch,
-                        "positions": dict(leaving),
-                    }
-                )
-
-    def _warm_up(self, prepared: Prepared, hints: Mapping[str, Any]) -> None:
-        """A newcomer: what takes time in a first step is done while the others train."""
-        assert isinstance(self._runner, VirtualRunner)
-        assert self._membership is not None
-        assert prepared.group is not None
-        plan, loader = prepared.plan, self._loader_by_number.get(hints["loader"])
-        self._runner.prepare_to_move(plan.placement, prepared.group, hints["reductions"])
-        worker = self._membership.worker_in(plan)
-        if loader is not None and worker is not None:
-            self._runner.warm_up(loader, plan.placement.held_by(worker))
-
-    def _prefill(self, plan: NextGeneration, data: Mapping[str, Any]) -> None:
-        """A newcomer: its virtual workers will stand there in the data."""
-        assert isinstance(self._runner, VirtualRunner)
-        assert self._membership is not None
-        worker = self._membership.worker_in(plan)
-        loader = self._loader_by_number.get(data["loader"])
-        if loader is None or worker is None:
-            return
-        wanted = plan.placement.held_by(worker)
-        key = (data["loader"], data["epoch"], data["accumulate"], data["first_batch"])
-        known = self._coming.setdefault(key, {})
-        known |= {
-            rank: Position.from_tree(tree) for rank, tree in data["positions"].items() if rank in wanted
-        }
-        if len(known) == len(wanted):
-            order = loader.order(seed=self.seed, epoch=data["epoch"]) if loader.ordered else None
-            loop = DataLoop(
-                loader=loader,
-                order=order,
-                epoch=data["epoch"],
-                accumulate=data["accumulate"],
-                first_batch=data["first_batch"],
-            )
-            self._runner.prefill(loop, self._coming.pop(key))
-
-    def _let_follow(self, prepared: Prepared) -> None:
-        """The donor: from this boundary on, newcomers follow what it does."""
-        if prepared.wire is not None and prepared.stream is None:
-            assert isinstance(self._runner, VirtualRunner)
-            loop = self._runner.loop_at(self.progress.step, self.progress)
-            hints = {
-                "loader": None if loop is None else loop.loader.number,
-                "reductions": self._runner.layouts(),
-            }
-            self._stream = prepared.stream = Stream(prepared.wire, self._optimizers(), hints)
-
-    def _hand_over(self, stream: Stream, contexts: Sequence[Any], began: int) -> dict[str, Any]:
-        """What newcomers do not hold yet."""
-        assert self._keeper is not None
-        here = Boundary(self.tracked, self.state, self.progress, self._evaluated)
-        snapshot = self._keeper.snapshot(here, contexts)
-        if stream.broken is None:
-            optimizers = self._optimizers()
-            snapshot = replace(snapshot, shared=without(snapshot.shared, optimizers, owned_by(optimizers)))
-        return Handover(
-            snapshot=snapshot, turns=self._keeper.turns(), batches=self._runner.loop_batches, since=began
-        ).to_tree()
-
-    def _optimizers(self) -> dict[str, Optimizer]:
-        return {name: thing for name, thing in self.tracked.items() if isinstance(thing, Optimizer)}
+    def _here(self) -> Boundary:
+        return Boundary(self.tracked, self.state, self.progress, self._evaluated)
 
     def _compare_replicas(self) -> None:
         if isinstance(self._runner, VirtualRunner) and self._runner.group.size > 1:
@@ -555,9 +429,8 @@ class Job:
         name = next((name for name, thing in self.tracked.items() if thing is optimizer), None)
         if self._started and name is not None:
             check_update(name, optimizer, self._modules, self._runner.reduced)
-        if self._stream is not None and name is not None:
-            closure = args[1] if len(args) > 1 else kwargs.get("closure")
-            self._stream.before_update(name, optimizer, repeatable=closure is None)
+        if self._transition is not None and name is not None:
+            self._transition.before_update(name, optimizer, args, kwargs)
         if self._started and name is None:
             raise Misuse(
                 f"an untracked {type(optimizer).__name__} made an update; its state would be lost when the job moves. "
@@ -635,31 +508,11 @@ class Job:
             self._supervisor.started(step, found, refused, self.virtual_workers, self._reduction, alike)
 
     def _join(self) -> None:
-        """A running job: wait until a generation that this worker belongs to begins, and go on from that boundary."""
-        assert self._membership is not None
-        assert self._keeper is not None
-        assert isinstance(self._runner, VirtualRunner)
-        self._supervisor.ready(self._keeper.describe(self.tracked))
-        membership = self._membership
-        prepared = membership.wait_until_invited()
-        assert prepared.wire is not None
-        assert prepared.group is not None
-        follower = Follower(prepared.wire, self._optimizers())
-        told = follower.follow(
-            caught_up=lambda: membership.caught_up(prepared.plan),
-            take_hints=lambda hints: self._warm_up(prepared, hints),
-            hear_of_data=lambda data: self._prefill(prepared.plan, data),
-        )
-        handover = Handover.from_tree(told)
-        self._runner.handed_batches = (handover.batches,)
-        self._runner.contexts.clear()
-        self._runner.move(prepared.plan.placement, prepared.group, handover.snapshot.contexts)
-        target = self._keeper.adopt(handover.snapshot, handover.turns)
+        """A running job: go on from the boundary at which a generation with this worker begins."""
+        assert self._transition is not None
+        target = self._transition.join(self.tracked)
         self._loops.resume_at(target.progress, finished=False)
-        membership.moved(prepared.plan)
-        self._arrival = prepared, follower, handover
         self._joining, self._just_joined = False, True
-        self._holds.discard(target.progress.step)
 
     def _load_if_at_end(self) -> None:
         if self._loops.at_end:
@@ -669,16 +522,8 @@ class Job:
         assert self._keeper is not None
         self.state = self._keeper.restore(self.tracked)
         self._loops.reached()
-        if self._arrival is not None:
-            (prepared, follower, handover), self._arrival = self._arrival, None
-            follower.confirm()
-            self._supervisor.switched(
-                prepared.plan.generation,
-                self.progress.step,
-                prepared.plan.placement.workers,
-                (now() - handover.since) / 1e9,
-                follower.why_not,
-            )
+        if self._transition is not None:
+            self._transition.arrived(self.progress)
 
     def finish(self, exit: SystemExit | None = None) -> None:
         """The script has ended; its end is a boundary. Workers agree that they are equal, and a last checkpoint is written.

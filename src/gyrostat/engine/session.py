@@ -34,7 +34,7 @@ from gyrostat.engine import determinism
 from gyrostat.engine.carrier import choose_carrier, choose_order
 from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Group
-from gyrostat.engine.job import Job, Left, Stopped
+from gyrostat.engine.job import Job, Stopped
 from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.paced import PacedDevice
 from gyrostat.engine.reduce.selftest import knows_gloo_order
@@ -42,6 +42,7 @@ from gyrostat.engine.reference import ReferenceRunner
 from gyrostat.engine.runner import RequestBox, Requests, Runner
 from gyrostat.engine.supervisor import Alone, Supervisor
 from gyrostat.engine.trace import NoTracer, Tracer
+from gyrostat.engine.transition import Left
 from gyrostat.engine.virtual import VirtualRunner
 from gyrostat.engine.wire import Wire
 

@@ -163,6 +163,13 @@ class VirtualRunner(Runner):
         if self._moves is None or self._moves.hosted != hosted or self._moves.step != step:
             self._moves = _Moves(hosted, step)
 
+    def call_off(self) -> None:
+        """Nobody moves, as far as is known."""
+        if self._moves is not None:
+            self._moves = None
+            if self._feed is not None:
+                self._feed.call_off()
+
     def leaving(self, progress: Progress) -> bytes:
         moves = self._moves
         if moves is None or self._feed is None or self._loop is None:
