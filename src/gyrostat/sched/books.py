@@ -263,7 +263,10 @@ class Books:
 
     def _who_gives_way(self, job: JobView, counts: Counts) -> list[JobView] | None:
         """Of the jobs that rank behind this one. None: even all of them are not enough."""
-        if not job.vc.could_make_room(job, counts):
+        if not job.vc.outranks_somebody(job):
+            return None
+        short = sum(counts.values()) - sum(job.vc.free(type_) for type_ in counts)
+        if short > 0 and short > job.vc.holding.devices_behind(job):
             return None
         candidates = (
             (other.id, other.devices) for other in job.vc.holding.last_first(job) if other.host is None

@@ -351,13 +351,10 @@ class VcView:
         entries.sort()
         return [job for _, _, job in entries if job.request.shape not in without]
 
-    def could_make_room(self, job: JobView, counts: Counts) -> bool:
-        """Whether jobs that rank behind this one hold what it lacks, wherever that is."""
+    def outranks_somebody(self, job: JobView) -> bool:
+        """Whether a job that holds devices ranks behind this one."""
         worst = self.holding.worst()
-        if worst is None or worst.precedes(job):
-            return False
-        short = sum(counts.values()) - sum(self.free(type_) for type_ in counts)
-        return short <= 0 or short <= self.holding.devices_behind(job)
+        return worst is not None and not worst.precedes(job)
 
     def types_for(self, request: JobRequest) -> tuple[str, ...]:
         """Device types that the job may use here, best first."""

@@ -38,13 +38,10 @@ def by_rank(
 
 
 def _may_fit(view: VcView, job: JobView) -> bool:
-    """Whether to look for a place at all: there are enough free devices, or enough are held by jobs of lower rank."""
-    types = view.types_for(job.request)
-    if any(view.free(type_) >= job.request.devices for type_ in types):
+    """Whether to look for a place at all: there are enough free devices, or some are held by jobs of lower rank."""
+    if any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request)):
         return True
-    return not view.is_hopeless(job) and any(
-        view.could_make_room(job, {type_: job.request.devices}) for type_ in types
-    )
+    return view.outranks_somebody(job) and not view.is_hopeless(job)
 
 
 def _run(view: VcView, job: JobView, reason: str) -> Generator[Wish, bool, bool]:
