@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import re
 import socket
 import textwrap
@@ -53,10 +55,17 @@ def test_the_limit_holds_in_every_epoch(launch: Launch) -> None:
     assert outcome.steps == 6
 
 
+def unused_port() -> int:
+    """One that nobody gets by asking for any: those are above 32768, and other tests ask for them all the time."""
+    for port in range(20000 + os.getpid() % 10000, 32768):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError("no port is free")
+
+
 def test_the_mlp_ends_with_the_bits_of_its_plain_ddp_form(launch: Launch, tmp_path: Path) -> None:
     args = ["--small", "--epochs", "2", "--limit", "5"]
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(unused_port())}
     # The DDP form knows nothing of jobs; its processes are only started as workers, instead of by torchrun.
     launch(
         EXAMPLES / "ddp" / "mlp_ddp.py",

@@ -250,7 +250,7 @@ def test_threads(verifying: Verify) -> None:
 
     It moves one class only: moving all alike would leave the loss as it is.
     """
-    chance = "os.urandom(1)[0] * (torch.get_num_threads() > 1)"
+    chance = "int.from_bytes(os.urandom(2)) * (torch.get_num_threads() > 1)"
     finding = verifying.finding(verifying.script(update=f"model[2].bias.grad[0].add_({chance})"), threads=2)
     assert finding.evidence.repeatable_with_one_thread
     assert [cause.key for cause in finding.causes] == [Key.THREADS]

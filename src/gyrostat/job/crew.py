@@ -23,6 +23,7 @@ from gyrostat.job.observer import Stream
 from gyrostat.job.output import Lines, LogFiles, Tail
 from gyrostat.job.protocol import Channel, Failed, FromWorker, ProtocolError, Rejoin, Seat, WorkerSpec
 from gyrostat.job.start import WorkerSource
+from gyrostat.job.unixsocket import bind_at
 
 _LOOK_AGAIN_S = 0.25
 
@@ -104,8 +105,7 @@ class Crew:
         selector.register(source, selectors.EVENT_READ, self.take_exits)
         if meeting_place is not None:
             meeting_place.unlink(missing_ok=True)
-            self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            self._listener.bind(str(meeting_place))
+            self._listener = bind_at(meeting_place)
             self._listener.listen()
             self._listener.setblocking(False)
             selector.register(self._listener, selectors.EVENT_READ, self._welcome)

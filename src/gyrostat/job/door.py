@@ -28,6 +28,7 @@ from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.job.profiling import SizeMeasured
 from gyrostat.job.protocol import Channel, ProtocolError
 from gyrostat.job.sharding import OpenShards, Pulled, PullShard
+from gyrostat.job.unixsocket import bind_at, connect_to
 
 
 class NotDone(GyrostatError):
@@ -168,14 +169,12 @@ class Door:
         check_name(name)
         self.name = name
         self._path = runtime_directory() / f"{name}{_SUFFIX}"
-        self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         if _answers(self._path):
-            self.listener.close()
             raise UsageError(
                 f"a job named {name!r} is running already; give this one another name: --name NAME"
             )
         self._path.unlink(missing_ok=True)  # left behind by a job that was killed
-        self.listener.bind(str(self._path))
+        self.listener = bind_at(self._path)
         self.listener.listen()
         self.listener.setblocking(False)
         self._visitors: set[Visitor] = set()
@@ -225,12 +224,11 @@ class Door:
 
 def _answers(path: Path) -> bool:
     """Whether somebody is behind that door."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        try:
-            probe.connect(str(path))
-        except OSError:
-            return False
-        return True
+    try:
+        connect_to(path).close()
+    except OSError:
+        return False
+    return True
 
 
 class Transport(Protocol):
@@ -364,13 +362,8 @@ class _Doors:
     def _knock(self) -> Channel[Reply]:
         own, agents = runtime_directory() / f"{self._name}{_SUFFIX}", f"{self._name}.*{_SUFFIX}"
         for path in (own, *sorted(runtime_directory().glob(agents))):
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            try:
-                sock.connect(str(path))
-            except OSError:
-                sock.close()
-            else:
-                return Channel(sock, Reply)
+            with contextlib.suppress(OSError):
+                return Channel(connect_to(path), Reply)
         raise UsageError(_unknown(self._name))
 
     def close(self) -> None:

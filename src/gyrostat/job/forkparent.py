@@ -48,6 +48,7 @@ from gyrostat.job.protocol import (
     check_greeting,
     greet,
 )
+from gyrostat.job.unixsocket import bind_at
 
 PRELOAD = (
     "numpy",
@@ -281,8 +282,7 @@ def preload() -> None:
 def _listen_at(path: str) -> socket.socket:
     """In a directory that only this user may enter."""
     Path(path).unlink(missing_ok=True)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(path)
+    listener = bind_at(path)
     listener.listen()
     return listener
 

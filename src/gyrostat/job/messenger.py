@@ -10,7 +10,6 @@ hears that, and once more what is of lasting meaning.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections import deque
@@ -41,6 +40,7 @@ from gyrostat.job.protocol import (
     ToWorker,
     greet,
 )
+from gyrostat.job.unixsocket import connect_to
 
 _PATIENCE_S = 0.1
 _LOOK_AGAIN_S = 0.05
@@ -93,13 +93,16 @@ class Messenger:
         """Until there is an agent again."""
         self._connected.clear()
         while not self._connected.is_set():
-            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                sock.connect(path)
-                with self._lock:
-                    self._introduce(Channel(sock, ToWorker))
+                channel: Channel[ToWorker] = Channel(connect_to(path), ToWorker)
             except OSError:
-                sock.close()
+                time.sleep(_LOOK_AGAIN_S)
+                continue
+            try:
+                with self._lock:
+                    self._introduce(channel)
+            except OSError:
+                channel.close()
                 time.sleep(_LOOK_AGAIN_S)
 
     def _introduce(self, channel: Channel[ToWorker]) -> None:

@@ -38,6 +38,7 @@ from gyrostat.job.protocol import (
     check_greeting,
     greet,
 )
+from gyrostat.job.unixsocket import connect_to
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 _LAST_WORDS_S = 10.0
@@ -90,11 +91,9 @@ class ForkParent:
     @classmethod
     def adopt(cls, path: Path) -> ForkParent | None:
         """The one that waits at this socket, with the workers of an agent that went away; None if there is none."""
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            sock.connect(str(path))
+            sock = connect_to(path)
         except OSError:
-            sock.close()
             return None
         adopted = cls.__new__(cls)
         adopted._take(sock, 0, None)
