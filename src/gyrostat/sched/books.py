@@ -259,6 +259,8 @@ class Books:
             self._evict_guest(victim)
             self.touch(victim)
             self._hold(victim, (), False, f"gives way to {job.id}")
+            if 0 < len(victim.borrowed) < victim.request.smallest:  # what it borrowed is not enough to go on
+                self.stop(victim, f"gives way to {job.id}")
         return True
 
     def _who_gives_way(self, job: JobView, counts: Counts) -> list[JobView] | None:

@@ -82,6 +82,8 @@ def _grant(books: Books, book: VcBook, wish: Wish) -> bool:
             return True
         case Promote(job, reason, preempts):
             promote = partial(books.promote, job, reason)
+            of_one_type = len(job.borrowed_counts) == 1  # nobody gives way to a mixture
+            preempts = preempts and of_one_type
             return books.preempt_for(job, job.borrowed_counts, promote) if preempts else promote()
         case Share(job, host, reason):
             return books.share(job, host, reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.profile import Profile, Speed
@@ -103,6 +103,12 @@ virtual_clusters:
 """
 
 
+def wanting(devices: int, *, smaller: int = 0, larger: int = 0, mixes: bool = False) -> dict[str, object]:
+    """A job of tenant x that was once in the way."""
+    least = {"soft": False, "priority": 1, "workload": "hardly" if mixes else "scales", "vc": "x"}
+    return {"devices": devices, "smaller": smaller, "larger": larger, "mixes": mixes, **least}
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25, deadline=None)
 @given(happening=events)
@@ -112,6 +118,10 @@ def test_limits_hold_and_nothing_changes_without_a_cause(policy: str, happening:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=10, deadline=None)
+@example(
+    happening=[wanting(3, smaller=1, larger=4, mixes=True), wanting(1), ("serve", 1), wanting(2), wanting(1)]
+)
+@example(happening=[wanting(2, larger=1), wanting(1), wanting(2)])
 @given(happening=events)
 def test_so_it_is_in_cells(policy: str, happening: list[object]) -> None:
     spec, problems = parse(CELLS)
