@@ -90,3 +90,20 @@ class LittleCluster:
             for job in self.books.jobs.values()
             if job.running
         }
+
+
+def yielding_job(
+    name: str, virtual_workers: int, *, workload: str, mixes: bool, at: float = 0.0, vc: str = "all"
+) -> JobRequest:
+    """A job that may be shrunk to nothing, wherever its devices are, and is known by its profile."""
+    return JobRequest(
+        id=JobId(name),
+        vc=vc,
+        submitted=at,
+        devices=virtual_workers,
+        min_devices=0,
+        virtual_workers=virtual_workers,
+        mixes_types=mixes,
+        affinity=Affinity.SOFT,
+        workload=f"{workload} (batch size 1)",
+    )

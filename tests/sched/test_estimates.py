@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Resize, Start
 from gyrostat.core.profile import Profile, Speed
-from gyrostat.core.request import Affinity, JobId, JobRequest
+from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.port import Progressed
-from tests.sched.little_cluster import LittleCluster
+from tests.sched.little_cluster import LittleCluster, yielding_job
 
 PLANNED = PlannedThroughput(
     {
@@ -18,28 +20,7 @@ PLANNED = PlannedThroughput(
         "other": Profile("other", {"v100": Speed(((1, 3.0),)), "p100": Speed(((1, 1.0),))}),
     }
 )
-
-
-def job(
-    name: str,
-    virtual_workers: int,
-    *,
-    at: float = 0.0,
-    workload: str = "w",
-    mixes: bool = False,
-    vc: str = "all",
-) -> JobRequest:
-    return JobRequest(
-        id=JobId(name),
-        vc=vc,
-        submitted=at,
-        devices=virtual_workers,
-        min_devices=0,
-        virtual_workers=virtual_workers,
-        mixes_types=mixes,
-        affinity=Affinity.SOFT,
-        workload=f"{workload} (batch size 1)",
-    )
+job = partial(yielding_job, workload="w", mixes=False)
 
 
 def little(fleet: str, **options: object) -> LittleCluster:

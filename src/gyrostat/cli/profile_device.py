@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile
 from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
@@ -41,13 +42,9 @@ def register(app: typer.Typer) -> None:
 
 
 def profile(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
-    ] = False,
+    script: Script,
+    args: Args = None,
+    module: Module = False,
     batches: Annotated[
         str, typer.Option(metavar="B,…", help="Samples that the device is given at once.")
     ] = "8,16,32,48,64",

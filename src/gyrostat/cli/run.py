@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from gyrostat.cli import nodes as nodes_cli
 from gyrostat.cli import options
+from gyrostat.cli import run_options as given
 from gyrostat.cli.display import LiveDisplay, PlainDisplay
+from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Determinism, Reduction
+from gyrostat.core.job import Determinism
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Program
@@ -39,8 +40,6 @@ _HELP = "\n\n".join(
     ]
 )
 
-_JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", "Checkpoints", "Output"
-
 
 def register(app: typer.Typer) -> None:
     app.command(
@@ -52,234 +51,42 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
-    ] = False,
-    virtual_workers: Annotated[
-        int | None,
-        typer.Option(
-            "--virtual-workers",
-            "-n",
-            metavar="N",
-            show_default="as many as workers, or what the script says",
-            help="Logical data-parallel ranks; they decide the result.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    workers: Annotated[
-        int | None,
-        typer.Option(
-            "--workers",
-            "-w",
-            metavar="P",
-            show_default="1",
-            help="Processes that share the virtual workers.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    placement: Annotated[
-        str | None,
-        typer.Option(
-            metavar="3,1,…",
-            show_default="as even as possible",
-            help="How many virtual workers each worker runs.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    threads: Annotated[
-        int,
-        typer.Option(
-            metavar="T",
-            help="Threads of each worker; their number is part of the bits.",
-            rich_help_panel=_JOB,
-        ),
-    ] = 1,
-    reduction: Annotated[
-        Reduction | None,
-        typer.Option(
-            show_default="ddp; tree on GPUs with NCCL",
-            help="The order in which gradients are added.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    determinism: Annotated[
-        Determinism, typer.Option(help="What may change without changing a bit.", rich_help_panel=_JOB)
-    ] = Determinism.ELASTIC,
-    pool: Annotated[
-        str | None,
-        typer.Option(
-            metavar="TYPE,…",
-            show_default=False,
-            help="Device types that a heterogeneous job may mix: avx512, avx2, sse, or names of GPUs.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="the script's name and the process's number",
-            help="By which `gyrostat scale` and `status` find it.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    schedule: Annotated[
-        str | None,
-        typer.Option(
-            metavar="STEP:P,…",
-            show_default=False,
-            help="Resize at these steps, without stopping: 0:2,50:4,100:1.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    paced: Annotated[
-        str | None,
-        typer.Option(
-            metavar="RATE,…",
-            show_default=False,
-            help="Wait instead of computing, as devices of so many samples/s would take; for measuring.",
-            rich_help_panel=_JOB,
-        ),
-    ] = None,
-    grace: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            min=0,
-            help="A worker that is sent SIGTERM leaves at a boundary, within S seconds.",
-            rich_help_panel=_JOB,
-        ),
-    ] = 30.0,
-    stragglers: Annotated[
-        Reaction,
-        typer.Option(
-            help="A worker that is slower than the others is only reported, gets fewer virtual workers, or is removed.",
-            rich_help_panel=_JOB,
-        ),
-    ] = Reaction.REPORT,
-    straggler_factor: Annotated[
-        float, typer.Option(metavar="X", help="It is so many times slower than usual …", rich_help_panel=_JOB)
-    ] = 1.2,
-    straggler_steps: Annotated[
-        int, typer.Option(metavar="K", help="… in the median of K steps.", rich_help_panel=_JOB)
-    ] = 10,
-    store: Annotated[
-        str | None,
-        typer.Option(
-            metavar="ADDRESS",
-            show_default=False,
-            help="Where agents agree on who leads: etcd://HOST:2379, or file:///DIR for several on one machine.",
-            rich_help_panel=_NODES,
-        ),
-    ] = None,
-    nodes: Annotated[
-        int,
-        typer.Option(metavar="K", help="Begin when so many agents are there.", rich_help_panel=_NODES),
-    ] = 1,
-    node: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            show_default="this machine's",
-            help="This agent's name; each has its own.",
-            rich_help_panel=_NODES,
-        ),
-    ] = None,
-    listen: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST[:PORT]",
-            show_default="the address towards the store",
-            help="Where other nodes reach this one.",
-            rich_help_panel=_NODES,
-        ),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default="$GYROSTAT_TOKEN",
-            help="The secret that all agents and clients of the job share.",
-            rich_help_panel=_NODES,
-        ),
-    ] = None,
-    patience: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="An agent that is away for longer is given up, and its workers with it.",
-            rich_help_panel=_NODES,
-        ),
-    ] = 60.0,
-    lease: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="A leader that is silent for so long has lost the lease.",
-            rich_help_panel=_NODES,
-        ),
-    ] = 5.0,
-    checkpoint_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR", show_default=False, help="Where checkpoints are.", rich_help_panel=_CHECKPOINTS
-        ),
-    ] = None,
-    checkpoint_every: Annotated[
-        int,
-        typer.Option(
-            metavar="K", help="Write one every K steps; 0: on demand.", rich_help_panel=_CHECKPOINTS
-        ),
-    ] = 0,
-    keep: Annotated[
-        int, typer.Option(metavar="K", help="Keep the newest K.", rich_help_panel=_CHECKPOINTS)
-    ] = 3,
-    resume: Annotated[
-        bool, typer.Option(help="Go on from the newest valid one.", rich_help_panel=_CHECKPOINTS)
-    ] = True,
-    restarts: Annotated[
-        int,
-        typer.Option(
-            metavar="R",
-            min=0,
-            help="If a worker dies, go on from the newest checkpoint, at most R times.",
-            rich_help_panel=_CHECKPOINTS,
-        ),
-    ] = 3,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", show_default=False, help="Write a JSON report.", rich_help_panel=_OUTPUT
-        ),
-    ] = None,
-    log_dir: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            show_default=False,
-            help="Keep each worker's output in DIR/worker-N.log as well.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            show_default=False,
-            help="Write where each step's time went, for chrome://tracing or Perfetto.",
-            rich_help_panel=_OUTPUT,
-        ),
-    ] = None,
-    quiet: Annotated[
-        bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=_OUTPUT)
-    ] = False,
+    script: Script,
+    args: Args = None,
+    module: Module = False,
+    virtual_workers: given.VirtualWorkers = None,
+    workers: given.Workers = None,
+    placement: given.Placement = None,
+    threads: given.Threads = 1,
+    reduction: given.Reduction = None,
+    determinism: given.Determinism = Determinism.ELASTIC,
+    pool: given.Pool = None,
+    name: given.Name = None,
+    schedule: given.Schedule = None,
+    paced: given.Paced = None,
+    grace: given.Grace = 30.0,
+    stragglers: given.Stragglers = Reaction.REPORT,
+    straggler_factor: given.StragglerFactor = 1.2,
+    straggler_steps: given.StragglerSteps = 10,
+    store: given.Store = None,
+    nodes: given.Nodes = 1,
+    node: given.Node = None,
+    listen: given.Listen = None,
+    token_file: given.TokenFile = None,
+    patience: given.Patience = 60.0,
+    lease: given.Lease = 5.0,
+    checkpoint_dir: given.CheckpointDir = None,
+    checkpoint_every: given.CheckpointEvery = 0,
+    keep: given.Keep = 3,
+    resume: given.Resume = True,
+    restarts: given.Restarts = 3,
+    report: given.Report = None,
+    log_dir: given.LogDir = None,
+    trace: given.Trace = None,
+    quiet: given.Quiet = False,
 ) -> None:
     workers, entries = options.choose_schedule(schedule, virtual_workers, workers, placement)
-    chosen, given = options.choose_placement(virtual_workers, workers, placement)
+    chosen, is_given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
         check_writable(report)
     if trace is not None:
@@ -287,7 +94,7 @@ def run(
     request = RunRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         placement=chosen,
-        virtual_workers_given=given,
+        virtual_workers_given=is_given,
         threads=threads,
         reduction=reduction,
         determinism=determinism,

@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.determinism import parse_pool
 from gyrostat.job.protocol import Program
 from gyrostat.job.report import check_writable, write_json
@@ -44,13 +45,9 @@ def register(app: typer.Typer) -> None:
 
 
 def scan(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
-    ] = False,
+    script: Script,
+    args: Args = None,
+    module: Module = False,
     virtual_workers: Annotated[
         int | None,
         typer.Option(

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.job import Reduction
@@ -50,7 +51,7 @@ def register(app: typer.Typer) -> None:
 
 
 def verify(
-    script: Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")],
+    script: Script,
     virtual_workers: Annotated[
         int,
         typer.Option(
@@ -62,12 +63,8 @@ def verify(
             rich_help_panel=_JOB,
         ),
     ],
-    args: Annotated[
-        list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
-    ] = None,
-    module: Annotated[
-        bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
-    ] = False,
+    args: Args = None,
+    module: Module = False,
     workers: Annotated[
         str | None,
         typer.Option(

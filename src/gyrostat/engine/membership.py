@@ -2,9 +2,9 @@
 
 The job's coordinator says which generation comes next, and this worker connects to its members in a thread of its own,
 while the script trains. When all are connected, the coordinator sets the fence. From then on every worker acknowledges it in
-its reductions, and the first one in which all have makes it hold: the generation begins at the boundary that follows. All
-workers see the same acknowledgements, so all decide alike. With `--schedule` the boundary is known from the start, and all
-wait there instead.
+its reductions, and the first one in which all have makes it hold: the generation begins at the boundary that follows, or as
+many steps later as somebody needs to hand over data, and nothing can cancel it any more. All workers see the same
+acknowledgements, so all decide alike. With `--schedule` the boundary is known from the start, and all wait there instead.
 
 Newcomers wait in `Job`'s start, with everything built. One of the old members, the donor, lets them follow what it does
 (catchup.py), and they count as connected when they have caught up. At the fence the contexts of all virtual workers are

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from gyrostat.core.devices import Counts
 from gyrostat.core.plan import Resize, Start
 from gyrostat.core.profile import Profile, Speed
-from gyrostat.core.request import Affinity, JobId, JobRequest
+from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.port import Withdrawn
 from gyrostat.sched.throughput import AnalyticScaling
-from tests.sched.little_cluster import LittleCluster, request
+from tests.sched.little_cluster import LittleCluster, request, yielding_job
 
 PLANNED = PlannedThroughput(
     {
@@ -17,28 +19,7 @@ PLANNED = PlannedThroughput(
         "v100-only": Profile("v100-only", {"v100": Speed(((1, 1.0),))}),
     }
 )
-
-
-def job(
-    name: str,
-    virtual_workers: int,
-    *,
-    at: float = 0.0,
-    workload: str = "even",
-    mixes: bool = True,
-    vc: str = "all",
-) -> JobRequest:
-    return JobRequest(
-        id=JobId(name),
-        vc=vc,
-        submitted=at,
-        devices=virtual_workers,
-        min_devices=0,
-        virtual_workers=virtual_workers,
-        mixes_types=mixes,
-        affinity=Affinity.SOFT,
-        workload=f"{workload} (batch size 1)",
-    )
+job = partial(yielding_job, workload="even", mixes=True)
 
 
 def cluster(fleet: str, policy: str = "easyscale:hold=0", **options: object) -> LittleCluster:
