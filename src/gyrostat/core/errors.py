@@ -5,7 +5,12 @@ GyrostatError
 │   ├── Refused                a model or option that cannot be exact, found at `track`
 │   ├── Misuse                 the surface was used in an order that has no meaning
 │   ├── NotYet                 a capability that this version does not have
+│   ├── NoSuchJob              a cluster has no job of that name or id, or it is somebody else's
+│   ├── Unplaceable            a job that a cluster can never run, refused when it is submitted
+│   ├── WrongState             what was asked of a job makes no sense in the state that it is in
 │   └── StoreUnusable          a lease store that cannot be opened: wrong address, no server there, wrong credentials
+├── StorageFull                a cluster's disk takes nothing more; nothing was accepted; to be tried again when there is room
+├── NotDone                    a running job could not do what it was asked for (in `job.door`)
 ├── CheckpointError            a checkpoint that cannot be used
 │   ├── DamagedCheckpoint      cut off or bit-flipped
 │   ├── ForeignCheckpoint      of another job
@@ -46,6 +51,22 @@ class Misuse(UsageError):
 
 class NotYet(UsageError):
     """A capability that this version does not have."""
+
+
+class NoSuchJob(UsageError):
+    """A cluster knows no such job, or the job is another tenant's, which is not told apart."""
+
+
+class Unplaceable(UsageError):
+    """A job that this cluster can never run."""
+
+
+class WrongState(UsageError):
+    """What was asked of a job makes no sense in the state that it is in."""
+
+
+class StorageFull(GyrostatError):
+    """The cluster's disk takes nothing more. Nothing was accepted; trying again helps once there is room."""
 
 
 class StoreUnusable(UsageError):
