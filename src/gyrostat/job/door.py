@@ -27,6 +27,7 @@ import msgspec
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.job.profiling import SizeMeasured
 from gyrostat.job.protocol import Channel, ProtocolError
+from gyrostat.job.seating import Slot
 from gyrostat.job.sharding import OpenShards, Pulled, PullShard
 from gyrostat.job.unixsocket import bind_at, connect_to
 
@@ -60,6 +61,13 @@ class ScaleBy(msgspec.Struct, frozen=True, tag=True):
     by: int
     members: tuple[int, ...] = ()
     """Those that leave; without any, the last ones."""
+
+
+class Occupy(msgspec.Struct, frozen=True, tag=True):
+    """Run on exactly these devices, one worker on each; on none: checkpoint and wait. For a job that has a seating."""
+
+    request: str
+    slots: tuple[Slot, ...]
 
 
 class Profile(msgspec.Struct, frozen=True, tag=True):
@@ -119,9 +127,22 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Where the agent is reached that leads a job on several nodes."""
     nodes: tuple[str, ...] = ()
     """Whose agents are there."""
+    devices: tuple[int, ...] = ()
+    """On which device each of `members` sits, if a scheduler hands them out."""
 
 
-Request = Scale | ScaleBy | Migrate | Profile | AskStatus | AskCheckpoint | AskStop | OpenShards | PullShard
+Request = (
+    Scale
+    | ScaleBy
+    | Migrate
+    | Occupy
+    | Profile
+    | AskStatus
+    | AskCheckpoint
+    | AskStop
+    | OpenShards
+    | PullShard
+)
 Reply = Answer | ProfileTable | Status | Pulled
 
 
@@ -137,6 +158,11 @@ def runtime_directory() -> Path:
             "GYROSTAT_RUNTIME_DIR to another place"
         )
     return path
+
+
+def door_at(directory: Path, name: str) -> Path:
+    """The socket of a job's door."""
+    return directory / f"{name}{_SUFFIX}"
 
 
 def running() -> list[str]:
@@ -168,7 +194,7 @@ class Door:
     def __init__(self, name: str) -> None:
         check_name(name)
         self.name = name
-        self._path = runtime_directory() / f"{name}{_SUFFIX}"
+        self._path = door_at(runtime_directory(), name)
         if _answers(self._path):
             raise UsageError(
                 f"a job named {name!r} is running already; give this one another name: --name NAME"
@@ -242,10 +268,11 @@ class Transport(Protocol):
 class Caller:
     """A running job, by its name if it has an agent on this machine, or through `via`."""
 
-    def __init__(self, name: str, via: Transport | None = None) -> None:
+    def __init__(self, name: str, via: Transport | None = None, at: Path | None = None) -> None:
+        """`at`: the directory of its door, if that is not this user's own (`runtime_directory`)."""
         check_name(name)
         self.name = name
-        self._transport = via or _Doors(name)
+        self._transport = via or _Doors(name, at)
 
     def scale(self, workers: int, request: str | None = None) -> Answer:
         """Run on so many workers; returns when they train, or when it is clear that they will not."""
@@ -282,6 +309,10 @@ class Caller:
     def migrate(self, members: tuple[int, ...], request: str | None = None) -> Answer:
         """Replace these workers by new ones, in one switch."""
         return self._change(Migrate(request or secrets.token_hex(8), members))
+
+    def occupy(self, slots: tuple[Slot, ...], request: str | None = None) -> Answer:
+        """Run on exactly these devices."""
+        return self._change(Occupy(request or secrets.token_hex(8), slots))
 
     def status(self) -> Status:
         reply = self._ask(AskStatus())
@@ -340,8 +371,8 @@ class Caller:
 class _Doors:
     """The doors of a job on this machine: its own, or those of its agents. If one closes, the next is asked the same."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, at: Path | None) -> None:
+        self._name, self._at = name, at
         self._channel = self._knock()
 
     def ask(self, request: Request) -> Reply:
@@ -360,8 +391,8 @@ class _Doors:
                 raise UsageError(f"the job {self._name!r} ended before it answered") from None
 
     def _knock(self) -> Channel[Reply]:
-        own, agents = runtime_directory() / f"{self._name}{_SUFFIX}", f"{self._name}.*{_SUFFIX}"
-        for path in (own, *sorted(runtime_directory().glob(agents))):
+        doors = self._at or runtime_directory()
+        for path in (door_at(doors, self._name), *sorted(doors.glob(f"{self._name}.*{_SUFFIX}"))):
             with contextlib.suppress(OSError):
                 return Channel(connect_to(path), Reply)
         raise UsageError(_unknown(self._name))

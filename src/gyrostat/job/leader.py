@@ -42,6 +42,7 @@ from gyrostat.job.door import (
     AskStatus,
     AskStop,
     Migrate,
+    Occupy,
     Profile,
     ProfileTable,
     Request,
@@ -67,6 +68,7 @@ from gyrostat.job.protocol import (
 )
 from gyrostat.job.reception import Asker, Reception, Result
 from gyrostat.job.request import FIRST_GENERATION, RunRequest
+from gyrostat.job.seating import Slot
 from gyrostat.job.sharding import OpenShards, Pulled, PullShard, QueuesRecord, ShardDesk
 from gyrostat.job.stragglers import Pace
 from gyrostat.job.watch import Cause, Order, Watch
@@ -310,6 +312,8 @@ class Leader:
             case ScaleBy(request=name, by=by, members=members) if self._reception.is_new(name, asker):
                 workers = self._tally.workers + by
                 self._change(Change(workers=workers, reason="asked for", request=name, without=members), now)
+            case Occupy(request=name, slots=slots) if self._reception.is_new(name, asker):
+                self._carry_out([*self._occupy(name, slots, now)])
             case Profile(request=name) if self._reception.is_new(name, asker):
                 self._profile(request, now)
             case Migrate(request=name, members=members) if self._reception.is_new(name, asker):
@@ -317,6 +321,22 @@ class Leader:
                 self._change(
                     Change(workers=workers, reason="asked to migrate", request=name, without=members), now
                 )
+
+    def _occupy(self, name: str, slots: tuple[Slot, ...], now: float) -> Sequence[_ToDo]:
+        """Run on these devices from the next boundary on. Where workers sit changes only if the change is begun."""
+        seating = self._request.seating
+        change = Change(workers=len(slots), reason="given other devices", request=name)
+        if seating is None:
+            return [Refused(change, "this job's devices are nobody's to choose: it was started without any")]
+        coordinator = self._attempt.coordinator if self._attempt is not None else None
+        if coordinator is not None and slots:
+            if (busy := coordinator.busy()) is not None:
+                return [Refused(change, busy)]
+            change = replace(change, without=seating.aim(slots, coordinator.members))
+        elif coordinator is None:
+            seating.aim(slots, ())
+        self._change(change, now)
+        return []
 
     def _profile(self, request: Profile, now: float) -> None:
         if self._attempt is None or self._suspending is not None:
@@ -393,6 +413,8 @@ class Leader:
         self._number += 1
         placement = request.crew()
         members = tuple(range(placement.workers))
+        if request.seating is not None:
+            request.seating.begin(len(members))
         self._attempt = _Attempt(
             self._number,
             request,
@@ -576,6 +598,8 @@ class Leader:
             case GiveUp(reason=reason) if attempt is not None:
                 attempt.watch.gave_up(reason, now)
             case Start(member=member) | _Launch(member=member) if attempt is not None:
+                if attempt.request.seating is not None:
+                    attempt.request.seating.sit(member, attempt.coordinator.members)
                 assignment = attempt.request.assignment(
                     member,
                     attempt.coordinator.store(FIRST_GENERATION),
@@ -624,4 +648,5 @@ class Leader:
             step=self._step,
             loss=tally.steps[-1].loss if tally.steps else None,
             throughput=tally.rate() if coordinator is not None else None,
+            devices=self._request.seating.devices(members) if self._request.seating is not None else (),
         )

@@ -13,6 +13,7 @@ from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Pool, P
 from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import Change, changes
 from gyrostat.job.protocol import Program, WorkerSpec
+from gyrostat.job.seating import Seating
 from gyrostat.job.stragglers import StragglerPolicy
 
 FIRST_GENERATION = 1
@@ -57,6 +58,8 @@ class RunRequest:
     schedule: Sequence[tuple[int, int]] = ()
     """(step, workers): from that step's boundary on, so many."""
 
+    seating: Seating | None = None
+    """Where a scheduler hands out devices: which worker sits on which."""
     paced: Sequence[float] = ()
     """Samples per second of worker 0, 1, 2 …, which wait instead of computing; the last one's is that of all others, too."""
     batch_size: int | None = None
@@ -127,6 +130,8 @@ class RunRequest:
         One that `joins` is alone until it is told which generation it belongs to. Its part of the trace goes to `traces`.
         """
         placement = self.crew()
+        slot = None if self.seating is None else self.seating.slot(member)
+        pace = self.paced[min(member, len(self.paced) - 1)] if self.paced else None
         if joins:
             placement = Placement.even(placement.virtual_workers, 1)
         return Assignment(
@@ -149,7 +154,7 @@ class RunRequest:
             probe=self.probe,
             trace=None if self.trace is None else str(traces),
             timeout_s=self.timeout_s,
-            paced=self.paced[min(member, len(self.paced) - 1)] if self.paced else None,
+            paced=pace if slot is None else slot.paced,
             batch_size=self.batch_size,
         )
 
@@ -157,6 +162,7 @@ class RunRequest:
         """What a worker with this assignment is told, with what is this machine's own: directory and environment."""
         workers = str(assignment.placement.workers)
         local_rank = assignment.member if local_rank is None else local_rank
+        slot = None if self.seating is None else self.seating.slot(assignment.member)
         env = {
             "PYTHONHASHSEED": "0",
             **os.environ,
@@ -166,6 +172,7 @@ class RunRequest:
             "LOCAL_WORLD_SIZE": workers,
             "OMP_NUM_THREADS": str(assignment.threads),
             **self.env,
+            **({} if slot is None else slot.env),
             **self.worker_env.get(assignment.member, {}),
         }
         return WorkerSpec(assignment=assignment, program=self.program, cwd=str(self._directory()), env=env)

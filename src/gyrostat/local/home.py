@@ -52,6 +52,11 @@ class Home:
         return self.path / "run"
 
     @property
+    def doors(self) -> Path:
+        """Of running jobs: what `job.door` makes below `sockets`."""
+        return self.sockets / "gyrostat"
+
+    @property
     def recordings(self) -> Path:
         return self.path / "recordings"
 

@@ -51,8 +51,8 @@ class Machine(Protocol):
     def check_placeable(self, spec: JobSpec, vc: str) -> None:
         """Raise `Unplaceable` if the job could not even run if it were alone."""
 
-    def wake(self) -> None:
-        """Somebody wants something: look at the registry."""
+    def wake(self, id_: str) -> None:
+        """This job is new, or its owner wants something of it: look at the registry."""
 
     def devices(self) -> list[DeviceRecord]: ...
 
@@ -96,7 +96,7 @@ class Office:
         vc = self._vc_of(spec, tenant)
         self._machine.check_placeable(spec, vc)
         record = self._registry.add(spec, tenant, vc)
-        self._machine.wake()
+        self._machine.wake(record.id)
         return record
 
     def _vc_of(self, spec: JobSpec, tenant: str) -> str:
@@ -219,7 +219,7 @@ class Office:
         wished = self._registry.wish(
             record.id, "scaled", f"its owner wants {min} to {max} devices", spec=spec
         )
-        self._machine.wake()
+        self._machine.wake(record.id)
         return wished
 
     def migrate(self, named: str, tenant: str | None, workers: tuple[int, ...] = ()) -> Answer:
@@ -283,7 +283,7 @@ class Office:
 
     def _wish(self, record: JobRecord, kind: str, reason: str, intent: Intent) -> JobRecord:
         wished = self._registry.wish(record.id, kind, reason, intent=intent)
-        self._machine.wake()
+        self._machine.wake(record.id)
         return wished
 
     @staticmethod

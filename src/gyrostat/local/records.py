@@ -30,7 +30,10 @@ NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VARIABLES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 DEFAULT_VC = "default"
 
-Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000_000)]
+Bytes = Annotated[int, Meta(ge=0, le=1 << 60)]
+Size = Annotated[float, Meta(ge=0)]
+Seconds = Annotated[float, Meta(gt=0)]
 
 
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,8 +52,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         tuple[str, ...], Meta(description="Device types it may use, best first; by default any.")
     ] = ()
     mix_types: Annotated[bool, Meta(description="Whether it may use several types at once.")] = False
-    cpu: Annotated[float | None, Meta(ge=0, description="CPUs that a device must have for it.")] = None
-    memory: Annotated[int | None, Meta(ge=0, description="Bytes of memory that a device must have.")] = None
+    cpu: Annotated[Size | None, Meta(description="CPUs that a device must have for it.")] = None
+    memory: Annotated[Bytes | None, Meta(description="Bytes of memory that a device must have.")] = None
     priority: Annotated[
         int, Meta(ge=0, le=1000, description="Within its virtual cluster; more is more urgent.")
     ] = 0
@@ -61,7 +64,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     retries: Annotated[
         int, Meta(ge=0, le=1000, description="How often it is started again after it failed.")
     ] = 0
-    time_limit: Annotated[float | None, Meta(gt=0, description="Seconds with devices, in all.")] = None
+    time_limit: Annotated[Seconds | None, Meta(description="Seconds with devices, in all.")] = None
     env: Annotated[Mapping[str, str], Meta(description="Set for its workers.")] = {}
     workdir: Annotated[str, Meta(description="An absolute path.")] = "/"
     threads: Annotated[int, Meta(ge=1, le=4096, description="Of every worker; they decide bits.")] = 1
@@ -71,7 +74,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         int, Meta(ge=0, description="Steps between checkpoints; 0: only when it has to leave.")
     ] = 0
     steps: Annotated[
-        int | None, Meta(ge=1, description="How many it will run, if known: policies that look ahead ask.")
+        Count | None, Meta(description="How many it will run, if known: policies that look ahead ask.")
     ] = None
     workload: Annotated[str | None, Meta(description="What it trains, as throughput tables name it.")] = None
 

@@ -96,16 +96,18 @@ class Registry:
     def move(
         self,
         id_: str,
-        state: JobState,
-        reason: str,
+        state: JobState | None,
+        reason: str | None,
         kind: str | None = None,
         *,
         before: tuple[int, ...] = (),
         **fields: Any,
     ) -> JobRecord:
-        """It is in another state now. Happens even if the disk is full."""
+        """It is in another state now, for another reason (None: the same). Happens even if the disk is full."""
         with self.lock:
-            record = self.get(id_).moved(state, reason, self.clock(), **fields)
+            record = self.get(id_)
+            reason = record.reason if reason is None else reason
+            record = record.moved(state or record.state, reason, self.clock(), **fields)
             event = None if kind is None else self._new_event(kind, reason, record, before, record.devices)
             self._save_later(record, event)
             return record

@@ -87,7 +87,8 @@ class Books:
         self._submissions = 0
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
-        self._withdrawn: dict[str, Devices] = {}
+        self.withdrawn: dict[str, Devices] = {}
+        """By type: what serving loads have."""
         self._lost_nodes: set[str] = set()
         self._learn_capacity()
 
@@ -115,7 +116,7 @@ class Books:
                     self._take_away(tuple(self._devices_of(node)), f"node {node} is lost")
                 case NodeBack(node):
                     self._lost_nodes.discard(node)
-                    withdrawn = {device for devices in self._withdrawn.values() for device in devices}
+                    withdrawn = {device for devices in self.withdrawn.values() for device in devices}
                     self._give_back(tuple(d for d in self._devices_of(node) if d not in withdrawn))
                 case Withdrawn(type_, number):
                     self._withdraw(type_, number)
@@ -185,14 +186,14 @@ class Books:
         self.freed = True
 
     def _withdraw(self, type_: str, number: int) -> None:
-        has = self._withdrawn.get(type_, ())
+        has = self.withdrawn.get(type_, ())
         if number > len(has):
             more = self.placer.choose(type_, number - len(has))
-            self._withdrawn[type_] = (*has, *more)
+            self.withdrawn[type_] = (*has, *more)
             self._take_away(more, "needed by a serving load")
         elif number < len(has):
             back = has[number:]
-            self._withdrawn[type_] = has[:number]
+            self.withdrawn[type_] = has[:number]
             lost = {device for node in self._lost_nodes for device in self._devices_of(node)}
             self._give_back(tuple(device for device in back if device not in lost))
 

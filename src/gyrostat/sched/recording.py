@@ -47,6 +47,10 @@ class Recorder:
             }
         )
 
+    def flush(self) -> None:
+        """What was recorded so far is in the file."""
+        self._file.flush()
+
     def __enter__(self) -> Recorder:
         return self
 

@@ -28,7 +28,7 @@ from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.companion import Companion
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.planner.throughput import PlannedThroughput
-from gyrostat.sched.policies import find_policy
+from gyrostat.sched.policies.by_vc import vcs_by_policy
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
@@ -71,13 +71,13 @@ class Setup:
         spec = self.spec()
         if spec is None:
             fleet = Fleet.parse(self.cluster)
-            return fleet, _vcs([NOBODY], {}, self.policy), NodePlacer(fleet)
+            return fleet, vcs_by_policy([NOBODY], {}, self.policy), NodePlacer(fleet)
         sharing = Sharing(self.sharing)
         fleet, placer = build(spec, sharing, lends=self.lends)
         if sharing is Sharing.FLAT:
-            return fleet, _vcs([NOBODY], {}, self.policy), placer
+            return fleet, vcs_by_policy([NOBODY], {}, self.policy), placer
         weights = {vc.name: vc.weight for vc in spec.virtual_clusters}
-        return fleet, _vcs(list(weights), weights, self.policy), placer
+        return fleet, vcs_by_policy(list(weights), weights, self.policy), placer
 
     def books(self) -> Books:
         fleet, vcs, placer = self.parts()
@@ -181,20 +181,4 @@ def for_setup(setup: Setup, jobs: Sequence[TraceJob]) -> list[TraceJob]:
         if job.request.vc == NOBODY
         else TraceJob(replace(job.request, vc=NOBODY), job.duration, job.request.vc)
         for job in jobs
-    ]
-
-
-def _vcs(names: Sequence[str], weights: Mapping[str, float], policy: str) -> list[Vc]:
-    default, _, rest = policy.partition(";")
-    special: dict[str, str] = {}
-    for part in filter(None, rest.split(";")):
-        vc, equals, named = part.partition("=")
-        if not equals or vc not in names:
-            raise UsageError(
-                f"policies by VC are written POLICY;VC=POLICY;…; {part!r} names none of {', '.join(names)}"
-            )
-        special[vc] = named
-    return [
-        Vc(name=name, policy=find_policy(special.get(name, default)), weight=weights.get(name, 1.0))
-        for name in names
     ]

@@ -16,6 +16,7 @@ from msgspec import Meta
 
 Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")]
 Positive = Annotated[int, Meta(ge=1)]
+Above0 = Annotated[float, Meta(gt=0)]
 
 
 class CellTypeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -72,6 +73,17 @@ class VirtualClusterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
     ] = 1.0
 
 
+class DeviceTypeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What one device of a type is, where `gyrostat up` makes it out of a part of this machine."""
+
+    pace: Annotated[
+        Above0 | None,
+        Meta(description="Samples per second of a paced slot, which waits instead of computing."),
+    ] = None
+    cpus: Annotated[Above0 | None, Meta(description="CPUs that a slot stands for.")] = None
+    memory: Annotated[Positive | None, Meta(description="Bytes of memory that a slot stands for.")] = None
+
+
 class CellFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A cluster of cells and its tenants."""
 
@@ -83,6 +95,10 @@ class CellFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         Meta(
             description="Names for priorities of guaranteed jobs; within a tenant a higher number preempts a lower one."
         ),
+    ] = {}
+    device_types: Annotated[
+        dict[Name, DeviceTypeEntry],
+        Meta(description="What devices of a type are, where they are slots of one machine (`gyrostat up`)."),
     ] = {}
 
 

@@ -133,9 +133,10 @@ def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
 
 def grow_borrowed(view: VcView) -> Wishes:
     """Opportunistic growth beyond the guarantee: jobs that hold devices are lent more, wherever they speed up most. Those
-    that have not been faster since they borrowed give it back.
+    that have not been faster since they borrowed give it back. A VC without any guarantee lives on what is lent.
     """
-    jobs = [job for job in view.holding if job.request.elastic]
+    living = view.holding if any(view.capacity.values()) else view.borrowing
+    jobs = [job for job in living if job.request.elastic]
     for job in jobs:
         added = unhelpful(job) if job.borrowed else {}
         kept = {type_: max(0, n - added.get(type_, 0)) for type_, n in job.borrowed_counts.items()}

@@ -1,0 +1,559 @@
+"""The cluster on this machine, behind the port of the one scheduling loop (`sched.port.Cluster`).
+
+    observe   what happened since the last look: submissions, wishes of owners, jobs that ended (`_look_at`, `_ended`)
+    apply     who should have which devices: noted for everybody first, then each job's `driver` is told
+    wait      until something happens; questions about the scheduler's books are answered here, where they are at rest
+
+All that is decided about jobs is decided in the loop's thread. Drivers and the office post to its inbox. What jobs there are,
+and in what state, is the registry's; here is only what the scheduler has been told of them, and who drives them.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from msgspec.structs import replace
+
+from gyrostat.core.devices import Devices
+from gyrostat.core.errors import GyrostatError, UsageError, WrongState
+from gyrostat.core.plan import Plan, Preempt, Resize, Start
+from gyrostat.core.request import JobRequest
+from gyrostat.job.door import Answer, Caller, NotDone, Status
+from gyrostat.job.profiling import SizeMeasured
+from gyrostat.local.driver import Began, Driver, Ended, Moved, News, NotMoved, Seen
+from gyrostat.local.fate import fate_of
+from gyrostat.local.home import Home
+from gyrostat.local.hosting import is_hosted, read_result
+from gyrostat.local.layout import Layout
+from gyrostat.local.occupancy import Occupancy
+from gyrostat.local.pool import HostPool
+from gyrostat.local.records import DeviceRecord, Intent, JobRecord, JobSpec, JobState, Waiting
+from gyrostat.local.registry import Registry
+from gyrostat.local.waiting import why_it_waits
+from gyrostat.sched.books import Books
+from gyrostat.sched.port import Bound, Change, Finished, Progressed, Snapshot, Submitted, Withdrawn
+
+CANCEL_S = 10.0
+"""For which a job that is cancelled may take to leave, before it is killed."""
+STOP_S = 600.0
+"""For which one that has to leave may take to reach a boundary and checkpoint."""
+_REPORT_S = 5.0
+"""How often the scheduler hears how fast a job is."""
+
+
+T = TypeVar("T")
+
+
+class Closed(Exception):
+    """The daemon ends: the loop is over."""
+
+
+@dataclass
+class _Tracked:
+    """A job that has not ended."""
+
+    driver: Driver | None = None
+    """None: it is on no device, and should be on none."""
+    request: JobRequest | None = None
+    """As the scheduler knows it; None: it does not, for the job is paused, or waits before it is tried again."""
+    devices: Devices = ()
+    """What the scheduler has decided that it has."""
+    verdict: str | None = None
+    """Why it is made to stop for good."""
+    deaths: int = 0
+    """How often its host was killed and it had come no farther than `died_at`."""
+    died_at: int = -1
+    seen: tuple[float, int] | None = None
+    """When it was first seen at which step, since it was last reported."""
+
+
+class LocalCluster:
+    """Implements `sched.port.Cluster` and `office.Machine`."""
+
+    def __init__(self, home: Home, registry: Registry, layout: Layout, books: Books, pool: HostPool) -> None:
+        self._home, self._registry, self._layout, self._books, self._pool = (
+            home,
+            registry,
+            layout,
+            books,
+            pool,
+        )
+        self.occupancy = Occupancy(self._ring_all)
+        self._born = registry.store.born
+        self._began = registry.clock() - self._born, time.monotonic()
+        self._changed = threading.Condition()
+        self._inbox: deque[str | Ended | Progressed] = deque()
+        self._questions: deque[Callable[[], None]] = deque()
+        self._closing = self._checkpoint = False
+        self._tracked: dict[str, _Tracked] = {}
+        self._timed: set[str] = set()
+        """Jobs with a time limit, or that wait until a certain time."""
+        self._first_look = True
+        self._reserved: dict[str, int] = {}
+        self._withdraw: dict[str, int] | None = registry.store.reservations() or None
+        self._changes: list[Change] = []
+
+    # The port.
+
+    def observe(self) -> Snapshot:
+        with self._changed:
+            inbox = list(self._inbox)
+            self._inbox.clear()
+            withdraw, self._withdraw = self._withdraw, None
+        now = self._now()
+        if self._first_look:
+            self._first_look = False
+            self._recover()
+        for item in inbox:
+            match item:
+                case Ended():
+                    self._ended(item)
+                case Progressed():
+                    if (tracked := self._tracked.get(item.job)) is not None and tracked.request is not None:
+                        self._changes.append(item)
+                case id_:
+                    self._look_at(self._registry.get(id_))
+        self._keep_time()
+        if withdraw is not None:
+            for type_ in {**self._reserved, **withdraw}:
+                self._changes.append(Withdrawn(type_, withdraw.get(type_, 0)))
+            self._reserved = withdraw
+        changes, self._changes = tuple(self._changes), []
+        return Snapshot(now, changes)
+
+    def apply(self, plan: Plan) -> None:
+        """Everybody's entitlement first: nobody takes what another has yet to learn that it must leave."""
+        for action in plan.actions:
+            tracked = self._tracked[action.job]
+            tracked.devices = () if isinstance(action, Preempt) else action.devices
+            tracked.seen = None
+            self.occupancy.entitle(action.job, tracked.devices)
+        for action in plan.actions:
+            record = self._registry.get(action.job)
+            match action:
+                case Start():
+                    kind, borrowed = "started", action.borrowed
+                case Resize():
+                    kind, borrowed = "resized", action.borrowed
+                case Preempt():
+                    kind, borrowed = "preempted", ()
+            tracked = self._tracked[action.job]
+            devices = tracked.devices
+            self._registry.move(
+                action.job,
+                None,
+                action.reason,
+                kind,
+                before=record.devices,
+                devices=devices,
+                borrowed=borrowed,
+            )
+            self._aim(record, tracked, STOP_S)
+
+    def wait(self, until: float | None) -> None:
+        while True:
+            with self._changed:
+                if self._closing:
+                    raise Closed
+                times = [until] if until is not None else []
+                if (own := self._next_time()) is not None:
+                    times.append(own)
+                left = min((at - self._now() for at in times), default=None)
+                if self._inbox or self._withdraw is not None or (left is not None and left <= 0):
+                    return
+                if not self._questions:
+                    self._changed.wait(left)
+                questions, self._questions = list(self._questions), deque()
+            for question in questions:
+                question()
+
+    # What happened.
+
+    def _recover(self) -> None:
+        """The daemon was started: jobs that run are taken back, those that died meanwhile go on, those that wait wait again."""
+        living = [record for record in self._registry.jobs() if not record.state.over]
+        hosted = {record.id for record in living if is_hosted(self._home.job(record.id))}
+        for (
+            record
+        ) in living:  # all of them before anybody is started: nobody may sit down where one of them is
+            tracked = self._track(record)
+            if record.id in hosted:
+                tracked.driver = self._driver(record)
+                tracked.driver.adopt()
+                self._registry.note("adopted", "found running by a new daemon", record, after=record.devices)
+        for record in living:
+            tracked = self._tracked[record.id]
+            if tracked.driver is not None:
+                self._take_back(record, tracked)
+                tracked.driver.start()
+            elif record.holds_devices:
+                result = read_result(self._home.job(record.id), record.attempts)
+                self._ended(Ended(record.id, record.attempts, result))
+                if record.id in self._tracked:
+                    self._look_at(self._registry.get(record.id))
+            else:
+                self._look_at(record)
+
+    def _take_back(self, record: JobRecord, tracked: _Tracked) -> None:
+        """It runs. The scheduler is told where it should be, or where it is if it should be nowhere."""
+        assert tracked.driver is not None
+        if record.intent is not Intent.RUN:
+            self._look_at(record)
+            return
+        devices = record.devices or tracked.driver.actual
+        borrowed = devices if record.spec.opportunistic else record.borrowed
+        self._submit(record, tracked)
+        if tracked.request is not None:
+            own = tuple(device for device in devices if device not in borrowed)
+            self._changes.append(Bound(tracked.request.id, own, borrowed))
+            tracked.devices = devices
+        self.occupancy.entitle(record.id, tracked.devices)
+        self._aim(record, tracked, STOP_S)
+
+    def _look_at(self, record: JobRecord) -> None:
+        """It is new, or its owner wants something of it."""
+        if record.state.over:
+            return
+        tracked = self._track(record)
+        if record.intent is not Intent.RUN:
+            self._leave_scheduler(record.id, tracked)
+            if tracked.driver is not None:
+                self._aim(record, tracked, CANCEL_S if record.intent is Intent.CANCEL else STOP_S)
+            else:
+                self._ended(Ended(record.id, record.attempts, None))
+        elif tracked.request is not None:
+            self._reconsider(record, tracked)
+        elif tracked.driver is None and tracked.verdict is None:
+            if record.state is JobState.PAUSED:
+                back = JobState.SUSPENDED if record.attempts else JobState.QUEUED
+                record = self._registry.move(record.id, back, "resumed by its owner")
+            if (record.not_before or 0.0) <= self._registry.clock():
+                self._submit(record, tracked)
+
+    def _submit(self, record: JobRecord, tracked: _Tracked) -> None:
+        try:
+            request = self._layout.request(record.id, record.spec, record.vc, record.submitted - self._born)
+        except UsageError as error:  # the cluster is another than when it was accepted
+            self._registry.move(record.id, None, f"it cannot run here: {error}")
+            return
+        tracked.request = request
+        self._changes.append(Submitted(request))
+
+    def _reconsider(self, record: JobRecord, tracked: _Tracked) -> None:
+        """Its owner has changed what it asks for: the scheduler hears of a new job, which has what it may keep."""
+        before = tracked.request
+        assert before is not None
+        after = self._layout.request(record.id, record.spec, record.vc, before.submitted)
+        if after == before:
+            return
+        tracked.request = after
+        self._changes += [Finished(before.id), Submitted(after)]
+        kept = tracked.devices[: after.largest]
+        if len(kept) < after.smallest:
+            kept = ()
+        if kept:
+            borrowed = tuple(device for device in kept if device in record.borrowed)
+            own = tuple(device for device in kept if device not in borrowed)
+            self._changes.append(Bound(after.id, own, borrowed))
+        if kept != tracked.devices:
+            tracked.devices = kept
+            self.occupancy.entitle(record.id, kept)
+            reason = f"its owner wants {after.smallest} to {after.largest} devices"
+            self._registry.move(record.id, None, reason, "resized", before=record.devices, devices=kept)
+            self._aim(record, tracked, STOP_S)
+
+    def _ended(self, ended: Ended) -> None:
+        """Nobody hosts a job any more, or nobody did and its owner does not want it to run."""
+        tracked = self._tracked.get(ended.job)
+        if tracked is None:
+            return
+        record, result = self._registry.get(ended.job), ended.result
+        step = max(record.step, result.step if result is not None else 0)
+        tracked.deaths = 0 if result is not None or step > tracked.died_at else tracked.deaths
+        tracked.deaths, tracked.died_at = tracked.deaths + (result is None), step
+        fate = fate_of(
+            record,
+            result,
+            entitled=bool(tracked.devices),
+            verdict=tracked.verdict,
+            deaths=tracked.deaths,
+        )
+        if fate.leaves:
+            self._leave_scheduler(record.id, tracked)
+        if not tracked.devices and tracked.driver is not None:
+            self._dismiss(tracked.driver)
+            tracked.driver = None
+        now = self._registry.clock()
+        self._registry.move(
+            record.id,
+            fate.state,
+            fate.reason,
+            fate.kind,
+            before=record.devices,
+            devices=tracked.devices,
+            borrowed=record.borrowed if tracked.devices else (),
+            finished=now if fate.state.over else None,
+            not_before=None if fate.after is None else now + fate.after,
+            workers=0,
+            throughput=None,
+            **{"step": step, **fate.fields},
+        )
+        if fate.after is not None:
+            self._timed.add(record.id)
+        if fate.state.over:
+            del self._tracked[record.id]
+            self._timed.discard(record.id)
+        elif tracked.driver is not None:
+            tracked.driver.go_on(tracked.devices)
+        elif fate.state is JobState.PAUSED and self._registry.get(record.id).intent is Intent.RUN:
+            self._look_at(self._registry.get(record.id))  # resumed meanwhile
+
+    def _leave_scheduler(self, id_: str, tracked: _Tracked) -> None:
+        if tracked.request is not None:
+            self._changes.append(Finished(tracked.request.id))
+            tracked.request = None
+        tracked.devices = ()
+        self.occupancy.entitle(id_, ())
+
+    # Who drives.
+
+    def _track(self, record: JobRecord) -> _Tracked:
+        if record.id not in self._tracked:
+            self._tracked[record.id] = _Tracked()
+            if record.spec.time_limit is not None or record.not_before is not None:
+                self._timed.add(record.id)
+        return self._tracked[record.id]
+
+    def _aim(self, record: JobRecord, tracked: _Tracked, within: float) -> None:
+        """Its driver sees to it that it gets where it should be."""
+        if tracked.driver is None and tracked.devices:
+            tracked.driver = self._driver(record)
+            tracked.driver.start()
+        if tracked.driver is not None:
+            tracked.driver.aim(tracked.devices, within=None if tracked.devices else within)
+
+    def _driver(self, record: JobRecord) -> Driver:
+        return Driver(
+            record.id,
+            self._home.job(record.id),
+            self._home.sockets,
+            spec=lambda: self._registry.get(record.id).spec,
+            attempt=record.attempts,
+            slot=self._layout.slot,
+            occupancy=self.occupancy,
+            pool=self._pool,
+            tell=self._hear,
+        )
+
+    def _dismiss(self, driver: Driver) -> None:
+        threading.Thread(target=driver.close, name=f"end of driver {driver.job}").start()
+
+    def _ring_all(self) -> None:
+        for tracked in list(self._tracked.values()):
+            if tracked.driver is not None:
+                tracked.driver.ring()
+
+    def _hear(self, news: News) -> None:
+        """From a driver's thread."""
+        match news:
+            case Began(job, attempt):
+                record = self._registry.get(job)
+                started = self._registry.clock() if record.started is None else record.started
+                self._registry.move(
+                    job, JobState.STARTING, None, attempts=attempt, started=started, not_before=None
+                )
+            case Seen(job, status):
+                self._saw(self._registry.get(job), status)
+            case Moved(job, before, after, pause):
+                text = f"on {len(after)} devices; training stood still for {pause:.0f} ms"
+                self._registry.note("moved", text, self._registry.get(job), before, after)
+            case NotMoved(job, reason):
+                self._registry.note("not moved", reason, self._registry.get(job))
+            case Ended():
+                self._post(news)
+
+    def _saw(self, record: JobRecord, status: Status) -> None:
+        training = status.phase not in ("starting", "suspending", "suspended")
+        self._registry.progress(
+            record.id,
+            step=max(record.step, status.step),
+            loss=status.loss if status.loss is not None else record.loss,
+            throughput=status.throughput,
+            workers=status.workers,
+        )
+        if training and record.state is JobState.STARTING:
+            self._registry.move(record.id, JobState.RUNNING, None, "running")
+        self._report(record, status, training)
+
+    def _report(self, record: JobRecord, status: Status, training: bool) -> None:
+        """The scheduler hears now and then how far a job is and how fast, in steps."""
+        tracked, now = self._tracked.get(record.id), time.monotonic()
+        if tracked is None or tracked.request is None or not training:
+            return
+        if tracked.request.work is None and tracked.request.workload is None:
+            return  # nobody asks
+        if tracked.seen is None or status.step < tracked.seen[1]:
+            tracked.seen = now, status.step
+        elif now - tracked.seen[0] >= _REPORT_S and status.step > tracked.seen[1]:
+            rate = (status.step - tracked.seen[1]) / (now - tracked.seen[0])
+            tracked.seen = now, status.step
+            self._post(Progressed(tracked.request.id, float(status.step), rate))
+
+    def _post(self, item: str | Ended | Progressed) -> None:
+        with self._changed:
+            self._inbox.append(item)
+            self._changed.notify_all()
+
+    # Time.
+
+    def _keep_time(self) -> None:
+        """Time limits, and jobs that have waited long enough after a failure."""
+        now = self._registry.clock()
+        for id_ in list(self._timed):
+            record, tracked = self._registry.get(id_), self._tracked[id_]
+            limit = record.spec.time_limit
+            if limit is not None and record.ran_by(now) >= limit and tracked.verdict is None:
+                tracked.verdict = f"its time limit of {limit:g} s with devices is over"
+                self._leave_scheduler(id_, tracked)
+                if tracked.driver is not None:
+                    self._aim(record, tracked, STOP_S)
+                else:
+                    self._ended(Ended(id_, record.attempts, None))
+            elif tracked.request is None and record.not_before is not None and record.not_before <= now:
+                self._look_at(record)
+
+    def _next_time(self) -> float | None:
+        """When `_keep_time` has something to do, on the scheduler's clock."""
+        now, times = self._registry.clock(), []
+        for id_ in self._timed:
+            record, tracked = self._registry.get(id_), self._tracked[id_]
+            if record.spec.time_limit is not None and record.holds_devices and tracked.verdict is None:
+                times.append(now + record.spec.time_limit - record.ran_by(now))
+            if tracked.request is None and record.not_before is not None and record.not_before > now:
+                times.append(record.not_before)
+        return min(times) - now + self._now() if times else None
+
+    def _now(self) -> float:
+        """Seconds since the cluster was born; never goes back while the daemon lives."""
+        age, began = self._began
+        return age + time.monotonic() - began
+
+    # For the office: from any thread.
+
+    def virtual_clusters(self) -> Sequence[str]:
+        return self._layout.virtual_clusters
+
+    def check_placeable(self, spec: JobSpec, vc: str) -> None:
+        self._layout.request("new", spec, vc, 0.0)
+
+    def wake(self, id_: str) -> None:
+        self._post(id_)
+
+    def capacity(self) -> Mapping[str, int]:
+        return self._layout.fleet.totals
+
+    def devices(self) -> list[DeviceRecord]:
+        records = {record.id: record for record in self._registry.jobs() if not record.state.over}
+        reserved = self._ask(lambda: {device for part in self._books.withdrawn.values() for device in part})
+        return [
+            self._device(number, records, number in reserved) for number in range(len(self._layout.fleet))
+        ]
+
+    def _device(self, number: int, records: Mapping[str, JobRecord], reserved: bool) -> DeviceRecord:
+        device = replace(self._layout.record(number), reserved=reserved)
+        jobs = [records[job] for job in self.occupancy.on(number) if job in records]
+        if not jobs:
+            return device
+        return replace(device, job=jobs[0].id, tenant=jobs[0].tenant, borrowed=number in jobs[0].borrowed)
+
+    def waiting(self, id_: str) -> Waiting | None:
+        record = self._registry.get(id_)
+        return self._ask(lambda: why_it_waits(self._books, record, self._registry.clock()))
+
+    def migrate(self, id_: str, workers: tuple[int, ...]) -> Answer:
+        with self._call(id_) as caller:
+            answer = caller.migrate(workers or caller.status().members)
+        if not answer.done:
+            raise NotDone(answer.text)
+        return answer
+
+    def profile(
+        self, id_: str, smallest: int | None, largest: int | None, steps: int
+    ) -> tuple[SizeMeasured, ...]:
+        record = self._registry.get(id_)
+        if largest is not None and largest > len(record.devices):
+            raise UsageError(
+                f"job {id_} has {len(record.devices)} devices and can be measured on so many at most, not on {largest}"
+            )
+        with self._call(id_) as caller:
+            return caller.profile(smallest, largest, steps)
+
+    def _call(self, id_: str) -> Caller:
+        record = self._registry.get(id_)
+        if record.state is not JobState.RUNNING:
+            raise WrongState(f"job {id_} is {record.state}; this can be asked of a running job only")
+        return Caller(id_, at=self._home.doors)
+
+    def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
+        with self._changed:
+            self._withdraw = dict(wanted)
+            self._changed.notify_all()
+        if not wait:
+            return False
+        deadline = time.monotonic() + wait
+        taken = self._ask(lambda: [device for part in self._books.withdrawn.values() for device in part])
+        return self.occupancy.await_free(taken, max(0.0, deadline - time.monotonic()))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        """Have the loop's thread look at the books, when nothing is being decided."""
+        answer: Future[T] = Future()
+
+        def reply() -> None:
+            try:
+                answer.set_result(question())
+            except BaseException as error:
+                answer.set_exception(error)
+
+        with self._changed:
+            if self._closing:
+                raise GyrostatError("the cluster is being shut down")
+            self._questions.append(reply)
+            self._changed.notify_all()
+        return answer.result(timeout=30.0)
+
+    # The end.
+
+    def shut_down(self, checkpoint: bool) -> None:
+        """The loop ends; `close` does the rest."""
+        with self._changed:
+            self._closing, self._checkpoint = True, checkpoint
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """After the loop: jobs checkpoint and stop, if that was asked for, and nobody is driven any more."""
+        drivers = {
+            id_: tracked.driver for id_, tracked in self._tracked.items() if tracked.driver is not None
+        }
+        for question in self._questions:
+            question()
+        if self._checkpoint:
+            for id_ in drivers:
+                self.occupancy.entitle(id_, ())
+            for driver in drivers.values():
+                driver.aim((), within=STOP_S)
+            while any(driver.hosted for driver in drivers.values()):
+                with self._changed:
+                    self._changed.wait(0.05)
+            for item in list(self._inbox):
+                if isinstance(item, Ended):
+                    self._tracked[item.job].devices = ()
+                    self._ended(item)
+        for tracked in self._tracked.values():
+            if tracked.driver is not None:
+                tracked.driver.close()

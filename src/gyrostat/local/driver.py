@@ -1,0 +1,423 @@
+"""Brings one job to the devices that the scheduler has decided on, and keeps it there: a thread for each job that runs.
+
+It looks at what should be (`wanted`) and what is, and makes the one move that leads from here to there (`next_move`): start
+the job, have it take or leave devices through its door, have it checkpoint and stop. What is decided meanwhile counts at the
+next look: no queue of orders has to be worked off, and applying a plan twice changes nothing. What comes of it goes to the
+cluster as news.
+
+It holds no state that matters: a daemon that is killed in the middle of a move finds the job's directory, its lock and its
+door, and looks again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import TypeAlias
+
+from gyrostat.core.devices import Devices
+from gyrostat.core.errors import GyrostatError
+from gyrostat.job.door import Answer, AskStatus, AskStop, Occupy, Reply, Status, door_at
+from gyrostat.job.protocol import Channel, ProtocolError
+from gyrostat.job.seating import Slot
+from gyrostat.job.unixsocket import connect_to
+from gyrostat.local.hosting import Order, Result, give_order, is_hosted, read_host, read_order, read_result
+from gyrostat.local.occupancy import Occupancy
+from gyrostat.local.pool import Dispatch, HostPool
+from gyrostat.local.records import JobSpec
+
+LOOK_S = 0.5
+"""How often a running job is asked how it is."""
+_SOON_S = 0.02
+_BUSY_S = 0.1
+_PATIENCE_S = 30.0
+
+
+class Move(Enum):
+    """What to do next."""
+
+    NOTHING = auto()
+    START = auto()
+    STOP = auto()
+    LEAVE = auto()
+    """Some devices, to go on with the rest until it can have all it should."""
+    OCCUPY = auto()
+    """All that it should have, in one switch."""
+
+
+def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool) -> Move:
+    """What leads from the devices that a job's workers are on to those that it should have.
+
+    `can_join`: nobody has to leave those that it does not have yet. A job never waits while it is where it should not be:
+    it leaves first, if need be all of it.
+    """
+    if not hosted:
+        return Move.START if wanted and can_join else Move.NOTHING
+    if not wanted:
+        return Move.STOP
+    if wanted == actual:
+        return Move.NOTHING
+    if can_join:
+        return Move.OCCUPY
+    staying = set(wanted) & set(actual)
+    if not staying:
+        return Move.STOP
+    return Move.LEAVE if staying != set(actual) else Move.NOTHING
+
+
+@dataclass(frozen=True)
+class Began:
+    """An attempt was begun."""
+
+    job: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class Seen:
+    """How a job is."""
+
+    job: str
+    status: Status
+
+
+@dataclass(frozen=True)
+class Moved:
+    """It runs on other devices now."""
+
+    job: str
+    before: Devices
+    after: Devices
+    pause_ms: float
+
+
+@dataclass(frozen=True)
+class NotMoved:
+    """It could not take other devices, and trains on where it is. It will be tried again."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Nobody hosts it any more. No result: its host was killed."""
+
+    job: str
+    attempt: int
+    result: Result | None
+
+
+News: TypeAlias = Began | Seen | Moved | NotMoved | Ended
+
+
+class Driver:
+    """One job. `close` ends the thread; the job goes on."""
+
+    def __init__(
+        self,
+        job: str,
+        directory: Path,
+        sockets: Path,
+        *,
+        spec: Callable[[], JobSpec],
+        attempt: int,
+        slot: Callable[[int], Slot],
+        occupancy: Occupancy,
+        pool: HostPool,
+        tell: Callable[[News], None],
+    ) -> None:
+        """`attempt`: the last one that was begun."""
+        self.job, self._directory, self._spec = job, directory, spec
+        self._sockets = sockets
+        self._slot, self._occupancy, self._pool, self._tell = slot, occupancy, pool, tell
+        self._attempt = attempt
+        self._first = attempt + (read_result(directory, attempt) is not None)
+        """The first attempt of which nobody has heard how it ended. One that seemed to have died may still be made: its host
+        was asked by a daemon that was killed, and is late."""
+        self._dispatch: Dispatch | None = None
+        """How this daemon gave the job to a host, if it did."""
+        self._wanted: Devices = ()
+        self._actual: Devices = ()
+        self._hosted = False
+        self._stopping = False
+        self._undecided = False
+        """It has ended, and nobody has said yet whether it should be started again."""
+        self._kill_at: float | None = None
+        self._line: Channel[Reply] | None = None
+        self._pending: tuple[str, Devices] | None = None
+        """An `Occupy` that is under way, and the devices it asked for."""
+        self._refusals = 0
+        """In a row."""
+        self._try_at = 0.0
+        self._asked_at: float | None = None
+        self._training = False
+        self._lock = threading.Lock()
+        self._closing = False
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name=f"driver {job}", daemon=True)
+
+    # From other threads.
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def adopt(self) -> None:
+        """(Before `start`) somebody hosts it already: find out where its workers are."""
+        self._hosted = True
+        order = read_order(self._directory)
+        self._actual = tuple(sorted(slot.device for slot in order.slots)) if order is not None else ()
+        with contextlib.suppress(OSError, GyrostatError):
+            with contextlib.closing(self._connect()) as line:
+                line.send(AskStatus())
+                deadline = time.monotonic() + 5.0
+                while select.select([line], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                    replies = line.receive(wait=False)
+                    if replies is None:
+                        break
+                    for reply in replies:
+                        if isinstance(reply, Status) and reply.devices:
+                            self._actual = tuple(sorted(reply.devices))
+                            deadline = 0.0
+        self._occupancy.found(self.job, self._actual)
+
+    @property
+    def actual(self) -> Devices:
+        """Where its workers are, as far as is known."""
+        return self._actual
+
+    @property
+    def hosted(self) -> bool:
+        """Whether a host has it, or is about to."""
+        return self._hosted
+
+    def aim(self, devices: Devices, *, within: float | None = None) -> None:
+        """It should have these. `within`: if it has to stop and does not in so many seconds, it is killed."""
+        with self._lock:
+            self._wanted = devices
+            self._kill_at = None if within is None else time.monotonic() + within
+        self.ring()
+
+    def go_on(self, devices: Devices) -> None:
+        """It ended, and should be started again, on these."""
+        with self._lock:
+            self._undecided = False
+        self.aim(devices)
+
+    def ring(self) -> None:
+        """Look again."""
+        with contextlib.suppress(OSError):
+            self._ringer.send(b"!")
+
+    def close(self) -> None:
+        self._closing = True
+        self.ring()
+        if self._thread.is_alive():
+            self._thread.join()
+        for each in (self._bell, self._ringer):
+            each.close()
+        self._hang_up()
+
+    # The thread: look, make a move, wait.
+
+    def _run(self) -> None:
+        while not self._closing:
+            wait = self._look()
+            files: list[socket.socket | Channel[Reply]] = [self._bell]
+            if self._line is not None:
+                files.append(self._line)
+            readable = select.select(files, [], [], wait)[0]
+            if self._bell in readable:
+                with contextlib.suppress(BlockingIOError):
+                    self._bell.recv(4096)
+            if self._line is not None and self._line in readable:
+                self._listen(self._line)
+
+    def _look(self) -> float | None:
+        """Make the next move, and say when to look again at the latest."""
+        with self._lock:
+            wanted, kill_at = () if self._undecided else self._wanted, self._kill_at
+        if self._hosted and (ended := self._has_ended()) is not None:
+            self._tell_end(ended)
+            return None
+        joining = [device for device in wanted if device not in self._actual]
+        if self._pending is not None and wanted:
+            return self._call()
+        if not self._hosted or not wanted:
+            able = True
+        elif self._stopping:
+            able, wanted = True, ()
+        else:
+            able = self._training and self._line is not None and time.monotonic() >= self._try_at
+        if not able:
+            return self._call()  # it has not begun to train, and is asked when it has
+        move = next_move(
+            wanted=wanted,
+            actual=self._actual,
+            hosted=self._hosted,
+            can_join=self._occupancy.sit(self.job, joining if wanted else ()),
+        )
+        if move is Move.START:
+            self._start(wanted)
+        elif move is Move.STOP:
+            self._stop(kill_at)
+        elif move in (Move.OCCUPY, Move.LEAVE):
+            self._occupy(wanted if move is Move.OCCUPY else tuple(d for d in self._actual if d in wanted))
+        return self._call() if self._hosted else None
+
+    def _start(self, devices: Devices) -> None:
+        self._attempt += 1
+        self._tell(Began(self.job, self._attempt))
+        slots = tuple(self._slot(device) for device in devices)
+        order = Order(
+            job=self.job, attempt=self._attempt, spec=self._spec(), slots=slots, sockets=str(self._sockets)
+        )
+        self._actual, self._hosted, self._stopping, self._training = devices, True, False, False
+        try:
+            give_order(self._directory, order)
+            self._dispatch = self._pool.send(self._directory, self._attempt)
+        except OSError as error:
+            self._tell_end(self._unstarted(f"its host could not be started: {error}"))
+
+    def _stop(self, kill_at: float | None) -> None:
+        if not self._stopping and self._line is not None and self._send(AskStop()):
+            self._stopping, self._pending = True, None
+        if kill_at is not None and time.monotonic() >= kill_at:
+            host = read_host(self._directory)
+            if host is not None and is_hosted(self._directory):
+                host.host.end(patience=5.0)
+
+    def _occupy(self, devices: Devices) -> None:
+        request = secrets.token_hex(8)
+        if self._send(Occupy(request, tuple(self._slot(device) for device in devices))):
+            self._pending = request, devices
+
+    def _tell_end(self, ended: Ended) -> None:
+        self._hang_up()
+        self._hosted = self._stopping = self._training = False
+        self._pending, self._actual, self._dispatch = None, (), None
+        self._first, self._refusals = self._attempt + 1, 0
+        self._occupancy.leave(self.job)
+        with self._lock:
+            self._undecided, self._kill_at = True, None
+        self._tell(ended)
+
+    def _has_ended(self) -> Ended | None:
+        """Whether the host has let go of the job."""
+        if self._line is not None or is_hosted(self._directory):
+            return None
+        host = read_host(self._directory)
+        attempt = max(self._attempt, host.attempt if host is not None else 0)
+        while attempt >= self._first:
+            if (result := read_result(self._directory, attempt)) is not None:
+                return Ended(self.job, self._attempt, result)
+            attempt -= 1
+        taken = host is not None and host.attempt == self._attempt
+        given_up = self._dispatch is None or self._dispatch.over
+        if taken or given_up:
+            return Ended(self.job, self._attempt, None)
+        return None  # no host has taken it yet
+
+    # The door.
+
+    def _call(self) -> float:
+        """See that we are connected and know how the job is. Returns when to look again."""
+        if self._line is None:
+            with contextlib.suppress(OSError):
+                self._line = self._connect()
+                self._asked_at = None
+            if self._line is None:
+                return _SOON_S
+        now = time.monotonic()
+        if self._asked_at is None or now - self._asked_at >= LOOK_S:
+            self._asked_at = now
+            self._send(AskStatus())
+        if self._training and time.monotonic() >= self._try_at:
+            return LOOK_S
+        return 2 * _SOON_S
+
+    def _connect(self) -> Channel[Reply]:
+        return Channel(connect_to(door_at(self._sockets / "gyrostat", self.job)), Reply)
+
+    def _send(self, request: AskStatus | AskStop | Occupy) -> bool:
+        assert self._line is not None
+        try:
+            self._line.send(request)
+        except OSError:
+            self._hang_up()
+            return False
+        return True
+
+    def _listen(self, line: Channel[Reply]) -> None:
+        try:
+            replies = line.receive(wait=False)
+        except BlockingIOError:
+            return
+        except (OSError, ProtocolError):
+            replies = None
+        if replies is None:
+            self._hang_up()
+            return
+        for reply in replies:
+            if isinstance(reply, Status):
+                self._saw(reply)
+            elif isinstance(reply, Answer) and self._pending is not None:
+                self._answered(reply)
+
+    def _saw(self, status: Status) -> None:
+        training = status.phase not in ("starting", "suspending", "suspended")
+        if training and not self._training:
+            self._asked_at = None
+        self._training = training
+        if training and self._pending is None and not self._stopping:
+            self._settle(tuple(sorted(status.devices)))
+        self._tell(Seen(self.job, status))
+
+    def _answered(self, answer: Answer) -> None:
+        """What came of `Occupy`. If it was refused, it is tried again after a while."""
+        assert self._pending is not None
+        (_, devices), before, self._pending = self._pending, self._actual, None
+        self._asked_at = None
+        if answer.done:
+            self._refusals = 0
+            self._settle(devices)
+            self._tell(Moved(self.job, before, devices, answer.pause_ms))
+            return
+        busy = answer.text.endswith("retry")
+        self._refusals += not busy
+        self._try_at = time.monotonic() + (_BUSY_S if busy else min(2.0**self._refusals, _PATIENCE_S))
+        if not busy:
+            self._tell(NotMoved(self.job, answer.text))
+
+    def _settle(self, devices: Devices) -> None:
+        """Its workers are on these now."""
+        if devices != self._actual:
+            self._actual = devices
+            self._occupancy.found(self.job, devices)
+        self._occupancy.leave(self.job, keep=devices)
+
+    def _hang_up(self) -> None:
+        if self._line is not None:
+            self._line.close()
+            self._line, self._pending = None, None
+
+    def _unstarted(self, reason: str) -> Ended:
+        result = Result(
+            attempt=self._attempt,
+            finished=False,
+            stopped=False,
+            exit_code=1,
+            reason=reason,
+            step=0,
+            started=False,
+        )
+        return Ended(self.job, self._attempt, result)

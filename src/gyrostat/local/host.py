@@ -1,0 +1,187 @@
+"""The host of a job: a process of its own that runs it through `job.launcher` and outlives the daemon.
+
+`python -m gyrostat.local.host` imports everything, starts a fork parent, and waits on its standard input for jobs, one
+after the other: `{"directory": …, "attempt": …}`. So a job that is submitted to a daemon with a host to spare
+begins to train within a fraction of a second. It answers `ready` when it can take one, and again after each. When its
+standard input ends, the daemon has gone: it finishes the job that it has, and goes too.
+
+    1. lock the job's directory       (or leave it to whoever has it)
+    2. see that the attempt is due    (or leave it be)
+    3. run it to its end, or until somebody asks through its door to stop
+    4. write the result, and let go
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections import deque
+from pathlib import Path
+
+import msgspec
+
+from gyrostat.core.determinism import parse_pool
+from gyrostat.core.errors import GyrostatError, UsageError
+from gyrostat.core.job import CheckpointPolicy, Determinism
+from gyrostat.core.placement import Placement
+from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.observer import Nobody, Stream
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.protocol import FromWorker, Logged, Program
+from gyrostat.job.seating import Seating
+from gyrostat.job.start import ForkParent
+from gyrostat.job.watch import Cause
+from gyrostat.local.hosting import (
+    CHECKPOINTS,
+    LOGS,
+    Order,
+    Result,
+    holding,
+    is_due,
+    read_order,
+    sign_in,
+    write_result,
+)
+from gyrostat.local.logs import RotatingFile
+
+_LAST_LINES = 20
+_RESTARTS = 3
+"""Of a job whose worker died, by its host, before that counts as a failure."""
+
+
+class Errand(msgspec.Struct, frozen=True):
+    """One line of standard input."""
+
+    directory: str
+    attempt: int
+
+
+def main() -> None:
+    with ForkParent() as parent:
+        parent.wait_until_ready()
+        while True:
+            try:
+                print("ready", flush=True)
+            except BrokenPipeError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            if not (line := sys.stdin.buffer.readline()):
+                return
+            errand = msgspec.json.decode(line, type=Errand)
+            host(Path(errand.directory), errand.attempt, parent)
+
+
+def host(directory: Path, attempt: int, parent: ForkParent) -> None:
+    """Run an attempt of a job, unless somebody else does or did."""
+    with holding(directory) as ours:
+        order = read_order(directory)
+        if not ours or order is None or not is_due(directory, order, attempt):
+            return
+        sign_in(directory, attempt, parent.pid)
+        diary = Diary(directory / LOGS)
+        try:
+            outcome = run_job(_request(directory, order), parent=parent, observer=diary, forward_signals=True)
+            result = _result(attempt, outcome, diary)
+        except GyrostatError as error:
+            result = _failed(attempt, str(error), diary, retriable=not isinstance(error, UsageError))
+        except Exception as error:
+            for line in traceback.format_exc().splitlines():
+                diary.say(line)
+            result = _failed(attempt, f"its host failed: {error!r}", diary, retriable=True)
+        diary.close()
+        write_result(directory, result)
+
+
+class Diary(Nobody):
+    """Keeps what workers print and what the script logs."""
+
+    def __init__(self, directory: Path) -> None:
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self._output = RotatingFile(directory / "output.log")
+        self._metrics = RotatingFile(directory / "metrics.jsonl")
+        self._host = RotatingFile(directory / "host.log")
+
+    def printed(self, worker: int, stream: Stream, line: str) -> None:
+        self.last_lines.append(line)
+        self._output.write(f"[{worker}] {line}")
+
+    def heard(self, worker: int, message: FromWorker) -> None:
+        if isinstance(message, Logged):
+            told = {"step": message.step, "metrics": message.metrics}
+            self._metrics.write(msgspec.json.encode(told).decode())
+
+    def say(self, line: str) -> None:
+        self._host.write(line)
+
+    def close(self) -> None:
+        for file in (self._output, self._metrics, self._host):
+            file.close()
+
+
+def _request(directory: Path, order: Order) -> RunRequest:
+    spec = order.spec
+    os.environ["GYROSTAT_RUNTIME_DIR"] = order.sockets
+    return RunRequest(
+        program=Program(name=spec.script, module=spec.module, args=spec.args),
+        placement=Placement.even(spec.virtual_workers, len(order.slots)),
+        threads=spec.threads,
+        reduction=spec.reduction,
+        determinism=spec.determinism,
+        pool=(
+            parse_pool(",".join(spec.types), threads=spec.threads)
+            if spec.determinism is Determinism.HETEROGENEOUS
+            else None
+        ),
+        checkpoint=CheckpointPolicy(directory=str(directory / CHECKPOINTS), every=spec.checkpoint_every),
+        seating=Seating(order.slots),
+        cwd=Path(spec.workdir),
+        env=spec.env,
+        name=order.job,
+        restarts=_RESTARTS,
+    )
+
+
+def _result(attempt: int, outcome: Outcome, diary: Diary) -> Result:
+    failure = outcome.failure
+    if failure is not None and failure.traceback:
+        for line in failure.traceback.splitlines():
+            diary.say(line)
+    if failure is not None or outcome.diverged is not None:
+        reason = str(failure) if failure is not None else str(outcome.diverged)
+    elif outcome.stopped_by is not None and outcome.digest is None:
+        reason = f"stopped after step {outcome.steps}"
+    else:
+        reason = f"finished after step {outcome.steps}"
+    stopped = failure is None and outcome.stopped_by is not None and outcome.digest is None
+    return Result(
+        attempt=attempt,
+        finished=outcome.ok and not stopped,
+        stopped=stopped,
+        exit_code=outcome.exit_code,
+        reason=reason,
+        step=outcome.steps,
+        started=outcome.reduction is not None,
+        retriable=outcome.diverged is None
+        and not (failure is not None and failure.cause is Cause.RAISED and failure.exit_code == 2),
+        digest=outcome.digest,
+        last_lines=tuple(diary.last_lines),
+    )
+
+
+def _failed(attempt: int, reason: str, diary: Diary, *, retriable: bool) -> Result:
+    diary.say(reason)
+    return Result(
+        attempt=attempt,
+        finished=False,
+        stopped=False,
+        exit_code=1 if retriable else 2,
+        reason=reason,
+        step=0,
+        started=False,
+        retriable=retriable,
+        last_lines=tuple(diary.last_lines),
+    )
+
+
+if __name__ == "__main__":
+    main()

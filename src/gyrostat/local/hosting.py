@@ -1,0 +1,198 @@
+"""What the daemon and the host of a job tell each other through the job's directory.
+
+    order.json       what to run, for which attempt; written by the daemon before a host is sent there
+    host.lock        locked by the host from when it takes the job until it lets go of it, however that happens
+    host.json        which process that is, and which fork parent its workers come from
+    result-N.json    what came of attempt N; written by the host before it lets go
+    logs/            output.log, host.log, metrics.jsonl
+    checkpoints/     of the job
+
+The lock says whether a job is hosted: no process id is ever trusted for that, and nobody hosts a job that another one
+hosts. An attempt is hosted at most once: a host that comes late finds another attempt ordered, or a result, and goes away.
+So the daemon may die at any moment and be started again: who holds a lock is left alone and asked through its door;
+whose lock is free has a result, or died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from gyrostat.job.seating import Slot
+from gyrostat.local.home import write_whole
+from gyrostat.local.records import JobSpec
+
+_ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
+CHECKPOINTS, LOGS = "checkpoints", "logs"
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Run this job, on these devices to begin with."""
+
+    job: str
+    attempt: int
+    spec: JobSpec
+    slots: tuple[Slot, ...]
+    sockets: str
+    """The directory of its door."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an attempt."""
+
+    attempt: int
+    finished: bool
+    """The script got to its end."""
+    stopped: bool
+    """It checkpointed and left because it was asked to."""
+    exit_code: int
+    reason: str
+    step: int
+    started: bool
+    """It began to train."""
+    retriable: bool = True
+    """False: it would fail in the same way again."""
+    digest: str | None = None
+    last_lines: tuple[str, ...] = ()
+
+
+class Process(msgspec.Struct, frozen=True):
+    """A process that can be told from a later one with the same id."""
+
+    pid: int
+    started: int
+    """Clock ticks between boot and its start."""
+
+    @classmethod
+    def of(cls, pid: int) -> Process | None:
+        started = _start_time(pid)
+        return None if started is None else cls(pid, started)
+
+    def alive(self) -> bool:
+        return _start_time(self.pid) == self.started
+
+    def end(self, number: int = signal.SIGKILL, patience: float = 0.0) -> bool:
+        """Send it a signal, unless it is another process by now; returns whether it is gone after so many seconds."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            if not self.alive():
+                return True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+            return bool(select.select([pidfd], [], [], patience)[0])
+        finally:
+            os.close(pidfd)
+
+
+class HostFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Who hosts a job, or did so last."""
+
+    attempt: int
+    host: Process
+    parent: Process | None
+    """The fork parent of its workers."""
+
+
+# The daemon's side.
+
+
+def give_order(directory: Path, order: Order) -> None:
+    """Durable before anybody acts on it."""
+    (directory / LOGS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(directory / _ORDER, msgspec.json.encode(order))
+
+
+def read_result(directory: Path, attempt: int) -> Result | None:
+    return _read(directory / _result(attempt), Result)
+
+
+def read_host(directory: Path) -> HostFile | None:
+    return _read(directory / _HOST, HostFile)
+
+
+def read_order(directory: Path) -> Order | None:
+    return _read(directory / _ORDER, Order)
+
+
+def is_hosted(directory: Path) -> bool:
+    """Whether some process has the job in its hands."""
+    try:
+        with (directory / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+# The host's side.
+
+
+@contextlib.contextmanager
+def holding(directory: Path) -> Iterator[bool]:
+    """While this lasts, the job is this process's. False: it is another's."""
+    with (directory / _LOCK).open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def is_due(directory: Path, order: Order, attempt: int) -> bool:
+    """Whether this attempt is the one that is ordered, and has not been made."""
+    return order.attempt == attempt and not (directory / _result(attempt)).exists()
+
+
+def sign_in(directory: Path, attempt: int, parent: int) -> None:
+    """Say who hosts it. What is left of the host before us, if it was killed, is ended first."""
+    before = read_host(directory)
+    if before is not None and before.parent is not None and before.host.pid != os.getpid():
+        before.parent.end(signal.SIGTERM, patience=2.0) or before.parent.end(signal.SIGKILL, patience=2.0)
+    host = Process.of(os.getpid())
+    assert host is not None
+    file = HostFile(attempt=attempt, host=host, parent=Process.of(parent))
+    write_whole(directory / _HOST, msgspec.json.encode(file))
+
+
+def write_result(directory: Path, result: Result) -> None:
+    write_whole(directory / _result(result.attempt), msgspec.json.encode(result))
+
+
+# How.
+
+
+def _result(attempt: int) -> str:
+    return f"result-{attempt}.json"
+
+
+T = TypeVar("T")
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _start_time(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,41 @@
+"""Files that grow without end, and are cut before the disk is full: `output.log`, then `output.log.1`, `.2` …"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import IO
+
+LARGEST = 16 << 20
+KEPT = 3
+
+
+class RotatingFile:
+    """Written line by line. When it is too large it becomes `.1`, what was `.1` becomes `.2`, and so on. A full disk costs
+    lines, never the job."""
+
+    def __init__(self, path: Path, *, largest: int = LARGEST, kept: int = KEPT) -> None:
+        self._path, self._largest, self._kept = path, largest, kept
+        self._file: IO[bytes] = path.open("ab", buffering=0)
+        self._size = self._file.tell()
+
+    def write(self, line: str) -> None:
+        data = line.encode("utf-8", errors="replace") + b"\n"
+        with contextlib.suppress(OSError):
+            if self._size and self._size + len(data) > self._largest:
+                self._rotate()
+            self._size += self._file.write(data)
+
+    def _rotate(self) -> None:
+        self._file.close()
+        for number in range(self._kept - 1, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{number}")
+            if older.exists():
+                older.replace(self._path.with_name(f"{self._path.name}.{number + 1}"))
+        if self._kept:
+            self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        self._file = self._path.open("wb", buffering=0)
+        self._size = 0
+
+    def close(self) -> None:
+        self._file.close()

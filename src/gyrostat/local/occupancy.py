@@ -1,0 +1,74 @@
+"""Which jobs' workers are on which devices now, beside what the scheduler has decided.
+
+A decision takes effect when workers have moved, some time later. Until then a device is still occupied by whoever has to
+leave it, and whoever comes next waits. Nobody waits for a job that may stay: who shares a device with another (Gandiva)
+is entitled to it, as the other is. As a job only ever waits for others to leave what they are no longer entitled to, and
+everybody first leaves and then waits, all waiting ends.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from gyrostat.core.devices import DeviceId, Devices
+
+
+class Occupancy:
+    """May be used from any thread."""
+
+    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+        self._changed = threading.Condition()
+        self._on_change = on_change
+        self._on: dict[DeviceId, set[str]] = {}
+        self._entitled: dict[str, Devices] = {}
+
+    def entitle(self, job: str, devices: Devices) -> None:
+        """The scheduler has decided that the job has exactly these."""
+        with self._changed:
+            if devices:
+                self._entitled[job] = devices
+            else:
+                self._entitled.pop(job, None)
+            self._changed.notify_all()
+        self._on_change()
+
+    def sit(self, job: str, devices: Iterable[DeviceId]) -> bool:
+        """Take these besides what it occupies, all at once. False: somebody has yet to leave one of them."""
+        with self._changed:
+            wanted = list(devices)
+            for device in wanted:
+                for other in self._on.get(device, ()):
+                    if other != job and device not in self._entitled.get(other, ()):
+                        return False
+            self.found(job, wanted)
+            return True
+
+    def found(self, job: str, devices: Iterable[DeviceId]) -> None:
+        """It is there, whoever else may be."""
+        with self._changed:
+            for device in devices:
+                self._on.setdefault(device, set()).add(job)
+
+    def leave(self, job: str, keep: Iterable[DeviceId] = ()) -> None:
+        """It occupies only these any more."""
+        kept = set(keep)
+        with self._changed:
+            left = [jobs for device, jobs in self._on.items() if device not in kept and job in jobs]
+            for jobs in left:
+                jobs.discard(job)
+            self._changed.notify_all()
+        if left:
+            self._on_change()
+
+    def on(self, device: DeviceId) -> list[str]:
+        with self._changed:
+            return sorted(self._on.get(device, ()))
+
+    def await_free(self, devices: Iterable[DeviceId], seconds: float) -> bool:
+        """Whether nobody is on these, now or within so many seconds."""
+        wanted = list(devices)
+        with self._changed:
+            return self._changed.wait_for(
+                lambda: not any(self._on.get(device) for device in wanted), timeout=seconds
+            )

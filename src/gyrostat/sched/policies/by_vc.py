@@ -1,0 +1,26 @@
+"""Policies that differ by VC, as one writes them down: `fifo;prod=tiresias:queues=500/10000`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from gyrostat.core.errors import UsageError
+from gyrostat.sched.books import Vc
+from gyrostat.sched.policies.registry import find_policy
+
+
+def vcs_by_policy(names: Sequence[str], weights: Mapping[str, float], policy: str) -> list[Vc]:
+    """The VCs of these names and weights, each with its policy."""
+    default, _, rest = policy.partition(";")
+    special: dict[str, str] = {}
+    for part in filter(None, rest.split(";")):
+        vc, equals, named = part.partition("=")
+        if not equals or vc not in names:
+            raise UsageError(
+                f"policies by VC are written POLICY;VC=POLICY;…; {part!r} names none of {', '.join(names)}"
+            )
+        special[vc] = named
+    return [
+        Vc(name=name, policy=find_policy(special.get(name, default)), weight=weights.get(name, 1.0))
+        for name in names
+    ]
