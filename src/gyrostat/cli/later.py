@@ -10,11 +10,6 @@ from gyrostat.core.errors import NotYet
 
 VERBS = {
     "up": "start a cluster on this machine",
-    "submit": "hand a job to a cluster",
-    "jobs": "list a cluster's jobs",
-    "logs": "show what a job's workers print",
-    "cancel": "end a job",
-    "top": "watch a cluster",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
     "chaos": "inject failures into a job",

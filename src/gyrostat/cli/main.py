@@ -13,15 +13,24 @@ import gyrostat
 from gyrostat.cli import (
     cells,
     checkpoint,
+    events,
     experiment,
+    jobs,
     later,
+    logs,
     plan,
     probe,
     profile_device,
+    replay,
+    reserve,
     run,
     running,
     scan,
     simulate,
+    steer,
+    submit,
+    token,
+    top,
     verify,
 )
 from gyrostat.core.errors import GyrostatError
@@ -39,13 +48,20 @@ _HELP = "\n\n".join(
 app = typer.Typer(
     name="gyrostat",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
+submit.register(app)
+jobs.register(app)
 running.register(app)
+logs.register(app)
+steer.register(app)
+top.register(app)
+events.register(app)
+reserve.register(app)
+replay.register(app)
 verify.register(app)
 scan.register(app)
 probe.register(app)
@@ -55,6 +71,7 @@ simulate.register(app)
 experiment.register(app)
 app.add_typer(checkpoint.app, name="checkpoint")
 app.add_typer(cells.app, name="cells")
+app.add_typer(token.app, name="token")
 later.register(app)
 
 

@@ -1,24 +1,36 @@
 """`gyrostat status`, `scale`, `migrate`, `profile` and `stop`: ask a running job, through an agent on this machine or on
-another.
+another, or through the cluster that it was submitted to.
+
+A name is looked for among the jobs that run on this machine by themselves, then in the cluster.
 """
 
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Annotated
 
-import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from gyrostat.cli import status_page
+from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.cli.nodes import read_token
-from gyrostat.core.errors import GyrostatError, UsageError
+from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
 from gyrostat.job.door import Answer, Caller, NotDone, Status, running
 from gyrostat.job.profiling import SizeMeasured
+from gyrostat.local.client import Cluster, address, connect
+from gyrostat.local.records import JobRecord
 
 Name = Annotated[
-    str, typer.Argument(metavar="JOB", help="Its name: see `gyrostat status`.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="JOB",
+        help="Its name, or its id in the cluster: see `gyrostat status`.",
+        show_default=False,
+        autocompletion=complete_job,
+    ),
 ]
 
 
@@ -34,7 +46,7 @@ Agent = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status", help="How the jobs running on this machine are.")(status)
+    app.command("status", help=_STATUS_HELP, short_help="How jobs are, and why they wait.")(status)
     # `-1` is no option.
     app.command("scale", help=_SCALE_HELP, context_settings={"ignore_unknown_options": True})(scale)
     app.command("migrate", help=_MIGRATE_HELP)(migrate)
@@ -42,6 +54,13 @@ def register(app: typer.Typer) -> None:
     app.command("stop", help="Have a job checkpoint at its next boundary, and end.")(stop)
 
 
+_STATUS_HELP = "\n\n".join(
+    [
+        "How jobs are: those that run on this machine by themselves, and those of the cluster.",
+        "  gyrostat status          (all, one line each)",
+        "  gyrostat status mnist    (one; if it waits, why and what would let it run; if it failed, its last lines)",
+    ]
+)
 _SCALE_HELP = "\n\n".join(
     [
         "Run a job on another number of workers, from its next boundary on.",
@@ -50,12 +69,15 @@ _SCALE_HELP = "\n\n".join(
         "  gyrostat scale train +2    (two more)",
         "  gyrostat scale train -1    (one fewer)",
         "With 0 the job is checkpointed and suspended, until it is given workers again.",
+        "A job of the cluster is resized by its scheduler as soon as it can be; it also takes a range:",
+        "  gyrostat scale mnist 2-6   (from now on two to six devices)",
     ]
 )
 _MIGRATE_HELP = "\n\n".join(
     [
         "Replace workers of a job by new ones, in one switch.",
         "  gyrostat migrate train 0 2   (the numbers are those of `gyrostat status`)",
+        "  gyrostat migrate mnist       (all workers of a job of the cluster)",
     ]
 )
 _PROFILE_HELP = "\n\n".join(
@@ -70,24 +92,52 @@ _PROFILE_HELP = "\n\n".join(
 
 
 def status(
-    name: Annotated[str | None, typer.Argument(metavar="[JOB]", show_default=False)] = None,
+    name: Annotated[
+        str | None, typer.Argument(metavar="[JOB]", show_default=False, autocompletion=complete_job)
+    ] = None,
     agent: Agent = None,
+    as_json: AsJson = False,
+    at: At = None,
 ) -> None:
-    if name is not None:
-        with _call(name, agent) as caller:
-            print(_line(caller.status()))
+    if name is None:
+        if agent is not None:
+            raise UsageError("--agent is for one job: name it")
+        _status_of_all(at, as_json)
         return
-    if agent is not None:
-        raise UsageError("--agent is for one job: name it")
-    lines = {}
+    cluster = _cluster_of(name, agent, at)
+    if cluster is not None:
+        with cluster:
+            found = cluster.status(name)
+        if as_json:
+            print_json(found)
+        else:
+            print("\n".join(status_page.page(found)))
+        return
+    with _call(name, agent) as caller:
+        answer = caller.status()
+    if as_json:
+        print_json(answer)
+    else:
+        print(_line(answer))
+
+
+def _status_of_all(at: str | None, as_json: bool) -> None:
+    alone: dict[str, Status] = {}
     for other in running():
         try:
             with Caller(other) as caller:
                 found = caller.status()
-                lines[found.name] = _line(found)  # one for all agents of a job
+                alone[found.name] = found  # one for all agents of a job
         except GyrostatError:
             continue  # it has just ended, or was killed
-    for line in lines.values():
+    clustered: tuple[JobRecord, ...] = ()
+    if address(at) is not None:
+        with suppress(*(() if at else (ClusterUnreachable,))), connect(at) as cluster:
+            clustered = cluster.jobs(ended=False)
+    if as_json:
+        print_json([*alone.values(), *clustered])
+        return
+    for line in [*map(_line, alone.values()), *map(status_page.line, clustered)]:
         print(line)
 
 
@@ -100,21 +150,56 @@ def scale(
         str | None, typer.Option(metavar="WORKER,…", help="With -K: which ones leave.", show_default=False)
     ] = None,
     agent: Agent = None,
+    as_json: AsJson = False,
+    at: At = None,
 ) -> None:
-    if not re.fullmatch(r"[+-]?\d+", workers):
+    match = re.fullmatch(r"([+-]?\d+)|(\d+)-(\d+)", workers)
+    if match is None:
         raise UsageError(f"P is a number of workers, such as 4, +2 or -1; got {workers!r}")
     leavers = _members(without)
-    if leavers and int(workers) != -len(leavers):
+    if leavers and (match[1] is None or int(workers) != -len(leavers)):
         raise UsageError(
             f"--without {without} names {len(leavers)} workers, so P is -{len(leavers)}; got {workers}"
         )
+    cluster = _cluster_of(name, agent, at)
+    if cluster is not None:
+        if leavers:
+            raise UsageError(
+                "which workers of a cluster's job leave is the scheduler's choice: leave --without out"
+            )
+        with cluster:
+            _scale_in_cluster(cluster, name, match, as_json)
+        return
+    if match[1] is None:
+        raise UsageError(
+            f"a range such as {workers} is for jobs of the cluster; a number of workers for {name!r}?"
+        )
     with _call(name, agent) as caller:
         if workers[0] == "+":
-            _tell(caller.scale_out(int(workers)))
+            _tell(caller.scale_out(int(workers)), as_json)
         elif workers[0] == "-":
-            _tell(caller.scale_in(-int(workers), leavers))
+            _tell(caller.scale_in(-int(workers), leavers), as_json)
         else:
-            _tell(caller.scale(int(workers)))
+            _tell(caller.scale(int(workers)), as_json)
+
+
+def _scale_in_cluster(cluster: Cluster, name: str, wanted: re.Match[str], as_json: bool) -> None:
+    job = cluster.status(name).job
+    if wanted[1] is None:
+        smallest, largest = int(wanted[2]), int(wanted[3])
+    else:
+        now = len(job.devices) if wanted[1][0] in "+-" else 0
+        smallest = largest = now + int(wanted[1])
+    if largest < 1:
+        raise UsageError(
+            f"{job.name} would be left with {largest} devices; to take them all for a while: gyrostat pause {job.name}"
+        )
+    scaled = cluster.scale(job.id, smallest, largest)
+    if as_json:
+        print_json(scaled)
+    else:
+        told = smallest if smallest == largest else f"{smallest} to {largest}"
+        print(f"{scaled.name} ({scaled.id}) runs on {told} devices as soon as there are so many for it")
 
 
 def _members(text: str | None) -> tuple[int, ...]:
@@ -128,19 +213,61 @@ def _members(text: str | None) -> tuple[int, ...]:
 
 def migrate(
     name: Name,
-    members: Annotated[list[int], typer.Argument(metavar="WORKER…", help="Those that leave.")],
+    members: Annotated[
+        list[int] | None, typer.Argument(metavar="WORKER…", help="Those that leave.", show_default=False)
+    ] = None,
     agent: Agent = None,
+    as_json: AsJson = False,
+    at: At = None,
 ) -> None:
+    cluster = _cluster_of(name, agent, at)
+    if cluster is not None:
+        with cluster:
+            done = cluster.migrate(name, tuple(members or ()))
+        _tell(Answer(True, done.text, done.step, done.workers, done.pause_ms, done.prepare_ms), as_json)
+        return
+    if not members:
+        raise UsageError(
+            f"which workers of {name!r} are to leave? `gyrostat status {name}` shows their numbers"
+        )
     with _call(name, agent) as caller:
-        _tell(caller.migrate(tuple(members)))
+        _tell(caller.migrate(tuple(members)), as_json)
 
 
-def stop(name: Name, agent: Agent = None) -> None:
+def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
     with _call(name, agent) as caller:
         answer = caller.stop()
-        if not answer.done:
-            raise NotDone(answer.text)
+    if not answer.done:
+        raise NotDone(answer.text)
+    if as_json:
+        print_json(answer)
+    else:
         print(answer.text)
+
+
+def _cluster_of(name: str, agent: str | None, at: str | None) -> Cluster | None:
+    """The cluster that this job is of; None if it is a job by itself."""
+    if agent is not None and at is not None:
+        raise UsageError("--agent is for a job by itself, --at for one of a cluster: give one of them")
+    if agent is not None or (at is None and (name in running() or address() is None)):
+        return None
+    cluster = connect(at)
+    try:
+        cluster.status(name)
+    except (NoSuchJob, ClusterUnreachable) as error:
+        cluster.close()
+        if at is None and (isinstance(error, ClusterUnreachable) or _runs_alone(name)):
+            return None
+        raise
+    except GyrostatError:
+        cluster.close()
+        raise
+    return cluster
+
+
+def _runs_alone(name: str) -> bool:
+    """Whether agents of such a job are on this machine."""
+    return any(other.startswith(f"{name}.") for other in running())
 
 
 def _call(name: str, agent: str | None) -> Caller:
@@ -160,13 +287,19 @@ def profile(
         int | None, typer.Option("--max", metavar="P", show_default="the workers it has", help="The most.")
     ] = None,
     steps: Annotated[int, typer.Option(metavar="K", help="Measure K steps on each size.")] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: AsJson = False,
     agent: Agent = None,
+    at: At = None,
 ) -> None:
-    with _call(name, agent) as caller:
-        rows = caller.profile(smallest, largest, steps)
+    cluster = _cluster_of(name, agent, at)
+    if cluster is not None:
+        with cluster:
+            rows = cluster.profile(name, smallest, largest, steps).rows
+    else:
+        with _call(name, agent) as caller:
+            rows = caller.profile(smallest, largest, steps)
     if as_json:
-        print(msgspec.json.encode(rows).decode())
+        print_json(rows)
     else:
         Console(soft_wrap=True, highlight=False).print(_table(rows))
 
@@ -184,10 +317,13 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
     return table
 
 
-def _tell(answer: Answer) -> None:
+def _tell(answer: Answer, as_json: bool) -> None:
     if not answer.done:
         raise NotDone(answer.text)
-    print(f"{answer.text} (pause {answer.pause_ms:.0f} ms, prepared in {answer.prepare_ms:.0f} ms)")
+    if as_json:
+        print_json(answer)
+    else:
+        print(f"{answer.text} (pause {answer.pause_ms:.0f} ms, prepared in {answer.prepare_ms:.0f} ms)")
 
 
 def _line(status: Status) -> str:

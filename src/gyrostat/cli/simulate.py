@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from gyrostat.cli import simulate_options as options
+from gyrostat.cli.replay import decide_again, tell
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -76,7 +77,9 @@ def simulate(
 ) -> None:
     console = Console(soft_wrap=True, highlight=False)
     if replay is not None:
-        _replay(console, replay, trace)
+        if trace is not None:
+            raise UsageError(f"--replay takes all it needs from {replay}; leave out {trace}")
+        tell(decide_again(replay))
         return
     if trace is None or cluster is None:
         raise UsageError("simulate needs --cluster CLUSTER and a TRACE (or --replay FILE)")
@@ -254,23 +257,6 @@ def _print(console: Console, runs: list[Run]) -> None:
         for row in rows:
             tenants.add_row(*row)
         console.print(tenants)
-
-
-def _replay(console: Console, path: Path, trace: Path | None) -> None:
-    from gyrostat.sched.recording import replay
-    from gyrostat.sim.setup import read_setup
-
-    if trace is not None:
-        raise UsageError(f"--replay takes all it needs from {path}; leave out {trace}")
-    found = replay(path, lambda setup: read_setup(setup).books())
-    if found.difference is None:
-        console.print(f"{found.ticks} ticks with {found.actions} actions: all plans equal")
-        return
-    apart = found.difference
-    console.print(f"tick {apart.tick} at {apart.now} s is decided otherwise")
-    console.print(f"  recorded  {apart.recorded}", markup=False)
-    console.print(f"  replayed  {apart.replayed}", markup=False)
-    raise typer.Exit(1)
 
 
 def _text(path: Path) -> str:

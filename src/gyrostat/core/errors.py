@@ -9,6 +9,7 @@ GyrostatError
 │   ├── Unplaceable            a job that a cluster can never run, refused when it is submitted
 │   ├── WrongState             what was asked of a job makes no sense in the state that it is in
 │   └── StoreUnusable          a lease store that cannot be opened: wrong address, no server there, wrong credentials
+├── ClusterUnreachable         no cluster, or none that answers
 ├── StorageFull                a cluster's disk takes nothing more; nothing was accepted; to be tried again when there is room
 ├── NotDone                    a running job could not do what it was asked for (in `job.door`)
 ├── CheckpointError            a checkpoint that cannot be used
@@ -63,6 +64,10 @@ class Unplaceable(UsageError):
 
 class WrongState(UsageError):
     """What was asked of a job makes no sense in the state that it is in."""
+
+
+class ClusterUnreachable(GyrostatError):
+    """There is no cluster, or it does not answer; what it was asked last may have been done."""
 
 
 class StorageFull(GyrostatError):

@@ -28,7 +28,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Nobody, Stream
 from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Logged, Program
+from gyrostat.job.protocol import FromWorker, Logged, Program, Started
 from gyrostat.job.seating import Seating
 from gyrostat.job.start import ForkParent
 from gyrostat.job.watch import Cause
@@ -44,6 +44,7 @@ from gyrostat.local.hosting import (
     write_result,
 )
 from gyrostat.local.logs import RotatingFile
+from gyrostat.local.tensorboard import EventFile
 
 _LAST_LINES = 20
 _RESTARTS = 3
@@ -100,6 +101,7 @@ class Diary(Nobody):
         self._output = RotatingFile(directory / "output.log")
         self._metrics = RotatingFile(directory / "metrics.jsonl")
         self._host = RotatingFile(directory / "host.log")
+        self._board = EventFile(directory / "tensorboard")
 
     def printed(self, worker: int, stream: Stream, line: str) -> None:
         self.last_lines.append(line)
@@ -109,12 +111,15 @@ class Diary(Nobody):
         if isinstance(message, Logged):
             told = {"step": message.step, "metrics": message.metrics}
             self._metrics.write(msgspec.json.encode(told).decode())
+            self._board.scalars(message.step, message.metrics)
+        elif isinstance(message, Started):
+            self._board.began(message.step)
 
     def say(self, line: str) -> None:
         self._host.write(line)
 
     def close(self) -> None:
-        for file in (self._output, self._metrics, self._host):
+        for file in (self._output, self._metrics, self._host, self._board):
             file.close()
 
 

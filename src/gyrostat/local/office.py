@@ -141,13 +141,12 @@ class Office:
         ]
 
     def job(self, named: str, tenant: str | None) -> JobRecord:
-        """By id, or the newest of that name. Raises `NoSuchJob`."""
+        """By id, or the newest of that name; a name never hides an id. Raises `NoSuchJob`."""
         mine = self.jobs(tenant)
-        for record in reversed(mine):
-            if named in (record.id, record.name):
-                return record
-        names = {text for record in mine for text in (record.name, record.id)}
-        near = difflib.get_close_matches(named, names, n=1)
+        found = {record.name: record for record in mine} | {record.id: record for record in mine}
+        if named in found:
+            return found[named]
+        near = difflib.get_close_matches(named, found, n=1)
         told = f"; did you mean {near[0]!r}?" if near else ""
         raise NoSuchJob(f"there is no job {named!r}{told}")
 

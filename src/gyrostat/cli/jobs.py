@@ -1,0 +1,74 @@
+"""`gyrostat jobs`: the jobs of a cluster, one line each."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, span
+from gyrostat.local.client import connect
+from gyrostat.local.records import JobRecord, JobState
+
+_HELP = "\n\n".join(
+    [
+        "The jobs of the cluster: those that are not over, in the order in which they were submitted.",
+        "  gyrostat jobs                   gyrostat jobs --all",
+        "  gyrostat jobs --state failed    gyrostat jobs --json | jq '.[].name'",
+        "`gyrostat status JOB` tells more about one: why it waits, or how it failed.",
+    ]
+)
+
+
+def register(app: typer.Typer) -> None:
+    app.command("jobs", help=_HELP, short_help="List the cluster's jobs.")(jobs)
+
+
+def jobs(
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
+    state: Annotated[
+        JobState | None, typer.Option(show_default=False, help="Only those in this state.")
+    ] = None,
+    tenant: Annotated[
+        str | None, typer.Option(metavar="TENANT", show_default=False, help="Only this tenant's.")
+    ] = None,
+    as_json: AsJson = False,
+    at: At = None,
+) -> None:
+    with connect(at) as cluster:
+        found = cluster.jobs(state=state, tenant=tenant)
+    wanted = [job for job in found if ended or state is not None or not job.state.over]
+    if as_json:
+        print_json(wanted)
+        return
+    out = console()
+    if wanted:
+        out.print(table(wanted, time.time()))
+    else:
+        out.print("no jobs")
+    over = Counter(str(job.state) for job in found if job.state.over)
+    if len(wanted) < len(found):
+        told = ", ".join(f"{number} {name}" for name, number in over.items())
+        out.print(f"and {told}: --all shows them", style="dim")
+
+
+def table(found: Sequence[JobRecord], now: float) -> Table:
+    rows = Table("job", "name", "tenant", "state", "devices", "step", "loss", "speed", "age", "why", box=None)
+    for job in found:
+        rows.add_row(
+            job.id,
+            job.name,
+            job.tenant if job.vc in ("default", job.tenant) else f"{job.tenant} in {job.vc}",
+            str(job.state),
+            f"{len(job.devices)} of {job.spec.min}-{job.spec.largest}",
+            str(job.step),
+            loss(job),
+            rate(job),
+            span(now - job.submitted),
+            job.reason,
+        )
+    return rows

@@ -1,0 +1,60 @@
+"""How one job of a cluster is told: in a line, or on a page. Pure."""
+
+from __future__ import annotations
+
+import time
+
+from gyrostat.cli.cluster_options import clock, plain, span
+from gyrostat.local.api.messages import JobStatus
+from gyrostat.local.records import JobRecord, JobState
+
+
+def line(job: JobRecord) -> str:
+    """As `gyrostat status` lists it beside jobs that run by themselves."""
+    parts = [
+        f"{job.name} ({job.id}): step {job.step}",
+        f"{job.spec.virtual_workers} virtual workers on {len(job.devices)}",
+        str(job.state),
+    ]
+    if job.loss is not None:
+        parts.append(f"loss {job.loss:.4g}")
+    if job.throughput is not None:
+        parts.append(f"{job.throughput:,.0f} samples/s")
+    return ", ".join(parts)
+
+
+def page(found: JobStatus, now: float | None = None) -> list[str]:
+    """All that its owner wants to know."""
+    job, now = found.job, time.time() if now is None else now
+    rows: list[tuple[str, str]] = [
+        ("job", f"{job.id}, of {job.tenant} in virtual cluster {job.vc}"),
+        ("state", f"{job.state} since {clock(job.changed)}: {job.reason}"),
+        ("runs", " ".join([*(["-m"] if job.spec.module else []), job.spec.script, *job.spec.args])),
+        ("in", job.spec.workdir),
+        (
+            "size",
+            f"{job.spec.virtual_workers} virtual workers on {job.spec.min} to {job.spec.largest} devices"
+            + (f" of {', '.join(job.spec.types)}" if job.spec.types else ""),
+        ),
+    ]
+    if job.devices:
+        lent = f" ({len(job.borrowed)} borrowed)" if job.borrowed else ""
+        rows.append(("devices", ", ".join(map(str, job.devices)) + lent))
+    if job.step:
+        rows.append(("progress", line(job).partition(": ")[2]))
+    rows.append(("time", f"submitted {span(now - job.submitted)} ago, {span(job.ran_by(now))} with devices"))
+    if job.attempts > 1:
+        rows.append(("starts", f"{job.attempts}, {job.retries} of them after a failure"))
+    if found.waiting is not None:
+        rows.append(("waits", f"number {found.waiting.position} in its queue: {found.waiting.why}"))
+        rows.append(("helps", found.waiting.what_helps))
+    if job.failure is not None:
+        rows.append(("failed", job.failure))
+    if job.exit_code is not None and job.state is not JobState.FINISHED:
+        rows.append(("exit code", str(job.exit_code)))
+    if job.digest is not None:
+        rows.append(("digest", job.digest))
+    lines = [job.name, *(f"  {name:<10}{text}" for name, text in rows)]
+    if job.last_lines and job.state is JobState.FAILED:
+        lines += ["  last lines", *(f"    {text}" for text in job.last_lines)]
+    return list(map(plain, lines))

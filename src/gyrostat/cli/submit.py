@@ -1,0 +1,135 @@
+"""`gyrostat submit`: hand a job to a cluster."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gyrostat.cli import submit_options as given
+from gyrostat.cli.cluster_options import AsJson, At, print_json
+from gyrostat.cli.script_options import Args, Module
+from gyrostat.core.errors import UsageError
+from gyrostat.local.client import Cluster, connect
+from gyrostat.local.records import JobRecord, JobSpec, JobState, read_spec
+
+_HELP = "\n\n".join(
+    [
+        "Hand a job to the cluster. It is run when its turn comes, on as many devices as there are for it.",
+        "Options stand before the script; everything after it is the script's own.",
+        "[bold]Examples[/bold]",
+        "  gyrostat submit -n 8 train.py --epochs 3               (8 virtual workers on 1 to 8 devices)",
+        "  gyrostat submit -n 8 --min 2 --max 4 --priority 5 --name mnist train.py",
+        "  gyrostat submit --opportunistic --retries 3 --time-limit 12h -m mypackage.train",
+        "  gyrostat submit job.yaml                               (all of it in a file)",
+        "A job.yaml has the options as fields, with `_` for `-`: script, args, virtual_workers, min, max, types … What is "
+        "said on the command line goes before it.",
+        "When it returns, the job is durable: it survives the daemon. One that could never run is refused with the reason.",
+    ]
+)
+
+_JOB_FILES = (".yaml", ".yml")
+
+
+def register(app: typer.Typer) -> None:
+    app.command(
+        "submit",
+        help=_HELP,
+        short_help="Hand a job to the cluster.",
+        context_settings={"allow_interspersed_args": False},
+    )(submit)
+
+
+def submit(
+    script: Annotated[
+        str, typer.Argument(metavar="SCRIPT", show_default=False, help="The script, or a job.yaml.")
+    ],
+    args: Args = None,
+    module: Module = False,
+    name: given.Name = None,
+    virtual_workers: given.VirtualWorkers = None,
+    min: given.Min = None,
+    max: given.Max = None,
+    types: given.Types = None,
+    mix_types: given.MixTypes = None,
+    cpu: given.Cpu = None,
+    memory: given.Memory = None,
+    workdir: given.Workdir = None,
+    env: given.Env = None,
+    priority: given.Priority = None,
+    vc: given.Vc = None,
+    opportunistic: given.Opportunistic = None,
+    steps: given.Steps = None,
+    workload: given.Workload = None,
+    retries: given.Retries = None,
+    time_limit: given.TimeLimit = None,
+    checkpoint_every: given.CheckpointEvery = None,
+    threads: given.Threads = None,
+    reduction: given.Reduction = None,
+    determinism: given.Determinism = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show what it prints, and end with its exit code.")
+    ] = False,
+    as_json: AsJson = False,
+    at: At = None,
+) -> None:
+    said: dict[str, Any] = {
+        "module": module or None,
+        "name": name,
+        "virtual_workers": virtual_workers,
+        "min": min,
+        "max": max,
+        "types": None if types is None else tuple(filter(None, types.split(","))),
+        "mix_types": mix_types,
+        "cpu": cpu,
+        "memory": None if memory is None else given.parse_size(memory),
+        "workdir": None if workdir is None else str(workdir.resolve()),
+        "env": None if env is None else given.parse_env(env, os.environ),
+        "priority": priority,
+        "vc": vc,
+        "opportunistic": opportunistic,
+        "steps": steps,
+        "workload": workload,
+        "retries": retries,
+        "time_limit": None if time_limit is None else given.parse_time(time_limit),
+        "checkpoint_every": checkpoint_every,
+        "threads": threads,
+        "reduction": reduction,
+        "determinism": determinism,
+    }
+    spec = make_spec(script, tuple(args or ()), said)
+    with connect(at) as cluster:
+        job = cluster.submit(spec)
+        if as_json:
+            print_json(job)
+        elif not follow:
+            print(f"submitted {job.name} as {job.id}; to watch it: gyrostat logs -f {job.id}")
+        if follow:
+            _follow(cluster, job, quiet=as_json)
+
+
+def make_spec(script: str, args: tuple[str, ...], said: dict[str, Any]) -> JobSpec:
+    """What the command line says, over what a job file says."""
+    fields: dict[str, Any]
+    if script.endswith(_JOB_FILES) and not said["module"]:
+        fields = given.read_job_file(Path(script))
+        if args:
+            fields["args"] = args
+    else:
+        fields = {"script": script, "args": args, "workdir": str(Path.cwd())}
+    fields |= {name: value for name, value in said.items() if value is not None}
+    if "script" not in fields:
+        raise UsageError(f"the job file {script} names no script: `script: train.py`")
+    return read_spec(fields)
+
+
+def _follow(cluster: Cluster, job: JobRecord, *, quiet: bool) -> None:
+    """Show what it prints until it is over, and end as it did."""
+    for line in cluster.logs(job.id, follow=True):
+        if not quiet:
+            print(line, flush=True)
+    ended = cluster.status(job.id).job
+    if ended.state is not JobState.FINISHED:
+        raise typer.Exit(ended.exit_code or 1)

@@ -1,0 +1,213 @@
+"""The options of `submit`, and how texts such as `90m`, `2G` or `NAME=VALUE` become what a job's spec holds. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from gyrostat.core import job as core
+from gyrostat.core.errors import UsageError
+
+_SIZE, _PLACE, _RANK, _ENDURE, _EXACT = "Size", "Where", "Who goes first", "Limits and failures", "Exactness"
+
+Name = Annotated[
+    str | None, typer.Option(metavar="NAME", show_default="the script's", help="What to call it.")
+]
+VirtualWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--virtual-workers",
+        "-n",
+        metavar="N",
+        show_default="1",
+        help="Ranks of the job. They decide its result, whatever devices it gets.",
+        rich_help_panel=_SIZE,
+    ),
+]
+Min = Annotated[
+    int | None,
+    typer.Option("--min", metavar="P", show_default="1", help="Fewest devices.", rich_help_panel=_SIZE),
+]
+Max = Annotated[
+    int | None,
+    typer.Option(
+        "--max",
+        metavar="P",
+        show_default="one per virtual worker",
+        help="Most devices.",
+        rich_help_panel=_SIZE,
+    ),
+]
+Types = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TYPE,…", show_default="any", help="Device types, best first.", rich_help_panel=_PLACE
+    ),
+]
+MixTypes = Annotated[
+    bool | None,
+    typer.Option("--mix-types", help="It may use several types at once.", rich_help_panel=_PLACE),
+]
+Cpu = Annotated[
+    float | None,
+    typer.Option(
+        metavar="CPUS", show_default=False, help="CPUs that each device must have.", rich_help_panel=_PLACE
+    ),
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        show_default=False,
+        help="Memory that each device must have: 512M, 4G.",
+        rich_help_panel=_PLACE,
+    ),
+]
+Workdir = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        show_default="this one",
+        help="Where it runs; the script is looked for from there.",
+        rich_help_panel=_PLACE,
+    ),
+]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        show_default=False,
+        help="Set for its workers; NAME alone takes the value it has here. May be repeated.",
+        rich_help_panel=_PLACE,
+    ),
+]
+Priority = Annotated[
+    int | None,
+    typer.Option(
+        metavar="K", show_default="0", help="More is more urgent, within its VC.", rich_help_panel=_RANK
+    ),
+]
+Vc = Annotated[
+    str | None,
+    typer.Option("--vc", metavar="VC", show_default="yours", help="Virtual cluster.", rich_help_panel=_RANK),
+]
+Opportunistic = Annotated[
+    bool | None,
+    typer.Option(
+        "--opportunistic",
+        help="Run on what others leave only, and make room when they come.",
+        rich_help_panel=_RANK,
+    ),
+]
+Retries = Annotated[
+    int | None,
+    typer.Option(
+        metavar="R",
+        show_default="0",
+        help="Start it again after a failure, at most R times; not for errors that repeat.",
+        rich_help_panel=_ENDURE,
+    ),
+]
+TimeLimit = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TIME",
+        show_default="none",
+        help="End it after so long with devices: 90s, 30m, 12h, 2d.",
+        rich_help_panel=_ENDURE,
+    ),
+]
+CheckpointEvery = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STEPS",
+        show_default="only when it has to leave",
+        help="Checkpoint every so many steps.",
+        rich_help_panel=_ENDURE,
+    ),
+]
+Steps = Annotated[
+    int | None,
+    typer.Option(
+        metavar="STEPS", show_default=False, help="How many it will run, if you know.", rich_help_panel=_RANK
+    ),
+]
+Workload = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        show_default=False,
+        help="What it trains, as tables of throughput name it.",
+        rich_help_panel=_RANK,
+    ),
+]
+Threads = Annotated[
+    int | None, typer.Option(metavar="T", show_default="1", help="Of every worker.", rich_help_panel=_EXACT)
+]
+Reduction = Annotated[
+    core.Reduction | None,
+    typer.Option(show_default=False, help="The order in which gradients are added.", rich_help_panel=_EXACT),
+]
+Determinism = Annotated[
+    core.Determinism | None,
+    typer.Option(show_default="elastic", help="What must not change bits.", rich_help_panel=_EXACT),
+]
+
+_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_BYTES = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}
+
+
+def parse_time(text: str) -> float:
+    """`90`, `90s`, `30m`, `1.5h`, `2d` in seconds."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", text.strip().lower())
+    if match is None or not float(match[1]):
+        raise UsageError(f"--time-limit is a time above 0 such as 90s, 30m, 12h or 2d; got {text!r}")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
+def parse_size(text: str) -> int:
+    """`512M`, `4G`, `4GiB` in bytes, counted by 1024."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([kmgt]?)(?:i?b)?", text.strip().lower())
+    if match is None:
+        raise UsageError(f"--memory is a size such as 512M or 4G; got {text!r}")
+    return int(float(match[1]) * (1 << _BYTES[match[2]]))
+
+
+def parse_env(given: Iterable[str], here: Mapping[str, str]) -> dict[str, str]:
+    """`NAME=VALUE`, or `NAME` for the value that it has here."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            if name not in here:
+                raise UsageError(
+                    f"--env {name} takes the value that {name} has here, but it is not set; {name}=VALUE?"
+                )
+            value = here[name]
+        found[name] = value
+    return found
+
+
+def read_job_file(path: Path) -> dict[str, Any]:
+    """The fields of a `job.yaml`. Its `workdir` is seen from where the file is, and is that directory if it says nothing."""
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"the job file {path} cannot be read: {error}") from error
+    except yaml.YAMLError as error:
+        raise UsageError(f"the job file {path} is no YAML: {error}") from error
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise UsageError(f"the job file {path} must hold fields such as `script: train.py`")
+    if isinstance(content.get("memory"), str):
+        content["memory"] = parse_size(content["memory"])
+    if isinstance(content.get("time_limit"), str):
+        content["time_limit"] = parse_time(content["time_limit"])
+    workdir = content.get("workdir", ".")
+    if isinstance(workdir, str):
+        content["workdir"] = str((path.absolute().parent / workdir).resolve())
+    return content
