@@ -25,6 +25,7 @@ from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Nobody
 from gyrostat.job.protocol import FromWorker, Program, Step, Steps
 from gyrostat.job.start import WorkerSource
+from gyrostat.job.stragglers import StragglerPolicy
 
 SCRIPT = Path(__file__).resolve().parent / "side_elastic.py"
 WIDE = ()
@@ -65,11 +66,16 @@ class ElasticJob(Nobody):
         workers: int,
         paced: Sequence[float] = (),
         args: Sequence[str] = WIDE,
+        placement: Sequence[int] | None = None,
+        stragglers: StragglerPolicy | None = None,
     ) -> None:
+        """`placement`: how many virtual workers each worker runs, if not as even as can be."""
+        even = Placement.even(virtual_workers, workers)
         self._source = source
         self._request = RunRequest(
             program=Program(name=str(SCRIPT), args=tuple(args)),
-            placement=Placement.even(virtual_workers, workers),
+            placement=even if placement is None else Placement.from_counts(placement),
+            stragglers=stragglers or StragglerPolicy(),
             paced=paced,
             name=f"benchmark-{os.getpid()}",
         )

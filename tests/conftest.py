@@ -29,6 +29,7 @@ from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Program
 from gyrostat.job.start import ForkParent
 from gyrostat.job.stragglers import StragglerPolicy
+from gyrostat.job.watchdog import WatchdogPolicy
 
 
 class Launch:
@@ -74,6 +75,8 @@ class Launch:
         batch_size: int | None = None,
         grace_s: float = 30.0,
         stragglers: StragglerPolicy | None = None,
+        poison_limit: int = 3,
+        watchdog: WatchdogPolicy | None = None,
         check: bool = True,
     ) -> Outcome:
         """`placement` says how many virtual workers each worker runs; without it, `workers` share evenly."""
@@ -107,6 +110,8 @@ class Launch:
             batch_size=batch_size,
             grace_s=grace_s,
             stragglers=stragglers or StragglerPolicy(),
+            poison_limit=poison_limit,
+            watchdog=watchdog,
         )
         outcome = run_job(request, parent=self._parent, observer=observer)
         return outcome.check() if check else outcome

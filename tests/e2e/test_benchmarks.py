@@ -32,6 +32,7 @@ COMMANDS = (
     "scale_out_fence",
     "scale_out_gap",
     "shard_handout",
+    "straggler",
     "philly_elastic",
     "simulate_philly",
     "tick",

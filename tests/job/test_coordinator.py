@@ -538,6 +538,32 @@ def test_a_straggler_is_removed() -> None:
     assert told == [Tell(member, Prepare(plan_for(2, (0, 2), (), donor=2))) for member in (0, 1, 2)]
 
 
+def test_a_removed_straggler_may_come_back() -> None:
+    """Its place is tried again after ten minutes; if that is slow, too, after twenty more."""
+    job = watchful(Reaction.REMOVE, 3)
+    slow_steps(job, 1, 10, (3.0, 4.5, 2.0), 100.0)
+    for member in (0, 1, 2):
+        job.prepared(member, 2)
+    job.switched(0, 2, 11, 0.0, 101.0)
+    assert list(job.members) == [0, 2]
+    assert slow_steps(job, 12, 10, (4.0, 4.0), 699.0) == []
+    assert slow_steps(job, 22, 1, (4.0, 4.0), 700.0) == [Start(3)]
+    job.ready(3, ALIKE, 701.0)
+    for member in (0, 2, 3):
+        job.prepared(member, 3)
+    job.switched(3, 3, 24, 0.0, 702.0)
+    assert list(job.members) == [0, 2, 3]
+    noticed, *_ = slow_steps(job, 25, 10, (3.0, 3.0, 3.0), 703.0)  # the third has two virtual workers
+    assert isinstance(noticed, Noticed)
+    assert slow_steps(job, 35, 1, (3.0, 3.0, 3.0), 759.0) == []  # not within a minute
+    assert slow_steps(job, 36, 1, (3.0, 3.0, 3.0), 760.0) != []
+    for member in (0, 2, 3):
+        job.prepared(member, 4)
+    job.switched(0, 4, 37, 0.0, 761.0)
+    assert slow_steps(job, 38, 10, (4.0, 4.0), 760.0 + 1199.0) == []
+    assert slow_steps(job, 48, 1, (4.0, 4.0), 760.0 + 1200.0) == [Start(4)]
+
+
 @dataclass
 class World:
     """Plays everybody else: processes that start, connect, switch or die, in any order."""

@@ -62,6 +62,7 @@ def test_a_failed_run_has_one_too(tmp_path: Path) -> None:
         "summary": "raised E: x",
         "traceback": "Traceback",
         "exit_code": 1,
+        "evidence": {"running": None, "lines": [], "out_of_memory": None},
     }
     assert report["events"] == [
         {"kind": "failure", "step": 0, "at": 4.0, "from": 1, "to": 0, "reason": "worker 0 raised E: x"}

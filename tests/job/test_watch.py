@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from signal import SIGHUP, SIGINT, SIGKILL, SIGSEGV, SIGTERM, SIGUSR1
 
+from gyrostat.core.evidence import Evidence, RunningMicroBatch
+from gyrostat.job.poison import Death
 from gyrostat.job.protocol import Ended, Failed, FailureKind
 from gyrostat.job.watch import BLAME_GRACE_S, KILL_GRACE_S, Cause, Order, Watch
 
@@ -59,7 +61,7 @@ def test_a_lost_peer_is_not_blamed_when_the_dead_one_turns_up() -> None:
     failure = watch.failure()
     assert failure is not None
     assert (failure.worker, failure.cause, failure.exit_code) == (1, Cause.KILLED, 128 + SIGKILL)
-    assert failure.summary == "was killed by SIGKILL (the kernel does that when memory runs out)"
+    assert failure.summary == "was killed by SIGKILL"
 
 
 def test_a_lost_peer_is_blamed_when_nobody_else_turns_up() -> None:
@@ -183,3 +185,61 @@ def test_who_leaves_has_its_grace() -> None:
     assert str(watch.failure()) == (
         "worker 1 was asked to leave by SIGTERM, and no boundary to leave at came within its grace"
     )
+
+
+BATCH = RunningMicroBatch(step=4, rank=1, number=0, samples=(3, 9), size=2)
+
+
+def test_out_of_memory_is_what_the_kernel_says() -> None:
+    watch = Watch([0, 1], checkpoints=True)
+    evidence = Evidence(running=BATCH, lines=("loading",), out_of_memory="oom_kill in x went from 0 to 1")
+    watch.exited(1, -SIGKILL, 1.0, evidence)
+    assert watch.orders(1.0) == [Order(SIGTERM, (0,))]
+    failure = watch.failure()
+    assert failure is not None
+    assert (failure.cause, failure.evidence) == (Cause.MEMORY, evidence)
+    assert str(failure) == ("worker 1 was killed by SIGKILL: out of memory (oom_kill in x went from 0 to 1)")
+    assert failure.evidence.told() == [
+        "out of memory: oom_kill in x went from 0 to 1",
+        "it was running micro-batch 0 of virtual worker 1 in the step after step 4, samples 3, 9",
+        "the last it printed:",
+        "    loading",
+    ]
+    assert watch.deaths == []  # whose memory it was that ran out, nobody knows
+
+
+def test_the_death_that_is_one_too_many() -> None:
+    """Deaths of earlier attempts count."""
+    deaths: list[Death] = []
+    for attempt in range(3):
+        watch = Watch([0, 1], checkpoints=True, deaths=deaths)
+        watch.exited(attempt % 2, -SIGSEGV, 1.0, Evidence(running=BATCH))
+        failure = watch.failure()
+        assert failure is not None
+        assert failure.cause is (Cause.POISON if attempt == 2 else Cause.KILLED)
+    assert failure is not None
+    assert failure.summary == (
+        "was killed by SIGSEGV; 3 workers have died while this micro-batch was running: micro-batch 0 of virtual worker 1 in "
+        "the step after step 4, samples 3, 9"
+    )
+
+
+def test_who_dies_because_the_job_ends_did_not_die_of_its_batch() -> None:
+    deaths: list[Death] = []
+    watch = Watch([0, 1], checkpoints=True, deaths=deaths)
+    watch.failed(0, RAISED, 1.0)
+    watch.orders(1.0)
+    watch.exited(1, -SIGKILL, 1.1, Evidence(running=BATCH))
+    watch.exited(0, 1, 1.1, Evidence(running=BATCH, lines=("before",)))
+    assert deaths == []
+    failure = watch.failure()
+    assert failure is not None
+    assert (failure.cause, failure.evidence.running) == (Cause.RAISED, BATCH)
+
+
+def test_who_hangs_is_ended_and_that_is_why() -> None:
+    watch = Watch([0, 1], checkpoints=True)
+    assert watch.hangs({1: "train.py:3 in f"}) == [Order(SIGKILL, (1,))]
+    watch.exited(1, -SIGKILL, 1.0, Evidence(running=BATCH))
+    assert str(watch.failure()) == "worker 1 was ended by the watchdog: it hung at train.py:3 in f"
+    assert [death.running for death in watch.deaths] == [BATCH]

@@ -25,6 +25,7 @@ from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
+from gyrostat.job.watchdog import Standstill
 
 Clock = Callable[[], float]
 
@@ -185,8 +186,15 @@ class PlainDisplay:
             f"from step {done.step} on {what}, after a pause of {done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
 
-    def died(self, failure: Failure) -> None:
-        self.note(f"{failure}; starting again from the newest checkpoint")
+    def stood_still(self, found: Standstill) -> None:
+        for line in (str(found), *found.told()):
+            self.note(line)
+
+    def died(self, failure: Failure, wait: float) -> None:
+        when = f" in {wait:.0f} s" if wait else ""
+        self.note(f"{failure}; starting again from the newest checkpoint{when}")
+        for line in failure.evidence.told():
+            self.note(line)
 
     def noticed(self, straggler: Straggler) -> None:
         self.note(str(straggler))
@@ -208,9 +216,11 @@ class PlainDisplay:
         if outcome.failure is None:
             for line in summary(outcome):
                 self.note(line)
-        elif outcome.failure.traceback:
-            for line in outcome.failure.traceback.splitlines():
-                self.show(outcome.failure.worker, Stream.STDERR, line)
+            return
+        for line in (outcome.failure.traceback or "").splitlines():
+            self.show(outcome.failure.worker, Stream.STDERR, line)
+        for line in outcome.failure.evidence.told():
+            self.note(line)
 
     def note(self, line: str) -> None:
         """Something gyrostat itself has to say."""

@@ -12,7 +12,6 @@ VERBS = {
     "up": "start a cluster on this machine",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
-    "chaos": "inject failures into a job",
 }
 
 

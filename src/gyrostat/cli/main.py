@@ -12,6 +12,7 @@ import typer
 import gyrostat
 from gyrostat.cli import (
     cells,
+    chaos,
     checkpoint,
     events,
     experiment,
@@ -64,6 +65,7 @@ reserve.register(app)
 replay.register(app)
 verify.register(app)
 scan.register(app)
+chaos.register(app)
 probe.register(app)
 plan.register(app)
 profile_device.register(app)

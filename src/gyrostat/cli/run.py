@@ -21,6 +21,7 @@ from gyrostat.job.protocol import Program
 from gyrostat.job.report import check_writable, write_report
 from gyrostat.job.runfile import holding
 from gyrostat.job.stragglers import Reaction, StragglerPolicy
+from gyrostat.job.watchdog import Action, WatchdogPolicy
 
 _HELP = "\n\n".join(
     [
@@ -68,6 +69,10 @@ def run(
     stragglers: given.Stragglers = Reaction.REPORT,
     straggler_factor: given.StragglerFactor = 1.2,
     straggler_steps: given.StragglerSteps = 10,
+    straggler_pause: given.StragglerPause = 60.0,
+    straggler_return: given.StragglerReturn = 600.0,
+    watchdog: given.Watchdog = None,
+    watchdog_action: given.WatchdogAction = Action.REPORT,
     store: given.Store = None,
     nodes: given.Nodes = 1,
     node: given.Node = None,
@@ -80,6 +85,7 @@ def run(
     keep: given.Keep = 3,
     resume: given.Resume = True,
     restarts: given.Restarts = 3,
+    poison_limit: given.PoisonLimit = 3,
     report: given.Report = None,
     log_dir: given.LogDir = None,
     trace: given.Trace = None,
@@ -102,9 +108,17 @@ def run(
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
         schedule=entries,
         restarts=restarts,
+        poison_limit=poison_limit,
         paced=options.parse_paced(paced),
         grace_s=grace,
-        stragglers=StragglerPolicy(reaction=stragglers, factor=straggler_factor, steps=straggler_steps),
+        stragglers=StragglerPolicy(
+            reaction=stragglers,
+            factor=straggler_factor,
+            steps=straggler_steps,
+            pause_s=straggler_pause,
+            back_s=straggler_return,
+        ),
+        watchdog=None if watchdog is None else WatchdogPolicy(seconds=watchdog, action=watchdog_action),
         name=options.choose_name(name, script),
         log_dir=log_dir,
         trace=trace,

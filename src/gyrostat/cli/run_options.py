@@ -10,6 +10,7 @@ import typer
 from gyrostat.core.job import Determinism as Level
 from gyrostat.core.job import Reduction as Order
 from gyrostat.job.stragglers import Reaction
+from gyrostat.job.watchdog import Action
 
 _JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", "Checkpoints", "Output"
 
@@ -121,6 +122,37 @@ StragglerFactor = Annotated[
 StragglerSteps = Annotated[
     int, typer.Option(metavar="K", help="… in the median of K steps.", rich_help_panel=_JOB)
 ]
+StragglerReturn = Annotated[
+    float,
+    typer.Option(
+        metavar="S",
+        min=0,
+        help="The place of one that was removed is tried again after S seconds; 0: never.",
+        rich_help_panel=_JOB,
+    ),
+]
+StragglerPause = Annotated[
+    float,
+    typer.Option(
+        metavar="S",
+        min=0,
+        help="At most one change in S seconds because of stragglers.",
+        rich_help_panel=_JOB,
+    ),
+]
+Watchdog = Annotated[
+    float | None,
+    typer.Option(
+        metavar="S",
+        show_default=False,
+        help="If no step is completed for S seconds, show the stack of every worker …",
+        rich_help_panel=_JOB,
+    ),
+]
+WatchdogAction = Annotated[
+    Action,
+    typer.Option(help="… and end the one that hangs in the script's code, or not.", rich_help_panel=_JOB),
+]
 Store = Annotated[
     str | None,
     typer.Option(
@@ -194,7 +226,16 @@ Restarts = Annotated[
     typer.Option(
         metavar="R",
         min=0,
-        help="If a worker dies, go on from the newest checkpoint, at most R times.",
+        help="If a worker dies, go on from the newest checkpoint, at most R times; sooner after progress than without.",
+        rich_help_panel=_CHECKPOINTS,
+    ),
+]
+PoisonLimit = Annotated[
+    int,
+    typer.Option(
+        metavar="K",
+        min=0,
+        help="End the job when K workers have died of the same micro-batch; 0: never.",
         rich_help_panel=_CHECKPOINTS,
     ),
 ]

@@ -13,6 +13,7 @@ class EventKind(StrEnum):
     CHECKPOINT = "checkpoint"
     STOP = "stop"
     STRAGGLER = "straggler"
+    STANDSTILL = "standstill"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +36,8 @@ class Event:
     recovered_from: str | None = None
     """"peers" or "checkpoint"."""
     micro_batches_redone: int | None = None
+    evidence: tuple[str, ...] = ()
+    """In lines: what a worker that died left behind, or the stacks of workers that stand still."""
 
     def as_json(self) -> dict[str, object]:
         """For a report; what does not apply is left out."""
@@ -50,5 +53,6 @@ class Event:
             "recovered_from": self.recovered_from,
             "micro_batches_redone": self.micro_batches_redone,
             "reason": self.reason,
+            "evidence": list(self.evidence) or None,
         }
         return {name: value for name, value in fields.items() if value is not None}

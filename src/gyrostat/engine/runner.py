@@ -29,6 +29,7 @@ from gyrostat.engine.buffers import slots_of
 from gyrostat.engine.group import Group
 from gyrostat.engine.mean import Mean, Means, MeanWire
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.torch_internals import keeping_versions
 from gyrostat.engine.trace import now
 
@@ -49,10 +50,14 @@ class StepPlan:
         """The share of virtual worker `rank` in this step; None if all are equal."""
         return None if self.order is None else self.order.weight(rank, self.first_batch)
 
+    def samples(self, rank: int, number: int) -> list[int] | None:
+        """The indices of a micro-batch's samples; None where the job does not order them."""
+        return None if self.order is None else self.order.indices(rank, self.first_batch + number)
+
     def content(self, rank: int, number: int) -> list[int]:
         """What tells a micro-batch from others: its sample indices; where the job does not order them, its place."""
-        batch = self.first_batch + number
-        return [rank, batch] if self.order is None else self.order.indices(rank, batch)
+        samples = self.samples(rank, number)
+        return [rank, self.first_batch + number] if samples is None else samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,6 +186,8 @@ class Runner(ABC):
         self.handed_batches: tuple[int | None] | None = None
         """For a worker that joins in the middle of a loop: what it said to the others."""
         self.acknowledge: Callable[[int, int], Fence | None] = lambda step, lead: None
+        self.supervisor: Supervisor | None = None
+        """Is told which micro-batch runs."""
         self.streams = Streams()
         self._losses: list[torch.Tensor] = []
         self._means = Means()
@@ -287,8 +294,12 @@ class Runner(ABC):
                 self._means.begin_micro_batch()
                 self.begin_micro_batch(micro_batch)
                 self.micro_batch = micro_batch
+                if self.supervisor is not None:
+                    self.supervisor.runs(progress.step, rank, number, plan.samples(rank, number))
                 began = now()
                 yield batch
+                if self.supervisor is not None:
+                    self.supervisor.ran()
                 tracer.add(f"virtual worker {rank}", began, now(), step=progress.step, pass_=progress.pass_)
                 self.micro_batch = None
                 if not micro_batch.backward_done:

@@ -123,6 +123,7 @@ def init(
     connect_gradients = partial(_connect_gradients, order=order, reason=reason, device=device)
     choice = connect_gradients(group)
     runner = _make_runner(assignment, group, choice, seed)
+    runner.supervisor = None if alone else supervisor
     membership = None
     if not alone and not assignment.reference:
         membership = _make_membership(assignment, supervisor, tracer, connect_gradients)

@@ -1,6 +1,7 @@
 """What a worker tells whoever watches it. The port between the engine and the room `job` above it.
 
-Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all report that they finished.
+Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all report what they run, and that they
+finished.
 `Alone` is what a plain `python train.py` gets: it prints what `job.log` is given, and nothing else.
 """
 
@@ -38,6 +39,13 @@ class Supervisor(Protocol):
 
         `busy`: seconds for which each worker ran its virtual workers, before it waited for others.
         """
+
+    def runs(self, step: int, rank: int, number: int, samples: Sequence[int] | None) -> None:
+        """The script is about to get virtual worker `rank`'s micro-batch `number` after `step` steps: these samples, if it is
+        the job that orders them."""
+
+    def ran(self) -> None:
+        """It is done with that."""
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """The script called `job.log`."""
@@ -86,6 +94,12 @@ class Alone:
     def stepped(
         self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
     ) -> None:
+        pass
+
+    def runs(self, step: int, rank: int, number: int, samples: Sequence[int] | None) -> None:
+        pass
+
+    def ran(self) -> None:
         pass
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.errors import LeaseError, UsageError
+from gyrostat.core.evidence import Evidence
 from gyrostat.job.conversation import (
     Answered,
     Asking,
@@ -131,6 +132,7 @@ class Agent:
             self,
             on_signal=self._signalled,
             on_request=self._take_question,
+            boxes=home,
             signals=signals,
             door=Door(name),
             logs=LogFiles(self._request.log_dir or home / "logs"),
@@ -219,9 +221,9 @@ class Agent:
     def printed(self, seat: Seat, stream: Stream, line: str) -> None:
         self._observer.printed(seat.member, stream, line)
 
-    def exited(self, seat: Seat, code: int) -> None:
-        if self._facts.has_gone(seat, code):
-            self._report(Gone(seat, code))
+    def exited(self, seat: Seat, code: int, evidence: Evidence) -> None:
+        if self._facts.has_gone(seat, code, evidence):
+            self._report(Gone(seat, code, evidence))
 
     def _report(self, report: Said | Gone | Asking | Leaving) -> None:
         """To the leader; if there is none, it will hear of it when there is one."""

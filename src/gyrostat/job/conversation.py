@@ -13,6 +13,7 @@ from __future__ import annotations
 import msgspec
 
 from gyrostat.core.errors import GyrostatError
+from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
 from gyrostat.job.door import Reply, Request
 from gyrostat.job.protocol import (
@@ -40,6 +41,7 @@ class WorkerFacts(msgspec.Struct, frozen=True):
     """Of lasting meaning; the last of each kind, in order."""
     code: int | None = None
     """How it has exited; None: it lives."""
+    evidence: Evidence | None = None
 
 
 class Attending(msgspec.Struct, frozen=True, tag=True):
@@ -61,6 +63,7 @@ class Said(msgspec.Struct, frozen=True, tag=True):
 class Gone(msgspec.Struct, frozen=True, tag=True):
     seat: Seat
     code: int
+    evidence: Evidence | None = None
 
 
 class Asking(msgspec.Struct, frozen=True, tag=True):
@@ -169,6 +172,7 @@ class Facts:
     def __init__(self) -> None:
         self._said: dict[Seat, dict[type, FromWorker]] = {}
         self._codes: dict[Seat, int] = {}
+        self._evidence: dict[Seat, Evidence | None] = {}
 
     def started(self, seat: Seat) -> None:
         self._said.setdefault(seat, {})
@@ -184,17 +188,18 @@ class Facts:
         said[type(message)] = message
         return True
 
-    def has_gone(self, seat: Seat, code: int) -> bool:
+    def has_gone(self, seat: Seat, code: int, evidence: Evidence | None = None) -> bool:
         """Takes it in. False if it was known."""
         self._said.setdefault(seat, {})
         if seat in self._codes:
             return False
-        self._codes[seat] = code
+        self._codes[seat], self._evidence[seat] = code, evidence
         return True
 
     def all(self) -> list[WorkerFacts]:
         return [
-            WorkerFacts(seat, list(said.values()), self._codes.get(seat)) for seat, said in self._said.items()
+            WorkerFacts(seat, list(said.values()), self._codes.get(seat), self._evidence.get(seat))
+            for seat, said in self._said.items()
         ]
 
     def forget_before(self, attempt: int) -> None:
@@ -202,3 +207,4 @@ class Facts:
         for seat in [seat for seat in self._said if seat.attempt < attempt]:
             self._said.pop(seat)
             self._codes.pop(seat, None)
+            self._evidence.pop(seat, None)

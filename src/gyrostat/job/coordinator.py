@@ -182,6 +182,9 @@ class Coordinator:
     _profiling: Profiling | None = None
     _began_at: int = 0
     _reacted: float = float("-inf")
+    _removed: int = 0
+    """Stragglers, so far."""
+    _comes_back_at: float = float("inf")
 
     def __post_init__(self) -> None:
         self._next_member = max(self.members) + 1
@@ -497,7 +500,7 @@ class Coordinator:
         ]
 
     def _react(self, now: float) -> list[Instruction]:
-        """Let go of a straggler, or share virtual workers out by speed; not too often."""
+        """Let go of a straggler, let one come back, or share virtual workers out by speed; not too often."""
         policy, recent = self.pace.policy, self.pace.recent()
         if now - self._reacted < policy.pause_s or set(recent) != set(self.members):
             return []
@@ -505,6 +508,12 @@ class Coordinator:
         if policy.reaction is Reaction.REMOVE and (slow := self.pace.stragglers()):
             worst = max(slow, key=lambda straggler: straggler.seconds)
             change = Change(workers=len(self.members) - 1, reason=str(worst), without=(worst.member,))
+            self._comes_back_at = policy.comes_back_at(now, self._removed)
+            self._removed += 1
+        elif policy.reaction is Reaction.REMOVE and now >= self._comes_back_at:
+            self._comes_back_at = float("inf")
+            reason = "the place of a worker that was removed for being slow is tried again"
+            change = Change(workers=len(self.members) + 1, reason=reason)
         elif policy.reaction is Reaction.REPLACE:
             assert self.placement is not None
             counts = [len(self.placement.held_by(worker)) for worker in range(len(self.members))]

@@ -12,6 +12,7 @@ import os
 import selectors
 import signal
 import socket
+from collections import deque
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -19,13 +20,27 @@ from typing import Protocol
 
 import msgspec
 
+from gyrostat.core.evidence import Evidence
+from gyrostat.job import stacks
+from gyrostat.job.blackbox import read as read_box
+from gyrostat.job.memory import KernelLog, OutOfMemory
 from gyrostat.job.observer import Stream
 from gyrostat.job.output import Lines, LogFiles, Tail
-from gyrostat.job.protocol import Channel, Failed, FromWorker, ProtocolError, Rejoin, Seat, WorkerSpec
+from gyrostat.job.protocol import (
+    Channel,
+    Failed,
+    FromWorker,
+    ProtocolError,
+    Rejoin,
+    Seat,
+    Stacks,
+    WorkerSpec,
+)
 from gyrostat.job.start import WorkerSource
 from gyrostat.job.unixsocket import bind_at
 
 _LOOK_AGAIN_S = 0.25
+_LAST_LINES = 20
 
 
 class Ears(Protocol):
@@ -37,7 +52,7 @@ class Ears(Protocol):
     def printed(self, seat: Seat, stream: Stream, line: str) -> None:
         """A worker printed a line."""
 
-    def exited(self, seat: Seat, code: int) -> None:
+    def exited(self, seat: Seat, code: int, evidence: Evidence) -> None:
         """A worker has gone, and all it said has been heard: its exit code, or the negated signal that killed it."""
 
 
@@ -51,6 +66,9 @@ class _Worker:
         """None: it will come back to us after its last agent has gone."""
         self.pipes: dict[int, tuple[Stream, Lines]] = {}
         self.tail: Tail | None = None
+        self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
+        self.stacks: stacks.Answer | None = None
+        """It has been asked for its stacks."""
 
     def start(self, spec: WorkerSpec, source: WorkerSource, file: int | None) -> None:
         """What it prints goes to `file`, or else through pipes."""
@@ -95,10 +113,13 @@ class Crew:
         source: WorkerSource,
         selector: selectors.BaseSelector,
         ears: Ears,
+        boxes: Path,
         logs: LogFiles | None = None,
         meeting_place: Path | None = None,
     ) -> None:
+        """`boxes`: the directory in which workers note what they run."""
         self._source, self._selector, self._ears, self._logs = source, selector, ears, logs
+        self._boxes, self._out_of_memory, self._kernel = boxes, OutOfMemory.here(), KernelLog()
         self._workers: dict[int, _Worker] = {}
         self._strangers: set[Channel[FromWorker]] = set()
         self._listener: socket.socket | None = None
@@ -118,6 +139,7 @@ class Crew:
         worker = _Worker(seat)
         if self._logs and spec.agent is not None:
             worker.tail = Tail(self._logs.path(seat.member))
+        spec = msgspec.structs.replace(spec, box=str(self._box(seat)))
         worker.start(spec, self._source, file if spec.agent is not None else None)
         self._workers[worker.pid] = worker
         self._listen_to(worker)
@@ -132,6 +154,12 @@ class Crew:
             if self._logs:
                 self._logs.open(seat.member, append=True)
                 worker.tail = Tail(self._logs.path(seat.member))
+
+    def _box(self, seat: Seat) -> Path:
+        return self._boxes / f"box-{seat.attempt}-{seat.member}"
+
+    def _stacks(self, seat: Seat) -> Path:
+        return Path(f"{self._box(seat)}.stacks")
 
     def living(self) -> list[Seat]:
         return [worker.seat for worker in self._workers.values()]
@@ -186,6 +214,8 @@ class Crew:
 
     def signal(self, seat: Seat, number: int) -> None:
         if worker := self._find(seat):
+            if number == stacks.SIGNAL:
+                worker.stacks = stacks.Answer(self._stacks(seat))
             self._source.signal(worker.pid, number)
 
     def _find(self, seat: Seat) -> _Worker | None:
@@ -202,12 +232,18 @@ class Crew:
             self._hear(worker, message)
 
     def read_files(self) -> float | None:
-        """What workers have printed into files. Returns in how many seconds to look again; None: there are no such workers."""
+        """What workers have printed into files, and the stacks of those that were asked for them. Returns in how many seconds
+        to look again; None: there are no such workers."""
+        asked = [(worker, worker.stacks) for worker in self._workers.values() if worker.stacks is not None]
+        for worker, answer in asked:
+            if (text := answer.look()) is not None:
+                worker.stacks = None
+                self._hear(worker, Stacks(text))
         tails = [(worker, worker.tail) for worker in self._workers.values() if worker.tail is not None]
         for worker, tail in tails:
             for line in tail.read():
-                self._ears.printed(worker.seat, Stream.STDOUT, line)
-        return _LOOK_AGAIN_S if tails else None
+                self._hear_line(worker, Stream.STDOUT, line)
+        return _LOOK_AGAIN_S if tails or asked else None
 
     def take_exits(self) -> None:
         """What a worker said before it went is all in its pipes by now: read that first, it counts."""
@@ -225,12 +261,23 @@ class Crew:
             self._forget_channel(worker)
             if worker.tail is not None:
                 for line in worker.tail.close():
-                    self._ears.printed(worker.seat, Stream.STDOUT, line)
+                    self._hear_line(worker, Stream.STDOUT, line)
                 worker.tail = None
             worker.close()
             if self._logs:
                 self._logs.exited(worker.seat.member, exited.code)
-            self._ears.exited(worker.seat, exited.code)
+            self._ears.exited(worker.seat, exited.code, self._evidence(worker, exited.code))
+
+    def _evidence(self, worker: _Worker, code: int) -> Evidence:
+        """What there is of a worker that has gone."""
+        box = self._box(worker.seat)
+        running = read_box(box)
+        box.unlink(missing_ok=True)
+        self._stacks(worker.seat).unlink(missing_ok=True)
+        mark = None
+        if code == -signal.SIGKILL:
+            mark = self._kernel.killed(worker.pid) or self._out_of_memory.mark()
+        return Evidence(running=running, lines=tuple(worker.last_lines), out_of_memory=mark)
 
     def close(self) -> None:
         """Kill what is left, and wait until it has gone."""
@@ -250,6 +297,7 @@ class Crew:
                 worker.close()
             for channel in self._strangers:
                 channel.close()
+            self._kernel.close()
             if self._listener is not None:
                 self._listener.close()
             if self._logs:
@@ -258,6 +306,8 @@ class Crew:
     def _hear(self, worker: _Worker, message: FromWorker) -> None:
         if isinstance(message, Failed) and self._logs:
             self._logs.write(worker.seat.member, message.traceback)
+        if isinstance(message, Stacks) and self._logs:
+            self._logs.write(worker.seat.member, message.text)
         self._ears.heard(worker.seat, message)
 
     def _read_pipe(self, worker: _Worker, pipe: int) -> bool:
@@ -285,4 +335,8 @@ class Crew:
     def _print(self, worker: _Worker, stream: Stream, line: str) -> None:
         if self._logs:
             self._logs.write(worker.seat.member, line)
+        self._hear_line(worker, stream, line)
+
+    def _hear_line(self, worker: _Worker, stream: Stream, line: str) -> None:
+        worker.last_lines.append(line)
         self._ears.printed(worker.seat, stream, line)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
 from gyrostat.job.door import Door, Request, Visitor
 from gyrostat.job.leader import Leader, Record
@@ -77,6 +78,7 @@ class _OneMachine:
             self,
             on_signal=self._leader.signalled,
             on_request=self._asked,
+            boxes=directory,
             signals=signals,
             door=Door(request.name) if request.name else None,
             logs=LogFiles(request.log_dir) if request.log_dir else None,
@@ -104,8 +106,8 @@ class _OneMachine:
     def printed(self, seat: Seat, stream: Stream, line: str) -> None:
         self._observer.printed(seat.member, stream, line)
 
-    def exited(self, seat: Seat, code: int) -> None:
-        self._leader.exited(seat, code)
+    def exited(self, seat: Seat, code: int, evidence: Evidence) -> None:
+        self._leader.exited(seat, code, evidence)
 
     def _asked(self, request: Request, visitor: Visitor) -> None:
         self._leader.asked(request, visitor)

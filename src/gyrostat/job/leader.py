@@ -20,6 +20,7 @@ from typing import Protocol
 
 import msgspec
 
+from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
 from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import (
@@ -52,6 +53,7 @@ from gyrostat.job.door import (
 )
 from gyrostat.job.observer import Observer
 from gyrostat.job.outcome import Outcome, Tally
+from gyrostat.job.poison import Death
 from gyrostat.job.profiling import ProfileWish
 from gyrostat.job.protocol import (
     Ended,
@@ -61,6 +63,7 @@ from gyrostat.job.protocol import (
     Prepared,
     Ready,
     Seat,
+    Stacks,
     Started,
     Steps,
     Switched,
@@ -68,10 +71,13 @@ from gyrostat.job.protocol import (
 )
 from gyrostat.job.reception import Asker, Reception, Result
 from gyrostat.job.request import FIRST_GENERATION, RunRequest
+from gyrostat.job.restarts import Restarts
 from gyrostat.job.seating import Slot
 from gyrostat.job.sharding import OpenShards, Pulled, PullShard, QueuesRecord, ShardDesk
+from gyrostat.job.stacks import SIGNAL as STACKS_SIGNAL
 from gyrostat.job.stragglers import Pace
 from gyrostat.job.watch import Cause, Order, Watch
+from gyrostat.job.watchdog import Watchdog
 
 _NOWHERE = "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
 _RETRY_S = 0.25
@@ -121,7 +127,10 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = 1
     attempt: int
-    deaths: int
+    restarts: Restarts
+    restarting: bool
+    """It has no workers, and will be started again when its time has come."""
+    deaths: tuple[Death, ...]
     virtual_workers: int
     placement: Placement
     """As the attempt began, or as the suspended job last was."""
@@ -169,12 +178,17 @@ class Leader:
         self._shards = ShardDesk()
         self._attempt: _Attempt | None = None
         self._number = -1
-        self._deaths = 0
+        self._deaths: list[Death] = []
+        self._restarts = Restarts(request.restarts)
+        self._restart_at: float | None = None
+        self._next: RunRequest | None = None
+        """What is run then."""
         self._suspending: Wanted | None = None
         self._resuming: Wanted | None = None
         self._since = time.monotonic()
         """When that was asked for."""
         self._suspended_at = 0
+        self._watchdog = Watchdog(request.watchdog) if request.watchdog is not None else None
         self._codes: dict[int, int] = {}
         self._to_do: list[_ToDo] = []
         self.outcome: Outcome | None = None
@@ -188,7 +202,7 @@ class Leader:
     def take_over(self, record: Record) -> None:
         """Go on where another leader left off; what workers know, they will say again."""
         request = replace(self._request, placement=record.placement, schedule=record.schedule)
-        self._number, self._deaths = record.attempt, record.deaths
+        self._number, self._deaths, self._restarts = record.attempt, list(record.deaths), record.restarts
         self._suspending, self._resuming = record.suspending, record.resuming
         self._suspended_at = record.step
         self._reception = Reception(record.answered)
@@ -197,12 +211,15 @@ class Leader:
         if record.attempt > 0:
             request = request.resuming()
         self._request = request
+        if record.restarting:
+            self._next, self._restart_at = request, time.monotonic()
+            return
         if record.coordinator is None:
             self._tally.workers = 0 if self.has_begun else self._tally.workers
             return
         coordinator = Coordinator.restore(record.coordinator, store=self._store_of(record.attempt))
         coordinator.pace = Pace(request.stragglers)
-        watch = Watch(list(coordinator.members), checkpoints=request.checkpoint is not None)
+        watch = self._watch(coordinator.members, request)
         self._attempt = _Attempt(record.attempt, request, watch, coordinator)
         self._tally.workers = len(coordinator.members)
         now = time.monotonic()
@@ -231,6 +248,7 @@ class Leader:
             return
         now, member = time.monotonic(), seat.member
         self._tally.add(member, message, now)
+        self._watch_progress(member, message, now)
         if isinstance(message, Failed):
             if attempt.coordinator.is_newcomer(member):
                 self._carry_out(attempt.coordinator.gone(member, f"raised {message.summary}", now))
@@ -246,7 +264,7 @@ class Leader:
         self._carry_out(self._coordinate(attempt.coordinator, member, message, now))
         self._observer.heard(member, message)
 
-    def exited(self, seat: Seat, code: int) -> None:
+    def exited(self, seat: Seat, code: int, evidence: Evidence | None = None) -> None:
         """A worker's process has ended."""
         attempt = self._current(seat)
         if attempt is None:
@@ -256,7 +274,7 @@ class Leader:
             how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
             self._carry_out(attempt.coordinator.gone(seat.member, how, now))
         if seat.member in attempt.watch.crew:
-            attempt.watch.exited(seat.member, code, now)
+            attempt.watch.exited(seat.member, code, now, evidence)
 
     def lost(self, seat: Seat, why: str) -> None:
         """Nobody knows what has become of a worker, and nobody waits any longer."""
@@ -363,10 +381,14 @@ class Leader:
     def tick(self) -> None:
         """Time has passed, or something has happened."""
         self._work_off()
+        now = time.monotonic()
+        if self._next is not None and self._restart_at is not None and now >= self._restart_at:
+            request, self._next, self._restart_at = self._next, None, None
+            self._begin(request)
         if self._attempt is None:
             return
-        now = time.monotonic()
         self._obey(self._attempt.watch.orders(now))
+        self._look_for_standstill(self._attempt, now)
         if self._attempt.watch.over and not self._to_do:
             self._conclude(self._attempt, now)
 
@@ -374,7 +396,9 @@ class Leader:
         """When `tick` has something to do by itself."""
         watch = self._attempt.watch.deadline() if self._attempt is not None else None
         retry = time.monotonic() + _RETRY_S if self._to_do else None
-        return min((time for time in (watch, retry) if time is not None), default=None)
+        standstill = self._watchdog.deadline() if self._watchdog is not None else None
+        deadlines = (watch, retry, standstill, self._restart_at)
+        return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
     def stopped_by_workers(self) -> bool:
@@ -387,10 +411,12 @@ class Leader:
 
     def record(self) -> Record:
         attempt = self._attempt
-        request = attempt.request if attempt is not None else self._request
+        request = attempt.request if attempt is not None else self._next or self._request
         return Record(
             attempt=self._number,
-            deaths=self._deaths,
+            restarts=self._restarts,
+            restarting=self._next is not None,
+            deaths=tuple(self._deaths),
             virtual_workers=self._tally.virtual_workers,
             placement=request.placement,
             schedule=tuple(request.schedule),
@@ -407,6 +433,33 @@ class Leader:
         """The last complete step that is known of."""
         return max(self._tally.step, self._suspended_at)
 
+    # Standstills.
+
+    def _watch_progress(self, member: int, message: FromWorker, now: float) -> None:
+        if self._watchdog is None:
+            return
+        match message:
+            case Started() | Steps():
+                self._watchdog.progress(now)
+            case Stacks(text=text):
+                self._watchdog.answered(member, text)
+            case Ended(left=False):
+                self._watchdog.rest()
+
+    def _look_for_standstill(self, attempt: _Attempt, now: float) -> None:
+        if self._watchdog is None:
+            return
+        if self._watchdog.asks(attempt.watch.living, now):
+            for member in attempt.watch.living:
+                self._hands.signal(Seat(attempt.number, member), STACKS_SIGNAL)
+        found = self._watchdog.finding(now)
+        if found is None:
+            return
+        self._tally.stood_still(found, now)
+        self._observer.stood_still(found)
+        if found.ends:
+            self._obey(attempt.watch.hangs(found.hanging))
+
     # Attempts.
 
     def _begin(self, request: RunRequest) -> None:
@@ -418,7 +471,7 @@ class Leader:
         self._attempt = _Attempt(
             self._number,
             request,
-            Watch(list(members), checkpoints=request.checkpoint is not None),
+            self._watch(members, request),
             Coordinator(
                 placement.virtual_workers,
                 members,
@@ -429,6 +482,15 @@ class Leader:
             ),
         )
         self._carry_out([_Launch(member) for member in members])
+
+    def _watch(self, members: Sequence[int], request: RunRequest) -> Watch:
+        """All attempts share the deaths: what kills one may kill the next."""
+        return Watch(
+            list(members),
+            checkpoints=request.checkpoint is not None,
+            deaths=self._deaths,
+            poison_limit=request.poison_limit,
+        )
 
     def _store_of(self, attempt: int) -> Callable[[int], str]:
         return lambda generation: self._hands.store(attempt, generation)
@@ -442,6 +504,8 @@ class Leader:
         """All workers of an attempt have gone: that was the job, or it goes on from its newest checkpoint, or later."""
         watch = attempt.watch
         self._codes = watch.codes
+        if self._watchdog is not None:
+            self._watchdog.rest()
         self._carry_out(attempt.coordinator.over())
         outcome = self._tally.outcome(
             now=now,
@@ -453,28 +517,30 @@ class Leader:
         died = outcome.failure is not None and outcome.failure.cause in _DIED
         if self._suspending is not None and outcome.digest is None and (outcome.failure is None or died):
             self._suspend(now)
-        elif died and self._can_go_on(outcome):
+        elif died and (wait := self._waits(outcome)) is not None:
             assert outcome.failure is not None
-            self._deaths += 1
             self._tally.died(outcome.failure, now)
-            self._observer.died(outcome.failure)
-            self._begin(attempt.request.again(outcome.virtual_workers, outcome.workers))
+            self._observer.died(outcome.failure, wait)
+            self._attempt, self._restart_at = None, now + wait
+            self._next = attempt.request.again(outcome.virtual_workers, outcome.workers)
+            self.tick()
         else:
             self.outcome = outcome
 
-    def _can_go_on(self, outcome: Outcome) -> bool:
-        """A job that checkpoints loses nothing by a death, unless it happens again and again."""
-        return (
-            self._request.checkpoint is not None
-            and outcome.stopped_by is None
-            and self._deaths < self._request.restarts
-        )
+    def _waits(self, outcome: Outcome) -> float | None:
+        """A job that checkpoints loses nothing by a death, unless it happens again and again: the seconds until it is started
+        again; None if it is not."""
+        if self._request.checkpoint is None or outcome.stopped_by is not None:
+            return None
+        return self._restarts.died(self._step)
 
     # Down to zero, and back.
 
     def _change(self, change: Change, now: float) -> None:
         if not self.has_begun:
             self._carry_out([Refused(change, "the job has not begun yet; retry")])
+        elif self._next is not None:
+            self._carry_out([Refused(change, "busy: the job is about to be started again; retry")])
         elif self._attempt is None:
             self._resume(change, now)
         elif self._suspending is not None:
@@ -633,6 +699,8 @@ class Leader:
         tally = self._tally
         coordinator = self._attempt.coordinator if self._attempt is not None else None
         phase = "suspended" if self.has_begun else "waiting for nodes"
+        if self._next is not None:
+            phase = "starting again"
         if coordinator is not None:
             phase = str(coordinator.phase) if coordinator.training else "starting"
         members = coordinator.members if coordinator is not None else ()

@@ -62,6 +62,7 @@ class Loop:
         *,
         on_signal: Callable[[int], None],
         on_request: Callable[[Request, Visitor], None],
+        boxes: Path,
         signals: SignalQueue | None = None,
         door: Door | None = None,
         logs: LogFiles | None = None,
@@ -75,7 +76,7 @@ class Loop:
             self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
         if door is not None:
             door.attend(self._selector, on_request)
-        self.crew = Crew(source, self._selector, ears, logs, meeting_place)
+        self.crew = Crew(source, self._selector, ears, boxes, logs, meeting_place)
 
     def turn(self, *deadlines: float | None) -> None:
         """Wait until something happens, or the first of the deadlines (of the monotonic clock), and take it in."""

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from gyrostat.core.job import ReductionChoice
+from gyrostat.job.blackbox import BlackBox
 from gyrostat.job.protocol import (
     LASTING,
     Channel,
@@ -50,9 +51,15 @@ _MOST_UNSENT = 10_000
 class Messenger:
     """Implements `engine.supervisor.Supervisor`."""
 
-    def __init__(self, channel: Channel[ToWorker], seat: Seat, agent: str | None = None) -> None:
-        """`agent`: path of the socket at which the agent's successor is found."""
-        self._channel, self._seat, self._agent = channel, seat, agent
+    def __init__(
+        self,
+        channel: Channel[ToWorker],
+        seat: Seat,
+        agent: str | None = None,
+        box: BlackBox | None = None,
+    ) -> None:
+        """`agent`: path of the socket at which the agent's successor is found; `box`: where it is noted what runs."""
+        self._channel, self._seat, self._agent, self._box = channel, seat, agent, box
         self._lock = threading.Lock()  # the thread that connects to a new generation speaks, too
         self._waiting: list[Step] = []
         self._last_sent = float("-inf")
@@ -135,6 +142,14 @@ class Messenger:
         if now - self._last_sent >= _PATIENCE_S:
             self.flush()
             self._last_sent = now
+
+    def runs(self, step: int, rank: int, number: int, samples: Sequence[int] | None) -> None:
+        if self._box is not None:
+            self._box.note(step, rank, number, samples)
+
+    def ran(self) -> None:
+        if self._box is not None:
+            self._box.clear()
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
         self._send(Logged(step, {name: float(value) for name, value in metrics.items()}))

@@ -10,6 +10,7 @@ from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import FromWorker
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
+from gyrostat.job.watchdog import Standstill
 
 
 class Stream(StrEnum):
@@ -35,8 +36,11 @@ class Observer(Protocol):
     def noticed(self, straggler: Straggler) -> None:
         """A worker has become slower than the others."""
 
-    def died(self, failure: Failure) -> None:
-        """A worker has died; the job starts again from its newest checkpoint."""
+    def stood_still(self, found: Standstill) -> None:
+        """No step has been completed for too long."""
+
+    def died(self, failure: Failure, wait: float) -> None:
+        """A worker has died; in so many seconds the job starts again from its newest checkpoint."""
 
     def ticked(self) -> float | None:
         """Called after every turn of the loop. Returns in how many seconds it wants to be called at the
@@ -65,7 +69,10 @@ class Nobody:
     def noticed(self, straggler: Straggler) -> None:
         pass
 
-    def died(self, failure: Failure) -> None:
+    def stood_still(self, found: Standstill) -> None:
+        pass
+
+    def died(self, failure: Failure, wait: float) -> None:
         pass
 
     def ticked(self) -> float | None:

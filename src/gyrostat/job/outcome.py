@@ -4,7 +4,7 @@ never changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gyrostat.core.errors import Diverged, ScriptFailed
@@ -14,6 +14,7 @@ from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
+from gyrostat.job.watchdog import Standstill
 
 _RATE_WINDOW_S = 5.0
 
@@ -198,6 +199,10 @@ class Tally:
         """A worker has become slower than the others."""
         self._note(EventKind.STRAGGLER, now, str(straggler))
 
+    def stood_still(self, found: Standstill, now: float) -> None:
+        """No step has been completed for too long."""
+        self._note(EventKind.STANDSTILL, now, str(found), evidence=found.told())
+
     def died(self, failure: Failure, now: float) -> None:
         """A worker has died, and the job starts again from its newest checkpoint."""
         self._restarting = (failure, now)
@@ -243,6 +248,7 @@ class Tally:
                 step=message.step + len(again),
                 at=since - self.asked_at,
                 reason=str(failure),
+                evidence=tuple(failure.evidence.told()),
                 pause_ms=(message.at - since) * 1e3,
                 recovered_from="checkpoint",
                 micro_batches_redone=len(again) * self.virtual_workers,
@@ -265,7 +271,8 @@ class Tally:
         stopped_by: int | None,
     ) -> Outcome:
         if failure is not None:
-            self._note(EventKind.FAILURE, now, str(failure), to_workers=0)
+            evidence = failure.evidence.told()
+            self._note(EventKind.FAILURE, now, str(failure), to_workers=0, evidence=evidence)
         elif stopped or stopped_by is not None:
             self._note(EventKind.STOP, now, "asked to stop", to_workers=0)
         began = self.started.at if self.started else self.asked_at
@@ -296,7 +303,14 @@ class Tally:
             stopped_by=stopped_by,
         )
 
-    def _note(self, kind: EventKind, now: float, reason: str, to_workers: int | None = None) -> None:
+    def _note(
+        self,
+        kind: EventKind,
+        now: float,
+        reason: str,
+        to_workers: int | None = None,
+        evidence: Sequence[str] = (),
+    ) -> None:
         self.events.append(
             Event(
                 kind=kind,
@@ -305,6 +319,7 @@ class Tally:
                 reason=reason,
                 from_workers=self.workers if to_workers is not None else None,
                 to_workers=to_workers,
+                evidence=tuple(evidence),
             )
         )
 

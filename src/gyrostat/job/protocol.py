@@ -69,6 +69,10 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     seat: Seat = Seat(0, 0)
     agent: str | None = None
     """Path of the socket at which the agent's successor is found, if it goes away; None: the worker ends with it."""
+    box: str | None = None
+    """Path of the file in which the worker notes what it runs (`blackbox`)."""
+    shows_stacks: bool = False
+    """It answers a signal with the stacks of its threads, in a file beside that (`stacks`)."""
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True):
@@ -234,6 +238,12 @@ class Leaving(msgspec.Struct, frozen=True, tag=True):
     """This worker was sent SIGTERM: it wants to leave at the next boundary that can be."""
 
 
+class Stacks(msgspec.Struct, frozen=True, tag=True):
+    """What each thread of the worker is doing. Its agent says that for it: the worker itself may be stuck."""
+
+    text: str
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Connect to the members of a generation to come, while training goes on."""
 
@@ -278,6 +288,7 @@ FromWorker = (
     | Prepared
     | Switched
     | Leaving
+    | Stacks
 )
 
 LASTING = (Started, Ready, Prepared, Switched, Leaving, Finished, Failed, Ended)

@@ -150,10 +150,10 @@ class Reign:
             case Said(seat=seat, message=message):
                 if self._facts.is_news(seat, message):
                     self.leader.heard(seat, on_another_clock(message, self._behind.get(name, 0.0)))
-            case Gone(seat=seat, code=code):
+            case Gone(seat=seat, code=code, evidence=evidence):
                 self.company.gone(seat)
-                if self._facts.has_gone(seat, code):
-                    self.leader.exited(seat, code)
+                if self._facts.has_gone(seat, code, evidence):
+                    self.leader.exited(seat, code, evidence)
             case Asking(number=number, request=request):
                 self.leader.asked(request, _Far(partial(self._pass_answer, name, number)))
             case Leaving():
@@ -164,7 +164,7 @@ class Reign:
             for message in facts.said:
                 self.take(name, Said(facts.seat, message))
             if facts.code is not None:
-                self.take(name, Gone(facts.seat, facts.code))
+                self.take(name, Gone(facts.seat, facts.code, facts.evidence))
 
     def _pass_answer(self, name: str, number: int, reply: Reply) -> None:
         """To the agent at whose door the question came. If that is away, it will ask again."""

@@ -12,9 +12,11 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Pool, Probe, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import Change, changes
+from gyrostat.job.poison import LIMIT
 from gyrostat.job.protocol import Program, WorkerSpec
 from gyrostat.job.seating import Seating
 from gyrostat.job.stragglers import StragglerPolicy
+from gyrostat.job.watchdog import WatchdogPolicy
 
 FIRST_GENERATION = 1
 
@@ -70,6 +72,10 @@ class RunRequest:
     """When a worker is too slow, and what is done then."""
     restarts: int = 0
     """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
+    watchdog: WatchdogPolicy | None = None
+    """When training stands still, and what is done then."""
+    poison_limit: int = LIMIT
+    """The job ends when so many workers have died while the same micro-batch was running; 0: never."""
 
     def again(self, virtual_workers: int, workers: int) -> RunRequest:
         """The same job once more after a death, from its newest checkpoint, on as many workers as it had."""
@@ -175,7 +181,13 @@ class RunRequest:
             **({} if slot is None else slot.env),
             **self.worker_env.get(assignment.member, {}),
         }
-        return WorkerSpec(assignment=assignment, program=self.program, cwd=str(self._directory()), env=env)
+        return WorkerSpec(
+            assignment=assignment,
+            program=self.program,
+            cwd=str(self._directory()),
+            env=env,
+            shows_stacks=self.watchdog is not None,
+        )
 
     def _directory(self) -> Path:
         return (self.cwd or Path()).absolute()

@@ -8,8 +8,8 @@ themselves where several become slow at once, as in one of the production jobs t
 slower together nobody straggles: it must also be slower than the median of its peers now, by half as much.
 
 Two changes by which a job reacts: `shares` re-places virtual workers by measured speed, through `core`'s apportioning, if
-that makes steps shorter by a margin. That one worker is removed is a change as any other. Neither comes more often than
-`pause_s` allows.
+that makes steps shorter by a margin; or a worker is removed, and its place is tried again some time later, for what slowed it
+down may have passed. Neither comes more often than `pause_s` allows.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ class StragglerPolicy:
     """Who takes longer by less than this is not worth a word."""
     gain: float = 0.05
     """Virtual workers are re-placed if steps become shorter by at least this share."""
+    back_s: float = 600.0
+    """The place of a worker that was removed is tried again after so long; after twice as long every further time; 0: never."""
 
     def __post_init__(self) -> None:
         if not self.factor > 1 or not 1 <= self.steps <= self.usual:
@@ -58,6 +60,15 @@ class StragglerPolicy:
                 f"a straggler is more than 1 times slower, in the median of 1 to {self.usual} steps; got {self.factor} and "
                 f"{self.steps}"
             )
+        if self.pause_s < 0 or self.back_s < 0:
+            raise UsageError(
+                f"seconds between changes, and until a straggler may come back, are 0 or more; got {self.pause_s} and "
+                f"{self.back_s}"
+            )
+
+    def comes_back_at(self, now: float, before: int) -> float:
+        """When the place of one that is removed now is tried again, after `before` others were."""
+        return now + self.back_s * 2.0**before if self.back_s else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)

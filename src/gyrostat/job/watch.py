@@ -13,10 +13,12 @@ workers that signal), with time as an argument. Three things make it more than a
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from gyrostat.core.evidence import NO_EVIDENCE, Evidence
+from gyrostat.job.poison import LIMIT, Death, poison
 from gyrostat.job.protocol import Ended, Failed, FailureKind
 
 BLAME_GRACE_S = 2.0
@@ -29,9 +31,20 @@ class Cause(StrEnum):
     RAISED = "raised"
     EXITED = "exited"
     KILLED = "killed"
+    POISON = "poison"
+    """Killed, as others were before it, while it ran a certain micro-batch."""
+    MEMORY = "out of memory"
     VANISHED = "vanished"
     """Left with exit code 0, but without a word and before the others."""
     PEER_LOST = "peer lost"
+
+
+_MOST_TELLING = (
+    (Cause.POISON, Cause.MEMORY),
+    (Cause.RAISED, Cause.EXITED, Cause.KILLED),
+    (Cause.VANISHED,),
+    (Cause.PEER_LOST,),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +58,8 @@ class Failure:
     traceback: str | None = None
     exit_code: int = 1
     """What the command line returns for it."""
+    evidence: Evidence = NO_EVIDENCE
+    """What it left behind."""
 
     def __str__(self) -> str:
         return f"worker {self.worker} {self.summary}"
@@ -65,6 +80,9 @@ class Watch:
     crew: list[int]
     """Whom the job needs. Who is about to join does not count, and who has left has."""
     checkpoints: bool
+    deaths: list[Death] = field(default_factory=list)
+    """Those of earlier attempts included."""
+    poison_limit: int = LIMIT
     codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of those that have exited."""
     stopped_by: int | None = None
@@ -80,6 +98,8 @@ class Watch:
     _leave_by: dict[int, float] = field(default_factory=dict)
     _overdue: set[int] = field(default_factory=set)
     _terminated: bool = False
+    _hung: dict[int, str] = field(default_factory=dict)
+    _evidence: dict[int, Evidence] = field(default_factory=dict)
 
     @property
     def living(self) -> tuple[int, ...]:
@@ -126,21 +146,21 @@ class Watch:
         """A worker will leave at a boundary; if that does not come in time, it is killed."""
         self._leave_by.setdefault(worker, until)
 
-    def exited(self, worker: int, code: int, now: float) -> None:
+    def hangs(self, where: Mapping[int, str]) -> list[Order]:
+        """Nothing goes on because these workers hang: they are ended."""
+        self._hung |= where
+        return [Order(signal.SIGKILL, tuple(where))]
+
+    def exited(self, worker: int, code: int, now: float, evidence: Evidence | None = None) -> None:
         """A worker has gone: its exit code, or the negated signal that killed it."""
         self.codes[worker] = code
+        self._evidence[worker] = evidence = evidence or NO_EVIDENCE
         self._leave_by.pop(worker, None)
         if self._terminated or (self.stopped_by is not None and code != 0):
             return
         if code < 0:
-            summary = f"was killed by {signal.Signals(-code).name}"
-            if worker in self._overdue:
-                summary = "was asked to leave by SIGTERM, and no boundary to leave at came within its grace"
-            elif -code == signal.SIGKILL:
-                summary += " (the kernel does that when memory runs out)"
-            self._suspect(
-                Failure(worker=worker, cause=Cause.KILLED, summary=summary, exit_code=128 - code), now
-            )
+            cause, summary = self._why_killed(worker, code, evidence)
+            self._suspect(Failure(worker=worker, cause=cause, summary=summary, exit_code=128 - code), now)
         elif worker in self._told:
             return
         elif code > 0:
@@ -153,6 +173,25 @@ class Watch:
                 Failure(worker=worker, cause=Cause.VANISHED, summary="exited before its script had ended"),
                 now,
             )
+
+    def _why_killed(self, worker: int, code: int, evidence: Evidence) -> tuple[Cause, str]:
+        """Somebody was killed through no fault of ours. It may be that whoever takes over its work would be, too."""
+        summary = f"was killed by {signal.Signals(-code).name}"
+        if worker in self._overdue:
+            return (
+                Cause.KILLED,
+                "was asked to leave by SIGTERM, and no boundary to leave at came within its grace",
+            )
+        if worker in self._hung:
+            summary = f"was ended by the watchdog: it hung at {self._hung[worker]}"
+        elif evidence.out_of_memory is not None:
+            return Cause.MEMORY, f"{summary}: out of memory ({evidence.out_of_memory})"
+        self.deaths.append(Death(member=worker, how=summary, running=evidence.running))
+        running = poison(self.deaths, self.poison_limit)
+        if running is None:
+            return Cause.KILLED, summary
+        again = f"{self.poison_limit} workers have died while this micro-batch was running"
+        return Cause.POISON, f"{summary}; {again}: {running}"
 
     def lost(self, worker: int, why: str, now: float) -> None:
         """A worker is out of reach, and given up."""
@@ -208,10 +247,10 @@ class Watch:
         """Whom to blame: the first one that failed by itself, else one that vanished, else one that lost a
         peer.
         """
-        for causes in ((Cause.RAISED, Cause.EXITED, Cause.KILLED), (Cause.VANISHED,), (Cause.PEER_LOST,)):
+        for causes in _MOST_TELLING:
             for failure in self._suspects:
                 if failure.cause in causes and not self._excused(failure):
-                    return failure
+                    return replace(failure, evidence=self._evidence.get(failure.worker, NO_EVIDENCE))
         return None
 
     def _excused(self, failure: Failure) -> bool:

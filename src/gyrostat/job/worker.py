@@ -33,6 +33,8 @@ from typing import NoReturn
 import msgspec
 
 from gyrostat.core.errors import GyrostatError, PeerLost, UsageError
+from gyrostat.job import stacks
+from gyrostat.job.blackbox import BlackBox
 from gyrostat.job.messenger import Messenger
 from gyrostat.job.protocol import (
     Cancel,
@@ -55,7 +57,9 @@ def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
     """Be the worker that `spec` describes, and exit."""
     code = 1
     try:
-        messenger = Messenger(channel, spec.seat, spec.agent)
+        messenger = Messenger(channel, spec.seat, spec.agent, _open_box(spec.box))
+        if spec.shows_stacks and spec.box is not None:
+            stacks.answer_at(Path(f"{spec.box}.stacks"))
         _take_on(spec)
         exits = Exits()
         if not spec.assignment.reference:
@@ -135,6 +139,15 @@ def _take_on(spec: WorkerSpec) -> None:
     # As in a fresh interpreter. Otherwise all workers would inherit the fork parent's state, and a script that draws before
     # it seeds would look reproducible until the next run. (Python's own generator reseeds itself after a fork.)
     numpy.random.seed()
+
+
+def _open_box(path: str | None) -> BlackBox | None:
+    """A worker for whose notes there is no room works without."""
+    try:
+        return None if path is None else BlackBox(Path(path))
+    except OSError as error:
+        print(f"gyrostat: cannot note which micro-batch runs: {error}", file=sys.stderr)
+        return None
 
 
 def _lines_to(file: int) -> TextIOWrapper:

@@ -1,0 +1,64 @@
+"""In the worker: runs the user's program, and notes what it reports to its supervisor before passing it on.
+
+`python -m gyrostat.job.chaos.inside DIRECTORY script|module PROGRAM ARGS…`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gyrostat.core.job import ReductionChoice
+from gyrostat.engine import session
+from gyrostat.engine.supervisor import Supervisor
+from gyrostat.job.chaos.record import Began, Born, End, Notebook, StepDone
+from gyrostat.job.protocol import Program
+from gyrostat.job.worker import run_program
+
+
+class NoteTaker:
+    """Stands between the job and its supervisor."""
+
+    def __init__(self, notebook: Notebook, inner: Supervisor) -> None:
+        self._notebook, self._inner = notebook, inner
+        notebook.write(Born(time.monotonic(), os.getpid(), int(os.environ["RANK"]), os.getppid()))
+
+    def started(
+        self,
+        step: int,
+        resumed_from: str | None,
+        refused: list[str],
+        virtual_workers: int,
+        reduction: ReductionChoice,
+        alike: Mapping[str, str],
+    ) -> None:
+        self._notebook.write(Began(time.monotonic(), step, resumed_from))
+        self._inner.started(step, resumed_from, refused, virtual_workers, reduction, alike)
+
+    def stepped(
+        self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
+    ) -> None:
+        self._notebook.write(StepDone(time.monotonic(), step, loss, samples))
+        self._inner.stepped(step, epoch, loss, samples, busy)
+
+    def finished(self, step: int, digest: str) -> None:
+        self._notebook.write(End(time.monotonic(), step, digest))
+        self._inner.finished(step, digest)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+def main() -> None:
+    directory, kind, name, *args = sys.argv[1:]
+    notebook = Notebook(Path(directory))
+    session.supervise(lambda inner: NoteTaker(notebook, inner))
+    run_program(Program(name=name, module=kind == "module", args=tuple(args)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Inside a worker under test: at a place in the engine it sends itself a signal, once. `injector` decides where and when.
+
+The product has no hooks for this: functions of the engine are wrapped, in the worker's process alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from gyrostat.engine import session
+from gyrostat.engine.checkpoint import CheckpointStore
+from gyrostat.engine.job import Job
+from gyrostat.engine.runner import Runner
+from gyrostat.engine.transition import Transition
+from gyrostat.engine.virtual import VirtualRunner
+
+ORDERS = "GYROSTAT_TEST_FAULTS"
+
+
+def arm() -> None:
+    """Called by the script under test before anything else."""
+    _wrap(VirtualRunner, "begin_micro_batch", before="micro_batch", rank=lambda runner, micro: micro.rank)
+    _in_backward()
+    _wrap(VirtualRunner, "send_off", before="exchange")
+    _wrap(VirtualRunner, "settle", before="reduce", after="reduced")
+    register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: reached("update"))
+    register_optimizer_step_post_hook(lambda optimizer, args, kwargs: reached("updated"))
+    _wrap(Job, "boundary", before="boundary")
+    _wrap(Transition, "_switch", before="fence", after="fenced")
+    _in_evaluation()
+    _wrap(CheckpointStore, "_write_files", before="checkpoint")
+    _wrap(Job, "finish", before="end")
+
+
+def reached(place: str, rank: int | None = None) -> None:
+    """If somebody wants this worker to fail here and now, it does."""
+    assignment, job = session._Process.assignment, session.current()
+    step = job.step if job is not None else 0
+    for order in json.loads(os.environ[ORDERS]):
+        wanted = (order["where"], order["member"], order["step"] if place != "end" else step)
+        if wanted != (place, assignment.member if assignment else None, step):
+            continue
+        if order["rank"] is None or order["rank"] == rank:
+            _obey(order)
+
+
+def _obey(order: dict[str, Any]) -> None:
+    try:
+        os.close(os.open(order["mark"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    if order["signal"] == signal.SIGSTOP:
+        print(f"stops {os.getpid()} {order['seconds']}", flush=True)
+    os.kill(os.getpid(), order["signal"])
+
+
+def _wrap(
+    owner: type,
+    name: str,
+    *,
+    before: str | None = None,
+    after: str | None = None,
+    rank: Callable[..., int] | None = None,
+) -> None:
+    original = getattr(owner, name)
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        if before is not None:
+            reached(before, None if rank is None else rank(*args))
+        result = original(*args, **options)
+        if after is not None:
+            reached(after)
+        return result
+
+    setattr(owner, name, wrapped)
+
+
+def _in_backward() -> None:
+    original = Runner.backward
+
+    def backward(runner: Runner, loss: Any, **options: Any) -> None:
+        rank = runner.current("step.backward").rank
+        if loss.requires_grad:
+            loss.register_hook(lambda gradient: reached("backward", rank))
+        original(runner, loss, **options)
+
+    setattr(Runner, "backward", backward)  # noqa: B010
+
+
+def _in_evaluation() -> None:
+    original = Runner.evaluate
+
+    def evaluate(runner: Runner, loader: Any, fn: Callable[[Any], Any], *args: Any) -> list[Any]:
+        def doomed(batch: Any) -> Any:
+            reached("evaluate")
+            return fn(batch)
+
+        return original(runner, loader, doomed, *args)
+
+    setattr(Runner, "evaluate", evaluate)  # noqa: B010

@@ -1,0 +1,37 @@
+"""The same seed, the same faults; and nobody is hit twice by one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import islice
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, Kind, plan
+
+ALL = (*OF_WORKERS, *OF_AGENTS)
+
+
+def test_a_seed_decides() -> None:
+    first = list(islice(plan(7, every=2.0, kinds=ALL), 50))
+    assert first == list(islice(plan(7, every=2.0, kinds=ALL), 50))
+    assert first != list(islice(plan(8, every=2.0, kinds=ALL), 50))
+
+
+def test_every_kind_comes_about_as_often_as_wanted() -> None:
+    faults = list(islice(plan(1, every=2.0, kinds=ALL), 2000))
+    times = Counter(fault.kind for fault in faults)
+    assert set(times) == set(Kind)
+    assert times.most_common(1)[0][0] is Kind.KILL
+    assert 1.8 < sum(fault.after for fault in faults) / 2000 < 2.2
+    assert {fault.kind for fault in islice(plan(1, every=2.0, kinds=OF_WORKERS), 500)} == set(OF_WORKERS)
+
+
+@given(seed=st.integers(0, 1000), living=st.integers(0, 6), count=st.integers(1, 2))
+def test_victims_are_different_and_there(seed: int, living: int, count: int) -> None:
+    fault = next(plan(seed, every=1.0, kinds=ALL))
+    victims = fault.victims(range(living), count)
+    assert len(victims) == len(set(victims)) == min(count, living)
+    assert set(victims) <= set(range(living))
+    assert 1 <= fault.size(5) <= 5
