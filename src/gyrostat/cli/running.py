@@ -163,11 +163,11 @@ def scale(
         )
     cluster = _cluster_of(name, agent, at)
     if cluster is not None:
-        if leavers:
-            raise UsageError(
-                "which workers of a cluster's job leave is the scheduler's choice: leave --without out"
-            )
         with cluster:
+            if leavers:
+                raise UsageError(
+                    "which workers of a cluster's job leave is the scheduler's choice: leave --without out"
+                )
             _scale_in_cluster(cluster, name, match, as_json)
         return
     if match[1] is None:

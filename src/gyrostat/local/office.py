@@ -115,19 +115,19 @@ class Office:
         return wanted
 
     def _check_files(self, spec: JobSpec) -> None:
-        workdir = Path(spec.workdir).resolve()
+        workdir = Path(os.path.realpath(spec.workdir))
         if self._workdirs and not any(workdir.is_relative_to(root) for root in self._workdirs):
             raise UsageError(
                 f"jobs of this cluster run below {', '.join(map(str, self._workdirs))}; not in {spec.workdir}"
             )
-        if not workdir.is_dir():
+        if not os.path.isdir(workdir):
             raise UsageError(f"there is no directory {spec.workdir} for the job to run in")
         if spec.module:
             return
-        script = (workdir / spec.script).resolve()
+        script = Path(os.path.realpath(workdir / spec.script))
         if self._workdirs and not any(script.is_relative_to(root) for root in self._workdirs):
             raise UsageError(f"the script {spec.script} leads out of where jobs of this cluster may be")
-        if not script.is_file() or not os.access(script, os.R_OK):
+        if not os.path.isfile(script) or not os.access(script, os.R_OK):
             raise UsageError(f"there is no script {spec.script!r} in {spec.workdir}")
 
     # Looking.

@@ -11,7 +11,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.local.api.guard import check_origin
 from gyrostat.local.api.problem import Refusal
 from gyrostat.local.api.server import ApiServer, check_listen, parse_listen
-from tests.local.api.conftest import Quiet
+from tests.local.quiet_cluster import Quiet
 
 OURS = ("localhost", "127.0.0.1", "[::1]")
 

@@ -19,7 +19,7 @@ from gyrostat.local.api.operation import MAX_BODY
 from gyrostat.local.api.tokens import read_tokens, write_tokens
 from gyrostat.local.client import Cluster
 from gyrostat.local.records import JobState
-from tests.local.api.conftest import Guarded, Quiet
+from tests.local.quiet_cluster import Guarded, Quiet
 
 SECRET = "alices-secret-model"
 

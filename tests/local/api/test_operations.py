@@ -16,7 +16,7 @@ from gyrostat.local.api.messages import Use
 from gyrostat.local.api.server import ApiServer
 from gyrostat.local.client import Cluster
 from gyrostat.local.records import Intent, JobState
-from tests.local.api.conftest import ROWS, Quiet
+from tests.local.quiet_cluster import ROWS, Quiet
 
 
 def test_submit(cluster: Cluster, quiet: Quiet) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from pathlib import Path
@@ -45,9 +46,9 @@ def _check_root(spec: JobSpec, call: Call) -> None:
     spec.check()
     if call.principal.root is None:
         return
-    root = Path(call.principal.root).resolve()
-    workdir = Path(spec.workdir).resolve()
-    script = workdir if spec.module else (workdir / spec.script).resolve()
+    root = Path(os.path.realpath(call.principal.root))
+    workdir = Path(os.path.realpath(spec.workdir))
+    script = workdir if spec.module else Path(os.path.realpath(workdir / spec.script))
     for what, path, given in (("workdir", workdir, spec.workdir), ("script", script, spec.script)):
         if not path.is_relative_to(root):
             raise Refusal(FORBIDDEN, f"your jobs run below {root}; the {what} {given!r} is not there")
