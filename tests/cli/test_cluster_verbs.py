@@ -376,3 +376,21 @@ def test_every_verb_teaches(quiet: Quiet) -> None:
         page = invoke(verb, "--help")
         assert f"gyrostat {verb}" in page
         assert "--json" in page
+
+
+def test_replay_of_the_running_cluster(quiet: Quiet, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nothing has been recorded yet"):
+        invoke("replay")
+    trace = tmp_path / "jobs.csv"
+    trace.write_text("id,submitted,duration,devices\na,0,100,4\nb,10,50,2\nc,20,30,4\n")
+    recording = quiet.home.recordings / "1.jsonl"
+    invoke("simulate", "--cluster", "gpu:1x4", "--policy", "fifo", "--record", str(recording), str(trace))
+    line = invoke("replay", "--save", str(tmp_path / "kept.jsonl"))
+    assert line.endswith("actions: all plans equal\n")
+    assert (tmp_path / "kept.jsonl").read_bytes() == recording.read_bytes()
+    assert told("replay", str(recording))["difference"] is None
+    (summary,) = told("replay", "--policy", "fifo")
+    assert (summary["policy"], summary["makespan"], summary["all"]["jobs"]) == ("fifo", 180.0, 3)
+    assert "3 jobs of the recording; 0 were not over or never ran" in invoke("replay", "--policy", "wfs")
+    recording.write_text(recording.read_text().replace('"gpu:1x4"', '"gpu:1x6"'))
+    assert "is decided otherwise" in invoke("replay", code=1)

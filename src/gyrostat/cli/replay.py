@@ -1,16 +1,23 @@
-"""`gyrostat replay`: would the scheduler decide again what it decided?"""
+"""`gyrostat replay`: a recorded cluster once more. Would the scheduler decide again what it decided, and what would another
+policy have made of the same jobs?
+"""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gyrostat.cli.cluster_options import AsJson, At, print_json
+from gyrostat.cli.cluster_options import AsJson, At, console, print_json
+from gyrostat.cli.simulations import print_runs, run_setup
+from gyrostat.core.errors import UsageError
 from gyrostat.local.client import connect
-from gyrostat.sched.recording import Replayed
+
+if TYPE_CHECKING:
+    from gyrostat.sched.recording import Replayed
 
 _HELP = "\n\n".join(
     [
@@ -18,6 +25,8 @@ _HELP = "\n\n".join(
         "  gyrostat replay                  (the running cluster, since its daemon started)",
         "  gyrostat replay ticks.jsonl      (a recording: of a cluster, or of `gyrostat simulate --record`)",
         "  gyrostat replay --save FILE      (keep the running cluster's recording as well)",
+        "With --policy, the jobs of the recording run through the simulator instead, under each of these policies:",
+        "  gyrostat replay --policy fifo --policy wfs",
         "Nothing of the cluster is needed for it but the recording. Exit code 1 if a plan differs.",
     ]
 )
@@ -36,19 +45,32 @@ def replay(
         Path | None,
         typer.Option(metavar="FILE", show_default=False, help="Write the running cluster's recording there."),
     ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[:SETTING=VALUE,…]",
+            show_default=False,
+            help="Simulate the recorded jobs under it. May be repeated.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     at: At = None,
 ) -> None:
-    if recording is not None:
-        found = decide_again(recording)
-    else:
-        with connect(at) as cluster:
-            content = cluster.recording()
-        with tempfile.TemporaryDirectory(prefix="gyrostat-replay-") as directory:
-            path = save or Path(directory) / "ticks.jsonl"
-            path.write_bytes(content)
-            found = decide_again(path)
-    tell(found, as_json)
+    if recording is not None and save is not None:
+        raise UsageError(f"--save is for the running cluster's recording; {recording} is a file already")
+    with tempfile.TemporaryDirectory(prefix="gyrostat-replay-") as directory:
+        path = recording or save or Path(directory) / "ticks.jsonl"
+        if recording is None:
+            with connect(at) as cluster:
+                content = cluster.recording()
+            try:
+                path.write_bytes(content)
+            except OSError as error:
+                raise UsageError(f"the recording cannot be written to {path}: {error.strerror}") from error
+        if policy:
+            _simulate(path, policy, as_json)
+        else:
+            tell(decide_again(path), as_json)
 
 
 def decide_again(recording: Path) -> Replayed:
@@ -57,6 +79,29 @@ def decide_again(recording: Path) -> Replayed:
     from gyrostat.sim.setup import read_setup
 
     return run(recording, lambda setup: read_setup(setup).books())
+
+
+def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
+    """What each policy makes of the recorded jobs."""
+    from gyrostat.sim.cluster import Costs
+    from gyrostat.sim.recorded import read_recorded
+    from gyrostat.sim.report import Run
+    from gyrostat.sim.summary import summarise
+
+    found = read_recorded(recording)
+    if not found.jobs:
+        raise UsageError(f"no job of {recording} was over when it ended: there is nothing to simulate")
+    runs = []
+    for policy in policies:
+        setup = replace(found.setup, policy=policy)
+        result = run_setup(setup, found.jobs, None, Costs(), lambda: [iter(found.happenings)], policy)
+        runs.append(Run(summarise(result, policy=policy, sharing=setup.sharing), result))
+    if as_json:
+        print_json([run.summary.to_json() for run in runs])
+        return
+    out = console()
+    out.print(f"{len(found.jobs)} jobs of the recording; {found.unfinished} were not over or never ran")
+    print_runs(out, runs)
 
 
 def tell(found: Replayed, as_json: bool = False) -> None:

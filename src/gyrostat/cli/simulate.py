@@ -5,24 +5,20 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
 from gyrostat.cli import simulate_options as options
 from gyrostat.cli.replay import decide_again, tell
+from gyrostat.cli.simulations import print_runs, run_setup
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
     from gyrostat.core.devices import Fleet
     from gyrostat.sched.port import Change
-    from gyrostat.sched.throughput import Throughput
-    from gyrostat.sim.cluster import Costs
     from gyrostat.sim.job import TraceJob
     from gyrostat.sim.report import Run
     from gyrostat.sim.setup import Setup
@@ -120,9 +116,9 @@ def simulate(
         if compare and setup.policy not in alone:
             apart = _replace(setup, sharing="private")
             broken = _happenings(apart.parts()[0], None, failures, seed, jobs)
-            alone[setup.policy] = _run(apart, jobs, real, costs, broken, f"{setup.policy}, private")
+            alone[setup.policy] = run_setup(apart, jobs, real, costs, broken, f"{setup.policy}, private")
         name = f"{setup.policy}, {setup.sharing}"
-        result = _run(setup, jobs, real, costs, happenings, name, record)
+        result = run_setup(setup, jobs, real, costs, happenings, name, record)
         summary = summarise(
             result,
             policy=setup.policy,
@@ -130,7 +126,7 @@ def simulate(
             private=alone.get(setup.policy) if compare else None,
         )
         runs.append(Run(summary, result))
-    _print(console, runs)
+    print_runs(console, runs)
     if report is not None:
         page = write_report(
             report, f"{trace.name} on {cluster}", runs, "gyrostat " + shlex.join(sys.argv[1:])
@@ -202,61 +198,6 @@ def _happenings(
             raise UsageError(f"--failures is HOURS:HOURS, such as 2000:4; got {failures!r}") from None
         streams.append(lambda: failing(fleet, between=between, repair=repair, seed=seed, began=began))
     return lambda: [stream() for stream in streams]
-
-
-def _run(
-    setup: Setup,
-    jobs: list[TraceJob],
-    truth: Throughput | None,
-    costs: Costs,
-    happenings: Callable[[], list[Iterator[tuple[float, Change]]]],
-    name: str,
-    record: Path | None = None,
-) -> Result:
-    from gyrostat.sched.recording import Recorder
-    from gyrostat.sim.setup import for_setup
-    from gyrostat.sim.simulate import simulate as run
-
-    fleet, vcs, placer = setup.parts()
-    recorder = nullcontext() if record is None else Recorder(record, setup.to_json())
-    with recorder as keep, _progress(name, len(jobs)) as progress:
-        return run(
-            fleet,
-            vcs,
-            placer,
-            for_setup(setup, jobs),
-            throughput=setup.throughput,
-            truth=truth,
-            costs=costs,
-            happenings=happenings(),
-            progress=progress,
-            watchers=() if keep is None else (keep,),
-        )
-
-
-@contextmanager
-def _progress(name: str, jobs: int) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(name, total=jobs)
-        yield lambda done: bar.update(task, completed=done)
-
-
-def _print(console: Console, runs: list[Run]) -> None:
-    from gyrostat.sim.report import table, tenant_table
-
-    head, rows = table(runs)
-    turned = Table(*["", *(row[0] for row in rows)], box=None)
-    for number, name in enumerate(head[1:], 1):
-        turned.add_row(name, *(row[number] for row in rows))
-    console.print(turned)
-    if any(len(run.summary.tenants) > 1 for run in runs):
-        head, rows = tenant_table(runs)
-        console.print("\nmean queueing by tenant (! longer than in a private cluster)")
-        tenants = Table(*head, box=None)
-        for row in rows:
-            tenants.add_row(*row)
-        console.print(tenants)
 
 
 def _text(path: Path) -> str:

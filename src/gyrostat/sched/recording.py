@@ -85,21 +85,11 @@ class Replayed:
 
 def replay(path: Path, build: Callable[[Mapping[str, Any]], Books]) -> Replayed:
     """Let `build` make a scheduler from the recorded setup, and have it decide all over again."""
-    lines = _lines(path)
-    head = next(lines, {})
-    if head.get("format") != FORMAT:
-        raise UsageError(
-            f"{path} is no recording of ticks ({FORMAT}): it begins with format {head.get('format')!r}"
-        )
-    books = build(head["setup"])
+    setup, recording = read_recording(path)
+    books = build(setup)
     ticks = actions = 0
-    for line in lines:
+    for snapshot, recorded in recording:
         ticks += 1
-        try:
-            snapshot = Snapshot(line["now"], tuple(map(_read, line["changes"])))
-            recorded = Plan(line["now"], tuple(map(_read, line["actions"])), line["wake_at"])
-        except (KeyError, TypeError, msgspec.ValidationError) as error:
-            raise UsageError(f"{path}, tick {ticks}: not as a recording is written: {error}") from error
         plan = tick(books, snapshot)
         actions += len(plan.actions)
         if plan != recorded:
@@ -107,6 +97,28 @@ def replay(path: Path, build: Callable[[Mapping[str, Any]], Books]) -> Replayed:
                 ticks, actions, Difference(ticks, snapshot.now, *_first_difference(recorded, plan))
             )
     return Replayed(ticks, actions, None)
+
+
+def read_recording(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[Snapshot, Plan]]]:
+    """The setup of the scheduler, and what it saw and decided, tick by tick."""
+    lines = _lines(path)
+    head = next(lines, {})
+    if head.get("format") != FORMAT:
+        raise UsageError(
+            f"{path} is no recording of ticks ({FORMAT}): it begins with format {head.get('format')!r}"
+        )
+    return head["setup"], _ticks(path, lines)
+
+
+def _ticks(path: Path, lines: Iterator[dict[str, Any]]) -> Iterator[tuple[Snapshot, Plan]]:
+    for number, line in enumerate(lines, 1):
+        try:
+            yield (
+                Snapshot(line["now"], tuple(map(_read, line["changes"]))),
+                Plan(line["now"], tuple(map(_read, line["actions"])), line["wake_at"]),
+            )
+        except (KeyError, TypeError, msgspec.ValidationError) as error:
+            raise UsageError(f"{path}, tick {number}: not as a recording is written: {error}") from error
 
 
 def _first_difference(recorded: Plan, replayed: Plan) -> tuple[str, str]:
