@@ -94,6 +94,8 @@ class LocalCluster:
         self._tracked: dict[str, _Tracked] = {}
         self._timed: set[str] = set()
         """Jobs with a time limit, or that wait until a certain time."""
+        self._unplaced: set[str] = set()
+        """Jobs that run on fewer devices than their owners now want."""
         self._first_look = True
         self._reserved: dict[str, int] = {}
         self._withdraw: dict[str, int] | None = registry.store.reservations() or None
@@ -133,6 +135,7 @@ class LocalCluster:
             tracked = self._tracked[action.job]
             tracked.devices = () if isinstance(action, Preempt) else action.devices
             tracked.seen = None
+            self._unplaced.discard(action.job)
             self.occupancy.entitle(action.job, tracked.devices)
         for action in plan.actions:
             record = self._registry.get(action.job)
@@ -157,6 +160,9 @@ class LocalCluster:
             self._aim(record, tracked, STOP_S)
 
     def wait(self, until: float | None) -> None:
+        for id_ in self._unplaced:
+            self._put(self._registry.get(id_), self._tracked[id_], ())
+        self._unplaced.clear()
         while True:
             with self._changed:
                 if self._closing:
@@ -169,6 +175,7 @@ class LocalCluster:
                     return
                 if not self._questions:
                     self._changed.wait(left)
+                    continue
                 questions, self._questions = list(self._questions), deque()
             for question in questions:
                 question()
@@ -256,17 +263,21 @@ class LocalCluster:
         self._changes += [Finished(before.id), Submitted(after)]
         kept = tracked.devices[: after.largest]
         if len(kept) < after.smallest:
-            kept = ()
-        if kept:
+            self._unplaced.add(record.id)  # it leaves what it has, unless it is given something at once
+        elif kept:
             borrowed = tuple(device for device in kept if device in record.borrowed)
             own = tuple(device for device in kept if device not in borrowed)
             self._changes.append(Bound(after.id, own, borrowed))
         if kept != tracked.devices:
-            tracked.devices = kept
-            self.occupancy.entitle(record.id, kept)
-            reason = f"its owner wants {after.smallest} to {after.largest} devices"
-            self._registry.move(record.id, None, reason, "resized", before=record.devices, devices=kept)
-            self._aim(record, tracked, STOP_S)
+            self._put(record, tracked, kept)
+
+    def _put(self, record: JobRecord, tracked: _Tracked, devices: Devices) -> None:
+        """Its owner has decided, not the scheduler."""
+        tracked.devices = devices
+        self.occupancy.entitle(record.id, devices)
+        reason = f"its owner wants {record.spec.min} to {record.spec.largest} devices"
+        self._registry.move(record.id, None, reason, "resized", before=record.devices, devices=devices)
+        self._aim(record, tracked, STOP_S)
 
     def _ended(self, ended: Ended) -> None:
         """Nobody hosts a job any more, or nobody did and its owner does not want it to run."""
@@ -435,7 +446,7 @@ class LocalCluster:
             record, tracked = self._registry.get(id_), self._tracked[id_]
             if record.spec.time_limit is not None and record.holds_devices and tracked.verdict is None:
                 times.append(now + record.spec.time_limit - record.ran_by(now))
-            if tracked.request is None and record.not_before is not None and record.not_before > now:
+            if tracked.request is None and record.not_before is not None:
                 times.append(record.not_before)
         return min(times) - now + self._now() if times else None
 

@@ -62,6 +62,16 @@ class Registry:
                 return list(newer)[::-1][:limit]
         return self.store.events(since, limit)
 
+    def recent(self, number: int) -> list[EventRecord]:
+        """The last ones, the newest last."""
+        with self.lock:
+            return list(self._events)[-number:]
+
+    @property
+    def last_event(self) -> int:
+        """Its number."""
+        return self._event
+
     # Writing.
 
     def add(self, spec: JobSpec, tenant: str, vc: str) -> JobRecord:

@@ -358,7 +358,7 @@ class VcView:
 
     def types_for(self, request: JobRequest) -> tuple[str, ...]:
         """Device types that the job may use here, best first."""
-        return request.types or tuple(self.capacity)
+        return request.types or tuple(self.capacity) or tuple(self.lendable)
 
     def rate(self, job: JobView, counts: Counts) -> float:
         """Expected units of work per second on so many devices."""

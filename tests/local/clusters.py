@@ -1,0 +1,120 @@
+"""A cluster for tests: a daemon in this process, real hosts and workers, state in a directory of the test's own.
+
+Jobs run `SCRIPT`, which computes for real and takes a few milliseconds per step by sleeping, so that there is time to
+disturb it. What it comes to is compared with `fixed`, the same script run undisturbed on fixed workers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from gyrostat.core.job import Reduction
+from gyrostat.local.daemon import Daemon
+from gyrostat.local.home import Home
+from gyrostat.local.layout import Layout, layout_of_slots
+from gyrostat.local.records import JobRecord, JobSpec, JobState
+from tests.conftest import Launch
+
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    import time
+
+    import torch
+
+    import gyrostat
+
+    steps, pause = int(sys.argv[1]), float(sys.argv[2])
+    job = gyrostat.init(seed=5)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.2), torch.nn.Linear(12, 3)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    data = torch.utils.data.TensorDataset(torch.randn(96, 6), torch.randint(3, (96,)))
+    loader = job.dataloader(data, batch_size=3, shuffle=True)
+    job.track(model=model, optimizer=optimizer)
+    for epoch in job.epochs(10_000):
+        for step in job.steps(loader, limit=steps - job.step):
+            for x, y in step:
+                step.backward(torch.nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+            job.log(lr=0.01)
+            time.sleep(pause)
+        if job.step >= steps:
+            break
+    print("the end, after step", job.step)
+    """
+)
+PATIENCE_S = 30.0
+
+
+def write_script(directory: Path, text: str = SCRIPT) -> Path:
+    path = directory / "train.py"
+    path.write_text(text)
+    return path
+
+
+def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> JobSpec:
+    """A job that runs so many steps of `SCRIPT`."""
+    return JobSpec(
+        script="train.py",
+        args=(str(steps), str(pause)),
+        workdir=str(directory),
+        **{"virtual_workers": 4, "reduction": Reduction.DDP, **fields},
+    )
+
+
+def fixed(launch: Launch, job: JobSpec) -> str:
+    """What the job comes to, undisturbed on one worker."""
+    path = Path(job.workdir) / job.script
+    args = (job.args[0], "0")
+    digest = launch(path, virtual_workers=job.virtual_workers, workers=1, args=args).digest
+    assert digest is not None
+    return digest
+
+
+@contextlib.contextmanager
+def running(
+    directory: Path, devices: str | Layout = "cpu:4", policy: str = "wfs", **options: Any
+) -> Iterator[Daemon]:
+    """A daemon with its state below `directory`; jobs that are left at the end are checkpointed and stopped."""
+    layout = layout_of_slots(devices) if isinstance(devices, str) else devices
+    daemon = Daemon(Home(directory / "state"), layout, policy, **options)
+    with daemon:
+        try:
+            yield daemon
+        finally:
+            daemon.office.shutdown()
+            assert daemon.wait(PATIENCE_S)
+
+
+def until(daemon: Daemon, reached: Callable[[], bool], what: str = "") -> None:
+    """Wait until it is so; every event makes us look again."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not reached():
+        assert time.monotonic() < deadline, f"{what}: {[_told(job) for job in daemon.office.jobs(None)]}"
+        assert not daemon.wait(0.02), "the daemon has ended"
+
+
+def finished(daemon: Daemon, *ids: str) -> list[JobRecord]:
+    """Wait until these jobs have ended, and see that all ended well."""
+    until(daemon, lambda: all(daemon.office.job(id_, None).state.over for id_ in ids), "ends")
+    records = [daemon.office.job(id_, None) for id_ in ids]
+    assert [record.state for record in records] == [JobState.FINISHED] * len(ids), [
+        _told(job) for job in records
+    ]
+    return records
+
+
+def at_step(daemon: Daemon, id_: str, step: int) -> None:
+    until(daemon, lambda: daemon.office.job(id_, None).step >= step, f"{id_} at step {step}")
+
+
+def _told(job: JobRecord) -> str:
+    return f"{job.id} {job.state} at {job.step} on {job.devices}: {job.reason}; {job.last_lines[-3:]}"

@@ -1,0 +1,225 @@
+"""Real jobs on a real cluster: whatever the scheduler does to them, they end with the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gyrostat.core.errors import NoSuchJob, Unplaceable, UsageError, WrongState
+from gyrostat.local.daemon import Daemon
+from gyrostat.local.layout import read_layout
+from gyrostat.local.records import JobSpec, JobState
+from gyrostat.sched.recording import replay
+from tests.conftest import Launch
+from tests.local.clusters import at_step, finished, fixed, running, spec, until, write_script
+
+_GOES_ON = (JobState.RUNNING, JobState.FINISHED)
+
+
+def kinds(daemon: Daemon, id_: str) -> list[str]:
+    return [event.kind for event in daemon.office.events(None) if event.job == id_]
+
+
+def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
+    launch: Launch, tmp_path: Path
+) -> None:
+    """Elastic weighted fair sharing, different sizes and priorities."""
+    write_script(tmp_path)
+    jobs = [
+        spec(tmp_path, steps, 0.02, virtual_workers=workers, priority=priority, name=f"n{number}")
+        for number, (steps, workers, priority) in enumerate(
+            [(100, 4, 1), (40, 2, 5), (50, 4, 1), (30, 1, 10), (30, 3, 2), (40, 8, 5)]
+        )
+    ]
+    with running(tmp_path, policy="wfs", spare=2) as daemon:
+        first = daemon.office.submit(jobs[0], "me")
+        at_step(daemon, first.id, 5)
+        ids = [first.id, *(daemon.office.submit(job, "me").id for job in jobs[1:])]
+        records = finished(daemon, *ids)
+        assert {"resized", "moved"} <= set(kinds(daemon, first.id)), "it was never disturbed"
+        (recording,) = daemon.office.recordings()
+        layout, policy = daemon.layout, daemon.policy
+    assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
+    assert [record.step for record in records] == [int(job.args[0]) for job in jobs]
+
+    def build(setup: Mapping[str, Any]) -> Any:
+        assert setup == layout.setup(policy)
+        return read_layout(setup["cluster"]).books(setup["policy"])
+
+    replayed = replay(recording, build)
+    assert replayed.difference is None
+    assert replayed.actions >= 8
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(50, marks=pytest.mark.full)])
+def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int) -> None:
+    """Devices are free when `reserve` says so, no job fails, and bits stay."""
+    write_script(tmp_path)
+    jobs = [spec(tmp_path, 50 + 20 * times, 0.005, name=name) for name in "ab"]
+    with running(tmp_path, spare=2) as daemon:
+        ids = [daemon.office.submit(job, "me").id for job in jobs]
+        for id_ in ids:
+            at_step(daemon, id_, 1)
+        for turn in range(times):
+            wanted = (2, 4, 3)[turn % 3]
+            assert daemon.office.reserve("cpu", wanted, wait=60.0)
+            reserved = [device for device in daemon.office.devices() if device.reserved]
+            assert len(reserved) == wanted
+            assert all(device.job is None for device in reserved)
+            daemon.office.release("cpu")
+            until(
+                daemon,
+                lambda: all(daemon.office.job(id_, None).state in _GOES_ON for id_ in ids),
+                "go on",
+            )
+        records = finished(daemon, *ids)
+        assert all("failed" not in kinds(daemon, id_) for id_ in ids)
+    assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
+
+
+def test_a_guaranteed_job_drives_out_an_opportunistic_one(launch: Launch, tmp_path: Path) -> None:
+    write_script(tmp_path)
+    low = spec(tmp_path, 120, 0.02, opportunistic=True, name="low")
+    high = spec(tmp_path, 30, 0.02, min=4, name="high")
+    with running(tmp_path, spare=2) as daemon:
+        first = daemon.office.submit(low, "me")
+        at_step(daemon, first.id, 3)
+        until(daemon, lambda: len(daemon.office.job("low", None).devices) == 4, "grows on what nobody uses")
+        assert daemon.office.job("low", None).borrowed == (0, 1, 2, 3)
+        second = daemon.office.submit(high, "me")
+        at_step(daemon, second.id, 1)
+        assert daemon.office.job("low", None).state is JobState.SUSPENDED
+        waiting = daemon.office.why_waiting("low", None)
+        assert waiting is not None
+        assert "nobody else uses" in waiting.why
+        records = finished(daemon, first.id, second.id)
+    assert [record.digest for record in records] == [fixed(launch, low), fixed(launch, high)]
+
+
+def test_pause_scale_and_resume(launch: Launch, tmp_path: Path) -> None:
+    write_script(tmp_path)
+    job = spec(tmp_path, 150, 0.02)
+    with running(tmp_path) as daemon:
+        office = daemon.office
+        id_ = office.submit(job, "me").id
+        at_step(daemon, id_, 3)
+        assert office.job(id_, "me").devices == (0, 1, 2, 3)
+        office.pause(id_, "me")
+        until(daemon, lambda: office.job(id_, "me").state is JobState.PAUSED, "pauses")
+        assert all(device.job is None for device in office.devices())
+        paused = office.job(id_, "me").step
+        office.scale(id_, "me", min=2, max=2)
+        office.resume(id_, "me")
+        at_step(daemon, id_, paused + 3)
+        assert len(office.job(id_, "me").devices) == 2
+        office.scale(id_, "me", min=1, max=1)
+        until(daemon, lambda: office.job(id_, "me").workers == 1, "shrinks")
+        office.scale(id_, "me", min=3, max=4)
+        until(daemon, lambda: office.job(id_, "me").workers == 4, "grows")
+        assert office.job(id_, "me").attempts == 2, "it was started again for it"
+        answer = office.migrate(id_, "me")
+        assert answer.done
+        (record,) = finished(daemon, id_)
+        with pytest.raises(WrongState, match="has finished already"):
+            office.pause(id_, "me")
+    assert record.digest == fixed(launch, job)
+
+
+def test_failures_are_told_retried_and_given_up(launch: Launch, tmp_path: Path) -> None:
+    (tmp_path / "breaks.py").write_text("print('nearly there')\nraise ValueError('no such thing')\n")
+    (tmp_path / "once.py").write_text(
+        "import pathlib, sys\nmark = pathlib.Path('mark')\n"
+        "if not mark.exists():\n    mark.touch()\n    sys.exit(3)\n"
+        "import gyrostat, torch\njob = gyrostat.init()\njob.track(model=torch.nn.Linear(1, 1))\n"
+    )
+    with running(tmp_path) as daemon:
+        office = daemon.office
+        breaks = office.submit(JobSpec(script="breaks.py", workdir=str(tmp_path), retries=5), "me")
+        once = office.submit(JobSpec(script="once.py", workdir=str(tmp_path), retries=1), "me")
+        until(daemon, lambda: all(job.state.over for job in office.jobs(None)), "ends")
+        broken, done = office.job(breaks.id, None), office.job(once.id, None)
+    assert broken.state is JobState.FAILED
+    assert broken.exit_code == 1
+    assert broken.retries == 1, "an error that repeats is not tried a third time"
+    assert "ValueError: no such thing; the same error after the same step as before" in broken.reason
+    assert "nearly there" in broken.last_lines
+    assert done.state is JobState.FINISHED
+    assert (done.retries, done.attempts) == (1, 2)
+
+
+def test_time_limits_and_cancelling(tmp_path: Path) -> None:
+    write_script(tmp_path)
+    with running(tmp_path, "cpu:2") as daemon:
+        office = daemon.office
+        limited = office.submit(spec(tmp_path, 100_000, virtual_workers=1, time_limit=1.5), "me")
+        endless = office.submit(spec(tmp_path, 100_000, virtual_workers=1), "me")
+        queued = office.submit(spec(tmp_path, 100_000, virtual_workers=2, min=2), "me")
+        at_step(daemon, endless.id, 1)
+        office.cancel(endless.id, "me")
+        office.cancel(queued.id, "me")
+        until(daemon, lambda: all(job.state.over for job in office.jobs(None)), "ends")
+        states = [office.job(each.id, None).state for each in (limited, endless, queued)]
+        assert states == [JobState.FAILED, JobState.CANCELLED, JobState.CANCELLED]
+        assert office.job(limited.id, None).reason == "its time limit of 1.5 s with devices is over"
+        assert all(device.job is None for device in office.devices())
+
+
+def test_what_can_never_run_is_refused(tmp_path: Path) -> None:
+    write_script(tmp_path)
+    with running(tmp_path, "cpu:2,slow:1@10", spare=0) as daemon:
+        office = daemon.office
+        with pytest.raises(
+            Unplaceable, match="needs at least 3 devices, and virtual cluster 'default' has 2 cpu, 1 slow"
+        ):
+            office.submit(spec(tmp_path, 1, min=3), "me")
+        with pytest.raises(Unplaceable, match="no devices of type gpu here; there are cpu, slow"):
+            office.submit(spec(tmp_path, 1, types=("gpu",)), "me")
+        with pytest.raises(UsageError, match="no virtual cluster 'defualt'; did you mean 'default'"):
+            office.submit(spec(tmp_path, 1, vc="defualt"), "me")
+        with pytest.raises(UsageError, match="there is no script"):
+            office.submit(spec(tmp_path / "..", 1), "me")
+        with pytest.raises(UsageError, match="absolute path without"):
+            office.submit(JobSpec(script="train.py", workdir=f"{tmp_path}/../x"), "me")
+        with pytest.raises(NoSuchJob, match="there is no job 'j1'"):
+            office.job("j1", None)
+        with pytest.raises(UsageError, match="of 1 slow devices, 0 to 1 can be reserved; got 2"):
+            office.reserve("slow", 2)
+        assert office.jobs(None) == []
+
+
+def test_slots_keep_their_pace(tmp_path: Path) -> None:
+    """Which worker sits on which device is known: two jobs, each on a slot of its own pace."""
+    write_script(tmp_path)
+    with running(tmp_path, "fast:1@3000,slow:1@300", spare=2) as daemon:
+        ids = [
+            daemon.office.submit(spec(tmp_path, 60, 0.0, virtual_workers=1, types=(type_,)), "me").id
+            for type_ in ("fast", "slow")
+        ]
+        records = finished(daemon, *ids)
+        times = {}
+        for record in records:
+            events = [event for event in daemon.office.events(None) if event.job == record.id]
+            began = next(event.at for event in events if event.kind == "running")
+            times[record.spec.types[0]] = events[-1].at - began
+    assert records[0].digest == records[1].digest
+    assert times["slow"] >= 50 * 3 / 300
+
+
+def test_submissions_are_accepted_in_milliseconds(tmp_path: Path) -> None:
+    """Not a benchmark: a queue of hundreds must not slow the daemon down by an order of magnitude."""
+    write_script(tmp_path)
+    with running(tmp_path, "cpu:1", policy="fifo", spare=0) as daemon:
+        daemon.office.reserve("cpu", 1)
+        began = time.process_time()
+        for _ in range(300):
+            daemon.office.submit(spec(tmp_path, 1), "me")
+        assert len(daemon.office.jobs("me")) == 300
+        assert daemon.office.jobs("other") == []
+        waiting = daemon.office.why_waiting("j300", "me")
+        assert waiting is not None
+        assert waiting.position == 300
+        assert time.process_time() - began < 30
