@@ -9,7 +9,6 @@ import typer
 from gyrostat.core.errors import NotYet
 
 VERBS = {
-    "up": "start a cluster on this machine",
     "operator": "run the Kubernetes operator",
     "extender": "run the Kubernetes scheduler extender",
 }

@@ -14,6 +14,7 @@ from gyrostat.cli import (
     cells,
     chaos,
     checkpoint,
+    down,
     events,
     experiment,
     jobs,
@@ -32,6 +33,7 @@ from gyrostat.cli import (
     submit,
     token,
     top,
+    up,
     verify,
 )
 from gyrostat.core.errors import GyrostatError
@@ -54,6 +56,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 run.register(app)
+up.register(app)
+down.register(app)
 submit.register(app)
 jobs.register(app)
 running.register(app)

@@ -77,7 +77,7 @@ def up(
     ] = "wfs",
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Where its API answers; port 0: any free one.")
-    ] = "127.0.0.1:0",
+    ] = "127.0.0.1:7460",
     tokens: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Who may ask; without it, only loopback, and everybody there."),
