@@ -1,4 +1,5 @@
-"""The other side of `scale_out_gap.py`: DDP under torchrun, which restarts all workers when a node comes.
+"""The other side of `scale_out_gap.py` and `recovery.py`: DDP under torchrun, which restarts all workers when a node comes or a
+worker dies.
 
 As good as torchrun can do: a small model, a snapshot in memory after every step, and going on from it. Rank 0 writes the
 time of every step to a file.
@@ -37,6 +38,8 @@ if os.path.exists(snapshot):
     model.load_state_dict(saved["model"])
     optimizer.load_state_dict(saved["optimizer"])
     done = saved["done"]
+with open(os.path.join(args.directory, f"pid-{dist.get_rank()}"), "w") as pid:
+    pid.write(str(os.getpid()))
 with open(os.path.join(args.directory, "steps"), "a", buffering=1) as steps:
     while True:
         time.sleep(args.step_seconds / dist.get_world_size())
