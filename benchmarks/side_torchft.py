@@ -15,6 +15,7 @@ from datetime import timedelta
 
 import torch
 from torch import nn
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--directory", required=True, help="for the times")
@@ -45,7 +46,7 @@ while not os.path.exists(address):
     time.sleep(0.01)
 with open(address) as file:
     lighthouse = file.read()
-store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 torch.manual_seed(0)
 module = nn.Sequential(*(nn.Linear(args.width, args.width) for _ in range(args.layers)))
 inner = torch.optim.SGD(module.parameters(), lr=1e-4, momentum=0.9)

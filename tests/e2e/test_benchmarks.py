@@ -28,6 +28,7 @@ COMMANDS = (
     "order_1e9",
     "event_cost",
     "profile_job",
+    "recovery",
     "scale_in_gap",
     "scale_out_fence",
     "scale_out_gap",

@@ -147,10 +147,11 @@ def init(
 
 def finish(exit: SystemExit | None = None) -> None:
     """Called by the worker's bootstrap when the script has ended well, maybe by an `exit` of its own."""
-    job, _Process.job, _Process.assignment = _Process.job, None, None
-    _Process.membership = None
-    if job is not None:
-        job.finish(exit)
+    try:
+        if _Process.job is not None:
+            _Process.job.finish(exit)
+    finally:
+        _Process.job, _Process.assignment, _Process.membership = None, None, None
 
 
 def membership() -> Membership | None:
