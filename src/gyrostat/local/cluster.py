@@ -45,6 +45,9 @@ STOP_S = 600.0
 """For which one that has to leave may take to reach a boundary and checkpoint."""
 _REPORT_S = 5.0
 """How often the scheduler hears how fast a job is."""
+_REST, _LONGEST_REST_S = 3.0, 0.25
+"""After a round the loop rests so many times as long as that took: who submits a thousand jobs at once does not wait for a
+scheduler that looks at the whole queue after each."""
 
 
 T = TypeVar("T")
@@ -97,6 +100,7 @@ class LocalCluster:
         self._unplaced: set[str] = set()
         """Jobs that run on fewer devices than their owners now want."""
         self._first_look = True
+        self._looked_at = time.monotonic()
         self._reserved: dict[str, int] = {}
         self._withdraw: dict[str, int] | None = registry.store.reservations() or None
         self._changes: list[Change] = []
@@ -104,6 +108,7 @@ class LocalCluster:
     # The port.
 
     def observe(self) -> Snapshot:
+        self._looked_at = time.monotonic()
         with self._changed:
             inbox = list(self._inbox)
             self._inbox.clear()
@@ -163,6 +168,8 @@ class LocalCluster:
         for id_ in self._unplaced:
             self._put(self._registry.get(id_), self._tracked[id_], ())
         self._unplaced.clear()
+        now = time.monotonic()
+        rested = now + min(_REST * (now - self._looked_at), _LONGEST_REST_S)
         while True:
             with self._changed:
                 if self._closing:
@@ -171,10 +178,12 @@ class LocalCluster:
                 if (own := self._next_time()) is not None:
                     times.append(own)
                 left = min((at - self._now() for at in times), default=None)
-                if self._inbox or self._withdraw is not None or (left is not None and left <= 0):
+                news = bool(self._inbox) or (left is not None and left <= 0)
+                rest = rested - time.monotonic()
+                if self._withdraw is not None or (news and rest <= 0):
                     return
                 if not self._questions:
-                    self._changed.wait(left)
+                    self._changed.wait(rest if news else left)
                     continue
                 questions, self._questions = list(self._questions), deque()
             for question in questions:

@@ -160,7 +160,7 @@ def is_due(directory: Path, order: Order, attempt: int) -> bool:
 def sign_in(directory: Path, attempt: int, parent: int) -> None:
     """Say who hosts it. What is left of the host before us, if it was killed, is ended first."""
     before = read_host(directory)
-    if before is not None and before.parent is not None and before.host.pid != os.getpid():
+    if before is not None and before.parent is not None and not before.host.alive():
         before.parent.end(signal.SIGTERM, patience=2.0) or before.parent.end(signal.SIGKILL, patience=2.0)
     host = Process.of(os.getpid())
     assert host is not None
