@@ -1,7 +1,8 @@
 """A cluster for tests: a daemon in this process, real hosts and workers, state in a directory of the test's own.
 
 Jobs run `SCRIPT`, which computes for real and takes a few milliseconds per step by sleeping, so that there is time to
-disturb it. What it comes to is compared with `fixed`, the same script run undisturbed on fixed workers.
+disturb it, until a file tells it to hurry. What it comes to is compared
+with `fixed`, the same script run undisturbed on fixed workers.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from tests.conftest import Launch
 
 SCRIPT = textwrap.dedent(
     """
+    import os
     import sys
     import time
 
@@ -29,7 +31,7 @@ SCRIPT = textwrap.dedent(
 
     import gyrostat
 
-    steps, pause = int(sys.argv[1]), float(sys.argv[2])
+    steps, pause, hurry = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
     job = gyrostat.init(seed=5)
     model = torch.nn.Sequential(
         torch.nn.Linear(6, 12), torch.nn.BatchNorm1d(12), torch.nn.Dropout(0.2), torch.nn.Linear(12, 3)
@@ -45,13 +47,13 @@ SCRIPT = textwrap.dedent(
             optimizer.step()
             optimizer.zero_grad()
             job.log(lr=0.01)
-            time.sleep(pause)
+            time.sleep(0 if os.path.exists(hurry) else pause)
         if job.step >= steps:
             break
     print("the end, after step", job.step)
     """
 )
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def write_script(directory: Path, text: str = SCRIPT) -> Path:
@@ -64,7 +66,7 @@ def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> Job
     """A job that runs so many steps of `SCRIPT`."""
     return JobSpec(
         script="train.py",
-        args=(str(steps), str(pause)),
+        args=(str(steps), str(pause), f"hurry-{fields.get('name')}"),
         workdir=str(directory),
         **{"virtual_workers": 4, "reduction": Reduction.DDP, **fields},
     )
@@ -73,7 +75,7 @@ def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> Job
 def fixed(launch: Launch, job: JobSpec) -> str:
     """What the job comes to, undisturbed on one worker."""
     path = Path(job.workdir) / job.script
-    args = (job.args[0], "0")
+    args = (job.args[0], "0", "-")
     digest = launch(path, virtual_workers=job.virtual_workers, workers=1, args=args).digest
     assert digest is not None
     return digest

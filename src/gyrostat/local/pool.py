@@ -129,6 +129,7 @@ class HostPool:
                         self._hand_out()
                     self._changed.notify_all()
         host.process.wait()
+        host.let_go()
         with self._changed:
             self._drop(host)
 

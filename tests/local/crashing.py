@@ -1,0 +1,101 @@
+"""A daemon that is killed at a chosen instant: `python -m tests.local.crashing DIRECTORY POINT submit|finish NAME`.
+
+It does what it is told (submit a job, or let one come to its end) and is killed by itself, with SIGKILL, when it comes to
+the point: before or after a function, when its arguments fit. `POINTS` are the steps of a submission, a resize and an end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gyrostat.local import driver
+from gyrostat.local.driver import Driver
+from gyrostat.local.pool import HostPool
+from gyrostat.local.registry import Registry
+from gyrostat.local.store import Store
+from tests.local.clusters import PATIENCE_S, at_step, running, spec
+
+STEPS = 300
+PAUSE_S = 0.05
+
+
+@dataclass(frozen=True)
+class Point:
+    """When to die: `before` or after this function is called, if the arguments fit."""
+
+    owner: Any
+    function: str
+    before: bool
+    fits: Callable[..., bool] = lambda *args, **fields: True
+
+
+def _event(kind: str) -> Callable[..., bool]:
+    return lambda *args, **fields: kind in args
+
+
+def _first(*args: Any, **fields: Any) -> bool:
+    """It is a submission that is written."""
+    events = args[2] if len(args) > 2 else ()
+    return any(event.kind == "submitted" for event in events)
+
+
+POINTS = {
+    "submission, before it is written": Point(Store, "put", True, _first),
+    "submission, written": Point(Store, "put", False, _first),
+    "start, before it is written": Point(Registry, "move", True, _event("started")),
+    "start, written": Point(Registry, "move", False, _event("started")),
+    "start, before the order": Point(driver, "give_order", True),
+    "start, ordered": Point(driver, "give_order", False),
+    "start, given to a host": Point(HostPool, "send", False),
+    "start, trains": Point(Registry, "move", False, _event("running")),
+    "resize, before it is written": Point(Registry, "move", True, _event("resized")),
+    "resize, written": Point(Registry, "move", False, _event("resized")),
+    "resize, asked": Point(Driver, "_occupy", False),
+    "resize, answered": Point(Driver, "_answered", True),
+    "end, before it is told": Point(Driver, "_tell_end", True),
+    "end, before it is written": Point(Registry, "move", True, _event("finished")),
+    "end, written": Point(Registry, "move", False, _event("finished")),
+}
+
+
+def main() -> None:
+    directory, point, deed, name = Path(sys.argv[1]), POINTS[sys.argv[2]], sys.argv[3], sys.argv[4]
+    _arm(point)
+    with running(directory, spare=0) as daemon:
+        known = [job.name for job in daemon.office.jobs(None)]
+        if deed == "finish":
+            (directory / f"hurry-{name}").touch()
+        elif name not in known:
+            if known:
+                at_step(daemon, "a", 1)
+            workers = 4 if name == "a" else 1
+            daemon.office.submit(spec(directory, STEPS, PAUSE_S, name=name, virtual_workers=workers), "me")
+            with (directory / "accepted").open("a") as file:
+                print(name, file=file)
+        daemon.wait(PATIENCE_S)
+    raise AssertionError("it lives")
+
+
+def _arm(point: Point) -> None:
+    do = getattr(point.owner, point.function)
+
+    def deadly(*args: Any, **fields: Any) -> Any:
+        if not point.fits(*args, **fields):
+            return do(*args, **fields)
+        if point.before:
+            os.kill(os.getpid(), signal.SIGKILL)
+        result = do(*args, **fields)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return result
+
+    setattr(point.owner, point.function, deadly)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,115 @@
+"""The daemon is killed at every step of a submission, a resize and a completion, again and again, over the same jobs: no
+accepted job is forgotten, none ends twice, all end with the bits of an undisturbed run."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gyrostat.core.errors import UsageError
+from gyrostat.local.daemon import Daemon
+from gyrostat.local.home import Home
+from gyrostat.local.hosting import Result, read_host
+from gyrostat.local.layout import layout_of_slots
+from gyrostat.local.records import JobState
+from tests.conftest import Launch
+from tests.local.clusters import PATIENCE_S, at_step, finished, fixed, running, spec, until, write_script
+from tests.local.crashing import PAUSE_S, STEPS
+
+CHAIN = (
+    ("submission, before it is written", "submit", "a"),
+    ("submission, written", "submit", "a"),
+    ("start, before it is written", "submit", "a"),
+    ("start, written", "submit", "a"),
+    ("start, before the order", "submit", "a"),
+    ("start, ordered", "submit", "a"),
+    ("start, given to a host", "submit", "a"),
+    ("start, trains", "submit", "a"),
+    ("resize, before it is written", "submit", "b"),
+    ("resize, written", "submit", "c"),
+    ("resize, asked", "submit", "d"),
+    ("resize, answered", "finish", "b"),
+    ("end, before it is told", "finish", "c"),
+    ("end, before it is written", "finish", "d"),
+    ("end, written", "finish", "a"),
+)
+SHORT = (
+    ("submission, written", "submit", "a"),
+    ("start, ordered", "submit", "a"),
+    ("resize, asked", "submit", "b"),
+    ("end, before it is told", "finish", "b"),
+)
+
+
+def crash(directory: Path, point: str, deed: str, name: str) -> None:
+    """A daemon does this and dies at that point."""
+    command = [sys.executable, "-m", "tests.local.crashing", str(directory), point, deed, name]
+    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    assert process.returncode == -signal.SIGKILL, f"{point}: {process.stdout}{process.stderr}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("chain", [SHORT, pytest.param(CHAIN, marks=pytest.mark.full)], ids=["short", "all"])
+def test_killed_at_every_step(
+    launch: Launch, tmp_path: Path, chain: tuple[tuple[str, str, str], ...]
+) -> None:
+    write_script(tmp_path)
+    for point, deed, name in chain:
+        crash(tmp_path, point, deed, name)
+    accepted = (tmp_path / "accepted").read_text().split()
+    for name in "abcd":
+        (tmp_path / f"hurry-{name}").touch()
+    with running(tmp_path) as daemon:
+        assert set(accepted) <= {job.name for job in daemon.office.jobs(None)}, (
+            "an accepted job was forgotten"
+        )
+        records = finished(daemon, *(job.id for job in daemon.office.jobs(None)))
+    assert [record.name for record in records] == sorted({name for _, _, name in chain})
+    assert [record.step for record in records] == [STEPS] * len(records)
+    digests = {
+        workers: fixed(launch, spec(tmp_path, STEPS, PAUSE_S, virtual_workers=workers)) for workers in (1, 4)
+    }
+    assert [record.digest for record in records] == [digests[job.spec.virtual_workers] for job in records]
+    for record in records:
+        results = [
+            msgspec.json.decode(path.read_bytes(), type=Result)
+            for path in daemon.home.job(record.id).glob("result-*.json")
+        ]
+        assert sum(result.finished for result in results) == 1, f"{record.name} ended twice"
+
+
+def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_again(
+    launch: Launch, tmp_path: Path
+) -> None:
+    write_script(tmp_path)
+    crash(tmp_path, "start, trains", "submit", "a")
+    home = Home(tmp_path / "state")
+    host = read_host(home.job("j1"))
+    assert host is not None
+    assert host.host.alive()
+    with running(tmp_path, spare=0) as daemon:
+        until(daemon, lambda: daemon.office.job("a", None).step > 3, "is taken back")
+        taken_back = daemon.office.job("a", None)
+        assert (taken_back.state, taken_back.attempts) == (JobState.RUNNING, 1)
+        assert read_host(home.job("j1")) == host
+        with pytest.raises(UsageError, match=r"a cluster is running in .* already"):
+            Daemon(home, layout_of_slots("cpu:4"), "wfs")
+        daemon.office.scale("a", None, min=2, max=2)  # so that there is a checkpoint from which it goes on
+        daemon.office.pause("a", None)
+        until(daemon, lambda: daemon.office.job("a", None).state is JobState.PAUSED, "pauses")
+        paused = daemon.office.job("a", None).step
+        daemon.office.resume("a", None)
+        at_step(daemon, "a", paused + 2)
+        again = read_host(home.job("j1"))
+        assert again is not None
+        assert again.host.end(patience=10.0)
+        until(daemon, lambda: daemon.office.job("a", None).attempts == 3, "is started again")
+        (tmp_path / "hurry-a").touch()
+        (record,) = finished(daemon, "j1")
+        assert "restarted" in [event.kind for event in daemon.office.events(None)]
+    assert record.digest == fixed(launch, spec(tmp_path, STEPS, PAUSE_S))
