@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -223,3 +224,14 @@ def test_submissions_are_accepted_in_milliseconds(tmp_path: Path) -> None:
         assert waiting is not None
         assert waiting.position == 300
         assert time.process_time() - began < 30
+
+
+def test_the_example_of_the_docs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = Path(__file__).parents[2]
+    (block,) = re.findall(r"```python\n(.*?)```", (root / "docs/cluster.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(root)
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    exec(compile(block, "docs/cluster.md", "exec"), {})
+    assert re.fullmatch(r"finished [0-9a-f]{64}\n", capsys.readouterr().out)
