@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from gyrostat.cli.main import app
+from gyrostat.cli.main import build_app
 from tests.cli.gyrostat_process import finish, running
 from tests.conftest import Launch
 from tests.local.clusters import SCRIPT, write_script
 
 
 def invoke(*args: str) -> str:
-    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    result = CliRunner().invoke(build_app(args[0]), args, catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 

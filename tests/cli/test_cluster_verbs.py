@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from gyrostat.cli.cluster_options import complete_job
-from gyrostat.cli.main import app
+from gyrostat.cli.main import build_app
 from gyrostat.core.errors import ClusterUnreachable, NoSuchJob, UsageError
 from gyrostat.local.api.server import serving
 from gyrostat.local.records import Intent, JobState
@@ -34,7 +34,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiet]:
 
 
 def invoke(*args: str, code: int = 0) -> str:
-    result = CliRunner().invoke(app, args, catch_exceptions=False)
+    result = CliRunner().invoke(build_app(args[0]), args, catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -347,6 +347,8 @@ def test_names_are_completed(quiet: Quiet) -> None:
     invoke("submit", "--name", "resnet", "train.py")
     assert complete_job("res") == [("resnet", "queued")]
     assert complete_job("j") == [("j1", "queued")]
+    asked = {"_GYROSTAT_COMPLETE": "complete_bash", "COMP_WORDS": "gyrostat logs re", "COMP_CWORD": "2"}
+    assert CliRunner().invoke(build_app(), prog_name="gyrostat", env=asked).output.strip() == "resnet"
     quiet.home.withdraw()
     assert complete_job("res") == []
 

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner
 
 from gyrostat.cli import later
+from gyrostat.cli.main import _MODULES, build_app
 from tests.cli.gyrostat_process import gyrostat
 
 
 def test_the_command_line_needs_no_torch_to_start() -> None:
-    program = "import sys; from gyrostat.cli import main; sys.exit('torch' in sys.modules)"
+    program = (
+        "import sys; from gyrostat.cli.main import build_app; build_app(); sys.exit('torch' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
@@ -40,6 +45,14 @@ def test_version_and_help() -> None:
         "--log-dir",
     ):
         assert option in told.output
+
+
+def test_a_verb_is_found_without_the_others() -> None:
+    whole = typer.main.get_group(build_app()).commands
+    assert {*itertools.chain(*_MODULES.values()), *later.VERBS} == set(whole)
+    for verbs in _MODULES.values():
+        for verb in verbs:
+            assert list(typer.main.get_group(build_app(verb)).commands) == list(verbs)
 
 
 @pytest.mark.parametrize("verb", list(later.VERBS))

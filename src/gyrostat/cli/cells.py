@@ -49,6 +49,11 @@ app = typer.Typer(
     no_args_is_help=True, help=_ABOUT, short_help="Share a cluster among tenants with guarantees."
 )
 
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="cells")
+
+
 File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A cell file (YAML).")]
 
 

@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify, export, import and request checkpoints.")
 
+
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="checkpoint")
+
+
 _LOOK_AGAIN_S = 0.05
 _ASK_AGAIN_S = 2.0
 

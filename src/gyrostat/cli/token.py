@@ -30,6 +30,10 @@ File = Annotated[
 _FILE = Path("tokens.json")
 
 
+def register(parent: typer.Typer) -> None:
+    parent.add_typer(app, name="token", short_help="Say who may come into the cluster.")
+
+
 @app.command("add", short_help="Make a token for a tenant or an operator.")
 def add(
     tenant: Annotated[str, typer.Argument(metavar="TENANT", show_default=False, help="Whose it is.")],

@@ -111,6 +111,14 @@ def test_what_a_tenant_sees_of_the_cluster(
         assert operator.cancel(SECRET).id == "j1"
 
 
+def test_who_connects_and_is_silent_is_shown_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyrostat.local.api.server._FIRST_REQUEST_S", 0.05)
+    host, _, port = guarded.server.address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as connection:
+        connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Drip: ")
+        assert connection.recv(1) == b""
+
+
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import getpass
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gyrostat.core.errors import UsageError
 from gyrostat.local.api.app import build_app
@@ -25,6 +27,8 @@ DEFAULT_LISTEN = "127.0.0.1:7460"
 _MAX_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30
 _BACKLOG = 128
+_FIRST_REQUEST_S = 10.0
+"""After so long without a whole request, a new connection is closed."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -47,6 +51,18 @@ def check_listen(address: str, tokens: Path | None) -> TokenBook | None:
     return None
 
 
+class Impatient(H11Protocol):
+    """Closes connections over which nobody asks for anything: they are counted, and keep others out."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_FIRST_REQUEST_S, self._leave_if_silent)
+
+    def _leave_if_silent(self) -> None:
+        if self.cycle is None:
+            self.transport.close()  # type: ignore[unreachable]  # uvicorn says that there always is one
+
+
 class ApiServer:
     """The API of an office, listening. `address` is where, with the port that was found if 0 was asked for."""
 
@@ -59,6 +75,7 @@ class ApiServer:
         self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
         config = uvicorn.Config(
             build_app(office, book=book, nobody=Principal(tenant=_user(), operator=True)),
+            http=Impatient,
             log_config=None,
             access_log=False,
             server_header=False,
