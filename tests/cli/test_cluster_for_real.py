@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +15,32 @@ from typer.testing import CliRunner
 from gyrostat.cli.main import build_app
 from tests.cli.gyrostat_process import finish, running
 from tests.conftest import Launch
-from tests.local.clusters import SCRIPT, write_script
+
+SCRIPT = """
+import torch
+
+import gyrostat
+
+job = gyrostat.init(seed=5)
+model = torch.nn.Sequential(torch.nn.Linear(6, 12), torch.nn.Dropout(0.2), torch.nn.Linear(12, 3))
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+data = torch.utils.data.TensorDataset(torch.randn(96, 6), torch.randint(3, (96,)))
+loader = job.dataloader(data, batch_size=3, shuffle=True)
+job.track(model=model, optimizer=optimizer)
+for epoch in job.epochs(2):
+    for step in job.steps(loader):
+        for x, y in step:
+            step.backward(torch.nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        job.log(lr=0.01)
+print("the end, after step", job.step)
+"""
+
+
+EXAMPLE = re.findall(
+    r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/api.md").read_text(), re.DOTALL
+)[0]
 
 
 def invoke(*args: str) -> str:
@@ -28,29 +56,38 @@ def told(*args: str) -> Any:
 def test_a_day_in_the_life_of_a_cluster(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script = write_script(tmp_path, SCRIPT)
+    script = tmp_path / "mnist" / "train.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT)
     monkeypatch.setenv("GYROSTAT_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.delenv("GYROSTAT_CLUSTER", raising=False)
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(script.parent)
     with running("up", "--devices", "cpu:2", "--listen", "127.0.0.1:0", cwd=tmp_path) as daemon:
         assert daemon.stdout is not None
         assert daemon.stdout.readline().startswith("gyrostat: a cluster of 2 cpu at http://127.0.0.1:")
 
-        said = invoke("submit", "--follow", "-n", "4", "--reduction", "ddp", "train.py", "30", "0")
-        assert "the end, after step 30\n" in said
+        said = invoke("submit", "--follow", "-n", "4", "--reduction", "ddp", "train.py")
+        assert "the end, after step 16\n" in said
 
-        fixed = launch(script, virtual_workers=4, workers=1, args=("30", "0")).digest
+        fixed = launch(script, virtual_workers=4, workers=1).digest
         job = told("status", "train", "--json")["job"]
-        assert (job["state"], job["step"], job["digest"]) == ("finished", 30, fixed)
-        metrics = [json.loads(line) for line in invoke("logs", "--source", "metrics", "train").splitlines()]
-        assert [line["step"] for line in metrics] == list(range(30))
+        assert (job["state"], job["step"], job["digest"]) == ("finished", 16, fixed)
+        metrics = [json.loads(line) for line in invoke("logs", "--source", "metrics", "j1").splitlines()]
+        assert [line["step"] for line in metrics] == list(range(16))
         assert len(list((tmp_path / "state/jobs/j1/logs/tensorboard").glob("events.out.tfevents.*"))) == 1
 
-        kinds = [line.split()[3] for line in invoke("events", "--job", "train").splitlines()]
+        code = EXAMPLE.replace("/home/me/mnist", str(script.parent))
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(compile(code, "docs/api.md", "exec"), {})
+        lines = printed.getvalue().splitlines()
+        assert lines[-1] == launch(script, virtual_workers=8, workers=1, reduction=None).digest
+        assert "the end, after step 8" in lines[-2]
+
+        kinds = [line.split()[3] for line in invoke("events", "--job", "j1").splitlines()]
         assert kinds[:2] == ["submitted", "started"]
         assert kinds[-1] == "finished"
         assert told("replay", "--json")["difference"] is None
-        assert "0 jobs run, 0 wait, 1 finished" in invoke("top")
+        assert "0 jobs run, 0 wait, 2 finished" in invoke("top")
 
         invoke("down")
         assert finish(daemon)[0] == 0

@@ -151,7 +151,8 @@ def test_submit_and_follow_ends_as_the_job_does(quiet: Quiet, monkeypatch: pytes
         return run
 
     monkeypatch.setattr(quiet.office, "submit", submit_and_run(quiet.office.submit))
-    assert invoke("submit", "--follow", "train.py", code=3) == "[0] hello\n"
+    told = "gyrostat: error: train (j1) failed: it raised\n"
+    assert invoke("submit", "--follow", "train.py", code=3) == "[0] hello\n" + told
 
 
 def test_jobs(quiet: Quiet) -> None:

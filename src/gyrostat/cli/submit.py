@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from gyrostat.cli import submit_options as given
-from gyrostat.cli.cluster_options import AsJson, At, print_json
+from gyrostat.cli.cluster_options import AsJson, At, plain, print_json
 from gyrostat.cli.script_options import Args, Module
 from gyrostat.core.errors import UsageError
 from gyrostat.local.client import Cluster, connect
@@ -132,4 +133,6 @@ def _follow(cluster: Cluster, job: JobRecord, *, quiet: bool) -> None:
             print(line, flush=True)
     ended = cluster.status(job.id).job
     if ended.state is not JobState.FINISHED:
+        why = plain(ended.failure or ended.reason)
+        print(f"gyrostat: error: {ended.name} ({ended.id}) {ended.state}: {why}", file=sys.stderr)
         raise typer.Exit(ended.exit_code or 1)
