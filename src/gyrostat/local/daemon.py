@@ -103,6 +103,10 @@ class Daemon:
                 return False
             self.keep_house()
 
+    def await_ready(self, seconds: float) -> bool:
+        """Whether a job that is submitted would find a host ready, by then."""
+        return self._pool.await_ready(seconds)
+
     def keep_house(self) -> None:
         self.registry.write_again()
         with contextlib.suppress(StorageFull):

@@ -168,7 +168,8 @@ def hand_out(
         has = wanted[job.id]
         for type_ in _types(view, job, has):
             more = min(shares[job.id] - sum(has.values()), free.get(type_, 0))
-            if more > 0:
+            enough = job.request.mixes_types or sum(has.values()) + more >= job.request.smallest
+            if more > 0 and enough:  # else the next type may have enough of its own
                 has[type_] = has.get(type_, 0) + more
                 free[type_] -= more
                 if not job.request.mixes_types:

@@ -1,0 +1,115 @@
+"""A warm cluster on one machine: from `submit` to the first training step; and from a serving load's wish to free devices.
+
+A daemon with a host ready runs a small job to its first step, time and again. Then two elastic jobs fill four slots, and a
+serving load asks for two, four and three of them in turn, and gives them back: jobs shrink, or checkpoint and leave.
+The peers are the figures to reach.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+from figures import Figure, Options, Target, main
+from gyrostat.local.daemon import Daemon
+from gyrostat.local.home import Home
+from gyrostat.local.layout import layout_of_slots
+from gyrostat.local.records import JobSpec
+from pairs import Pair, show_progress
+
+FIRST_STEP_S, FREE_S = 2.0, 3.0
+DEVICES = 4
+WISHES = (2, 4, 3)
+SCRIPT = """
+import time
+import torch
+import gyrostat
+
+job = gyrostat.init(seed=1)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 4), torch.randint(2, (4096,)))
+loader = job.dataloader(data, batch_size=2, shuffle=True)
+job.track(model=model, optimizer=optimizer)
+for epoch in job.epochs(1_000_000):
+    for step in job.steps(loader):
+        for x, y in step:
+            step.backward(torch.nn.functional.cross_entropy(model(x), y))
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+"""
+
+
+def measure(options: Options) -> list[Figure]:
+    starts, frees = [], []
+    with tempfile.TemporaryDirectory(prefix="gyrostat-latency-") as directory:
+        (Path(directory) / "train.py").write_text(SCRIPT)
+        layout = layout_of_slots(f"cpu:{DEVICES}")
+        with Daemon(Home(Path(directory) / "state"), layout, "wfs", spare=2) as daemon:
+            job = JobSpec(script="train.py", workdir=directory, virtual_workers=2)
+            for number in range(options.pairs):
+                daemon.await_ready(120.0)
+                starts.append(Pair(first_step(daemon, job), FIRST_STEP_S))
+                show_progress(number + 1, options.pairs, f"first step after {starts[-1].ours:.2f} s")
+            ids = [submit(daemon, job) for _ in range(2)]
+            for number in range(options.pairs):
+                for id_ in ids:
+                    at_step(daemon, id_, daemon.office.job(id_, None).step + 1)
+                frees.append(Pair(free(daemon, WISHES[number % len(WISHES)]), FREE_S))
+                show_progress(number + 1, options.pairs, f"free after {frees[-1].ours:.2f} s")
+            for id_ in ids:
+                end(daemon, id_)
+            daemon.office.shutdown()
+    return [
+        Figure(
+            name=name,
+            ours="took",
+            theirs="to reach",
+            unit="s",
+            pairs=pairs,
+            target=Target(at_most=1.0),
+        )
+        for name, pairs in (
+            ("submit to first training step", starts),
+            ("serving load asks, devices are free", frees),
+        )
+    ]
+
+
+def first_step(daemon: Daemon, job: JobSpec) -> float:
+    began = time.monotonic()
+    id_ = submit(daemon, job)
+    at_step(daemon, id_, 1)
+    took = time.monotonic() - began
+    end(daemon, id_)
+    return took
+
+
+def free(daemon: Daemon, devices: int) -> float:
+    began = time.monotonic()
+    if not daemon.office.reserve("cpu", devices, wait=120.0):
+        raise SystemExit("the devices were not free after two minutes")
+    took = time.monotonic() - began
+    daemon.office.release("cpu")
+    return took
+
+
+def submit(daemon: Daemon, job: JobSpec) -> str:
+    return daemon.office.submit(job, "bench").id
+
+
+def at_step(daemon: Daemon, id_: str, step: int) -> None:
+    while daemon.office.job(id_, None).step < step:
+        daemon.wait(0.005)
+
+
+def end(daemon: Daemon, id_: str) -> None:
+    daemon.office.cancel(id_, None)
+    while not daemon.office.job(id_, None).state.over:
+        daemon.wait(0.02)
+
+
+if __name__ == "__main__":
+    main(__doc__ or "", measure, pairs=12)
