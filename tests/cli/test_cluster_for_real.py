@@ -76,6 +76,10 @@ def test_a_day_in_the_life_of_a_cluster(
         assert [line["step"] for line in metrics] == list(range(16))
         assert len(list((tmp_path / "state/jobs/j1/logs/tensorboard").glob("events.out.tfevents.*"))) == 1
 
+        points = [json.loads(line) for line in invoke("logs", "--source", "curves", "j1").splitlines()]
+        assert points[-1]["step"] == 16
+        assert all(point["loss"] > 0 for point in points)
+
         code = EXAMPLE.replace("/home/me/mnist", str(script.parent))
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(code, "docs/api.md", "exec"), {})

@@ -16,6 +16,7 @@ _HELP = "\n\n".join(
         "  gyrostat logs mnist             (all of it)",
         "  gyrostat logs -f -t 20 mnist    (the last 20 lines, and what follows, until it is over)",
         "  gyrostat logs --source metrics mnist    (what its script gives to job.log, as JSON)",
+        "  gyrostat logs --source curves mnist     (its loss and throughput, second by second, as JSON)",
         "With --source host: what the process says that runs the job.",
     ]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def up(
         layout = layout_of_slots(devices)
     roots = tuple(path.absolute() for path in workdir or ())
     daemon = Daemon(home, layout, policy, keep=keep * 3600.0, spare=spare, workdirs=roots)
+    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     with contextlib.ExitStack() as stack:
         server = ApiServer(daemon.office, listen, tokens)
         stack.callback(server.stop)  # last: who asked for the end waits for the API to be gone

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import traceback
 from collections import deque
 from pathlib import Path
@@ -28,10 +29,11 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Nobody, Stream
 from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Logged, Program, Started
+from gyrostat.job.protocol import FromWorker, Logged, Program, Started, Steps
 from gyrostat.job.seating import Seating
 from gyrostat.job.start import ForkParent
 from gyrostat.job.watch import Cause
+from gyrostat.local.curves import Curves, Point
 from gyrostat.local.hosting import (
     CHECKPOINTS,
     LOGS,
@@ -102,6 +104,7 @@ class Diary(Nobody):
         self._metrics = RotatingFile(directory / "metrics.jsonl")
         self._host = RotatingFile(directory / "host.log")
         self._board = EventFile(directory / "tensorboard")
+        self._curves, self._drawn = Curves(), RotatingFile(directory / "curves.jsonl")
 
     def printed(self, worker: int, stream: Stream, line: str) -> None:
         self.last_lines.append(line)
@@ -114,13 +117,20 @@ class Diary(Nobody):
             self._board.scalars(message.step, message.metrics)
         elif isinstance(message, Started):
             self._board.began(message.step)
+        elif isinstance(message, Steps):
+            self._draw(self._curves.add(message.steps, time.time(), time.monotonic()))
 
     def say(self, line: str) -> None:
         self._host.write(line)
 
     def close(self) -> None:
-        for file in (self._output, self._metrics, self._host, self._board):
+        self._draw(self._curves.rest(time.time(), time.monotonic()))
+        for file in (self._output, self._metrics, self._host, self._board, self._drawn):
             file.close()
+
+    def _draw(self, points: list[Point]) -> None:
+        for point in points:
+            self._drawn.write(msgspec.json.encode(point).decode())
 
 
 def _request(directory: Path, order: Order) -> RunRequest:

@@ -165,7 +165,10 @@ class Office:
         """Files may not be there yet. Raises `NoSuchJob`."""
         logs = self._home.job(self.job(named, tenant).id) / "logs"
         return LogPaths(
-            output=str(logs / "output.log"), host=str(logs / "host.log"), metrics=str(logs / "metrics.jsonl")
+            output=str(logs / "output.log"),
+            host=str(logs / "host.log"),
+            metrics=str(logs / "metrics.jsonl"),
+            curves=str(logs / "curves.jsonl"),
         )
 
     def why_waiting(self, named: str, tenant: str | None) -> Waiting | None:

@@ -317,3 +317,5 @@ class LogPaths(msgspec.Struct, frozen=True, kw_only=True):
     """What the process that runs it says."""
     metrics: str
     """What its script gives to `job.log`: one JSON object per line, {"step": 3, "metrics": {"loss": 0.5}}."""
+    curves: str
+    """Loss and throughput over time: one JSON object per line (`curves.Point`)."""

@@ -44,6 +44,8 @@ class LogSource(StrEnum):
     """What the process that runs it says."""
     METRICS = "metrics"
     """What its script gives to `job.log`, one JSON object per line."""
+    CURVES = "curves"
+    """Loss and throughput, one JSON object per line and second."""
 
 
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
