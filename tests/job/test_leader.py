@@ -253,3 +253,12 @@ def test_queues_of_shards_are_kept_before_anything_is_handed_out(request_: RunRe
     second.asked(PullShard("train", "w", 0, epoch=0), again := Asker())
     second.tick()
     assert again.replies == [pulled]
+
+
+def test_the_next_leader_knows_that_training_has_begun(request_: RunRequest) -> None:
+    """Though nothing was to be done when it began: a death is the end of a job that does not train yet, and only of that."""
+    hands = Hands()
+    training(request_, hands)
+    assert hands.record is not None
+    assert hands.record.coordinator is not None
+    assert hands.record.coordinator.training

@@ -153,6 +153,11 @@ class _Launch:
 
 
 @dataclass(frozen=True)
+class _Keep:
+    """There is nothing to be done, but the next leader must know what has changed."""
+
+
+@dataclass(frozen=True)
 class _Reply:
     request: str | None
     answer: Result
@@ -166,7 +171,7 @@ class _Tell:
     reply: Answer | Pulled
 
 
-_ToDo = Instruction | Order | _Launch | _Reply | _Tell
+_ToDo = Instruction | Order | _Launch | _Keep | _Reply | _Tell
 
 
 class Leader:
@@ -262,6 +267,8 @@ class Leader:
             self._obey(attempt.watch.began())
             self._resumed(message, now)
         self._carry_out(self._coordinate(attempt.coordinator, member, message, now))
+        if isinstance(message, Started):  # from now on a death is not the end
+            self._carry_out([_Keep()])
         self._observer.heard(member, message)
 
     def exited(self, seat: Seat, code: int, evidence: Evidence | None = None) -> None:
