@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, RecoveryMode, Reduction
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Observer
@@ -71,6 +71,9 @@ class Launch:
         schedule: Sequence[tuple[int, int]] = (),
         name: str | None = None,
         restarts: int = 0,
+        recovery: RecoveryMode = RecoveryMode.PEERS,
+        fewest: int = 1,
+        silence_s: float = 0.0,
         paced: Sequence[float] = (),
         batch_size: int | None = None,
         grace_s: float = 30.0,
@@ -106,6 +109,9 @@ class Launch:
             schedule=schedule,
             name=name,
             restarts=restarts,
+            recovery=recovery,
+            fewest=fewest,
+            silence_s=silence_s,
             paced=paced,
             batch_size=batch_size,
             grace_s=grace_s,

@@ -59,7 +59,7 @@ def test_a_poison_batch_ends_the_job(launch: Launch, tmp_path: Path, monkeypatch
     assert len(running.samples) == 2
     assert failure.evidence.lines[-1] == "sample 13 is here"
     died = [event for event in outcome.events if event.kind is EventKind.FAILURE]
-    assert [event.recovered_from for event in died] == ["checkpoint", "checkpoint", None]
+    assert [event.recovered_from for event in died] == ["peers", "checkpoint", None]
     assert all("    sample 13 is here" in event.evidence for event in died)
 
 

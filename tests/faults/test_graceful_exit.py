@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.events import Event, EventKind
-from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.job.observer import Nobody, Stream
 from tests.conftest import Launch
 
@@ -135,6 +135,7 @@ def test_who_finds_no_boundary_in_time_is_killed_and_the_job_goes_on_from_its_ch
         checkpoint=policy,
         restarts=1,
         grace_s=0.3,
+        recovery=RecoveryMode.CHECKPOINT,
         observer=Terminates(1),
     )
     assert outcome.digest == undisturbed.digest

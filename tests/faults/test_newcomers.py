@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.events import EventKind
-from gyrostat.core.job import CheckpointPolicy
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -103,11 +102,7 @@ def test_killed_when_the_fence_has_held(launch: Launch, script: Path, tmp_path: 
         workers=2,
         args=["after the fence", str(mark)],
         schedule=((6, 3),),
-        checkpoint=CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=2),
-        restarts=1,
     )
     assert mark.exists()
     assert outcome.digest == undisturbed.digest
-    assert [event.recovered_from for event in outcome.events if event.kind is EventKind.FAILURE] == [
-        "checkpoint"
-    ]
+    assert [event.recovered_from for event in outcome.events if event.kind is EventKind.FAILURE] == ["peers"]

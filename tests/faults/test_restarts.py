@@ -1,4 +1,4 @@
-"""A worker that is killed: the job goes on by itself from its newest checkpoint, and ends with the same bits."""
+"""A worker is killed, and nobody keeps backups: the job goes on from its newest checkpoint, and ends with the same bits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.events import EventKind
-from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from tests.conftest import Launch
 
 DIES = """
@@ -46,7 +46,14 @@ def test_killed_twice(launch: Launch, tmp_path: Path, schedule: tuple[tuple[int,
     undisturbed = launch(DIES, virtual_workers=3, workers=2)
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=3)
     outcome = launch(
-        DIES, virtual_workers=3, workers=2, args=["2", "8"], checkpoint=policy, restarts=3, schedule=schedule
+        DIES,
+        virtual_workers=3,
+        workers=2,
+        args=["2", "8"],
+        checkpoint=policy,
+        restarts=3,
+        schedule=schedule,
+        recovery=RecoveryMode.CHECKPOINT,
     )
     assert outcome.digest == undisturbed.digest
     assert outcome.losses == undisturbed.losses
@@ -59,6 +66,13 @@ def test_killed_twice(launch: Launch, tmp_path: Path, schedule: tuple[tuple[int,
 def test_not_for_ever(launch: Launch, tmp_path: Path) -> None:
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=3)
     outcome = launch(
-        DIES, virtual_workers=3, workers=2, args=["2", "8"], checkpoint=policy, restarts=1, check=False
+        DIES,
+        virtual_workers=3,
+        workers=2,
+        args=["2", "8"],
+        checkpoint=policy,
+        restarts=1,
+        check=False,
+        recovery=RecoveryMode.CHECKPOINT,
     )
     assert "was killed by SIGKILL" in str(outcome.failure)

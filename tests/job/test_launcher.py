@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.errors import ScriptFailed, UsageError
+from gyrostat.core.job import RecoveryMode
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.protocol import Program
@@ -82,7 +83,7 @@ def test_the_dead_worker_is_blamed_and_not_the_one_that_misses_it(launch: Launch
             optimizer.step()
             optimizer.zero_grad()
     """
-    outcome = launch(script, virtual_workers=2, workers=2, check=False)
+    outcome = launch(script, virtual_workers=2, workers=2, recovery=RecoveryMode.CHECKPOINT, check=False)
     assert outcome.failure is not None
     assert str(outcome.failure).startswith("worker 1 was killed by SIGKILL")
     assert outcome.exit_codes[1] == -signal.SIGKILL

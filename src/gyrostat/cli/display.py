@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from gyrostat.core.placement import Placement
-from gyrostat.job.coordinator import Change, Done
+from gyrostat.job.coordinator import Change, Done, Rescued
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
@@ -185,6 +185,15 @@ class PlainDisplay:
         self.note(
             f"from step {done.step} on {what}, after a pause of {done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
+
+    def recovered(self, rescued: Rescued) -> None:
+        workers = f"{rescued.after} worker{'s' * (rescued.after != 1)}"
+        self.note(
+            f"{rescued.reason} in step {rescued.step}; {workers} went on after {rescued.paused * 1e3:.0f} ms, "
+            f"{rescued.redone} micro-batch{'es' * (rescued.redone != 1)} redone, nothing lost"
+        )
+        if rescued.waits:
+            self.note(f"{workers}: fewer than it needs; it holds its state and waits for others")
 
     def stood_still(self, found: Standstill) -> None:
         for line in (str(found), *found.told()):

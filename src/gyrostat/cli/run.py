@@ -14,7 +14,7 @@ from gyrostat.cli import run_options as given
 from gyrostat.cli.display import LiveDisplay, PlainDisplay
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Determinism
+from gyrostat.core.job import Determinism, RecoveryMode
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import Program
@@ -66,6 +66,9 @@ def run(
     schedule: given.Schedule = None,
     paced: given.Paced = None,
     grace: given.Grace = 30.0,
+    recovery: given.Recovery = RecoveryMode.PEERS,
+    min_workers: given.Fewest = 1,
+    silence: given.Silence = 30.0,
     stragglers: given.Stragglers = Reaction.REPORT,
     straggler_factor: given.StragglerFactor = 1.2,
     straggler_steps: given.StragglerSteps = 10,
@@ -108,6 +111,9 @@ def run(
         checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
         schedule=entries,
         restarts=restarts,
+        recovery=recovery,
+        fewest=min_workers,
+        silence_s=silence,
         poison_limit=poison_limit,
         paced=options.parse_paced(paced),
         grace_s=grace,

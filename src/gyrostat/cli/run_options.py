@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from gyrostat.core.job import Determinism as Level
+from gyrostat.core.job import RecoveryMode
 from gyrostat.core.job import Reduction as Order
 from gyrostat.job.stragglers import Reaction
 from gyrostat.job.watchdog import Action
@@ -221,6 +222,32 @@ CheckpointEvery = Annotated[
 ]
 Keep = Annotated[int, typer.Option(metavar="K", help="Keep the newest K.", rich_help_panel=_CHECKPOINTS)]
 Resume = Annotated[bool, typer.Option(help="Go on from the newest valid one.", rich_help_panel=_CHECKPOINTS)]
+Recovery = Annotated[
+    RecoveryMode,
+    typer.Option(
+        help="If a worker dies: the others go on, with the same bits (peers); they go on without what it had computed, "
+        "inexactly (approximate); or all start again from the newest checkpoint (checkpoint).",
+        rich_help_panel=_JOB,
+    ),
+]
+Fewest = Annotated[
+    int,
+    typer.Option(
+        "--min-workers",
+        metavar="P",
+        help="With fewer workers left than that, wait for others before going on.",
+        rich_help_panel=_JOB,
+    ),
+]
+Silence = Annotated[
+    float,
+    typer.Option(
+        "--silence",
+        metavar="S",
+        help="A worker that does not answer for S seconds (stopped, or cut off) counts as dead; 0: never.",
+        rich_help_panel=_JOB,
+    ),
+]
 Restarts = Annotated[
     int,
     typer.Option(

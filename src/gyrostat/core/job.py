@@ -32,6 +32,17 @@ class ReductionChoice:
     reason: str
 
 
+class RecoveryMode(StrEnum):
+    """What becomes of a job that loses a worker."""
+
+    PEERS = "peers"
+    """Those that are left go on, with the same bits: every worker keeps the contexts of all virtual workers."""
+    APPROXIMATE = "approximate"
+    """Those that are left go on without what the lost one had computed in this pass (EDL). Not exact."""
+    CHECKPOINT = "checkpoint"
+    """All start again from the newest checkpoint, with the same bits; nothing is kept for each other."""
+
+
 class Determinism(StrEnum):
     """How much may change without changing a bit (EasyScale's D0, D1, D2)."""
 
@@ -103,6 +114,8 @@ class NextGeneration:
     """The member, of the generation before, that hands the state to the newcomers."""
     store: str
     """Where its members find one another: path of a file, or tcp://HOST:PORT/NAME."""
+    waits: bool = False
+    """After a death: those that are left are too few, and wait at the next boundary for others."""
 
     def worker_of(self, member: int) -> int | None:
         """The number in the new placement; None for one that leaves."""
@@ -142,6 +155,8 @@ class Assignment:
     """A directory for this worker's part of the trace, if one is wanted."""
     timeout_s: float = 1800.0
     """How long a collective may wait for a silent peer."""
+    recovery: RecoveryMode = RecoveryMode.CHECKPOINT
+    """What to do if another worker is lost."""
     member: int = 0
     """This process's number in the job; unlike `worker` it never changes."""
     joins: bool = False

@@ -64,6 +64,11 @@ class OrderedLoader:
         """A virtual worker's position in it says more than how many micro-batches it has consumed."""
         return self.num_workers > 0 or not self.ordered or self.generator is not None
 
+    @property
+    def remembers_loops(self) -> bool:
+        """A loop over it that has ended leaves something behind that the next one goes on from."""
+        return self.iterable or self.has_sampler or self.generator is not None or self.persistent_workers
+
     # Length and order.
 
     @property

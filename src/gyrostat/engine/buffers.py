@@ -29,6 +29,8 @@ class ModuleBuffers:
         self.name = name
         self._module, self._trained = module, trained
         self._broadcast, self.group = broadcast, group
+        self.main = 0
+        """The worker that runs virtual worker 0."""
         self._slots = slots_of(module)
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
         self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
@@ -60,7 +62,7 @@ class ModuleBuffers:
         ]
 
     def begin_pass(self, *, several: bool) -> None:
-        """Before the first virtual worker. `several`: more than one runs here, so what it changes must be undone."""
+        """Before the first virtual worker. `several`: more than one runs here, or may, so what it changes must be undone."""
         self._slots = slots_of(self._module)
         self._shared = _copies(self.current()) if several else None
         self._next_shared = None
@@ -93,9 +95,9 @@ class ModuleBuffers:
         """After the last virtual worker: virtual worker 0's buffers stand in the model, where it ran."""
         if self._next_shared is not None:
             self._load(self._next_shared)
-        for pending in self._sending:
+        sending, self._sending = self._sending, []
+        for pending in sending:
             pending.wait()
-        self._sending.clear()
 
     def restore(self, tensors: list[torch.Tensor]) -> None:
         self._load(tensors)
@@ -126,18 +128,21 @@ class ModuleBuffers:
     def _meet(self, forward: int) -> None:
         """Take over virtual worker 0's buffers in the middle of a pass."""
         if self._rank == 0:
-            self._published[forward] = _copies(self.current())
-            if self.group.size > 1:
-                self._sending.append(self.group.broadcast(pack(self._published[forward])))
+            # Run again after a death, it finds that all who live have them.
+            if forward not in self._published:
+                self._published[forward] = _copies(self.current())
+                if self.group.size > 1:
+                    packed = pack(self._published[forward])
+                    self._sending.append(self.group.broadcast(packed, self.main))
             return
         if forward not in self._published:
-            if self.group.rank == 0:
+            if self.group.rank == self.main:
                 raise Misuse(
                     f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
                     "buffers it needs; DDP would wait forever. Run the same forwards in every micro-batch"
                 )
             current = self.current()
-            packed = self.group.broadcast(torch.empty_like(pack(current))).wait()
+            packed = self.group.broadcast(torch.empty_like(pack(current)), self.main).wait()
             self._published[forward] = unpack(packed, current)
         current = self.current()
         # As DDP does: an earlier forward of this micro-batch may still need its version counters.

@@ -16,12 +16,16 @@ import torch
 
 from gyrostat.engine.trace import COURIER, NoTracer
 
+_LOOK_UP_S = 0.02
+
 
 class Errand:
     """Work handed to a courier."""
 
-    def __init__(self, work: Callable[[], object], name: str) -> None:
-        self._work, self.name = work, name
+    def __init__(
+        self, work: Callable[[], object], name: str, look_up: Callable[[], None] = lambda: None
+    ) -> None:
+        self._work, self.name, self._look_up = work, name, look_up
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -34,8 +38,9 @@ class Errand:
             self._done.set()
 
     def wait(self) -> None:
-        """Until it is done; raises what it raised."""
-        self._done.wait()
+        """Until it is done; raises what it raised, or what `look_up` does, which is called now and then."""
+        while not self._done.wait(_LOOK_UP_S):
+            self._look_up()
         if self._error is not None:
             raise self._error
 
@@ -43,8 +48,9 @@ class Errand:
 class Courier:
     """Does errands in order. Its thread begins with the first one, and never keeps the process alive."""
 
-    def __init__(self, tracer: NoTracer) -> None:
-        self._tracer = tracer
+    def __init__(self, tracer: NoTracer, look_up: Callable[[], None] = lambda: None) -> None:
+        """`look_up`: raises if nobody should wait any longer."""
+        self._tracer, self._look_up = tracer, look_up
         self._errands: queue.SimpleQueue[Errand | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -52,7 +58,7 @@ class Courier:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="gyrostat-courier", daemon=True)
             self._thread.start()
-        errand = Errand(work, name)
+        errand = Errand(work, name, self._look_up)
         self._errands.put(errand)
         return errand
 

@@ -5,11 +5,15 @@ place in the script find out there, with an error that names both places, instea
 belong together. Gradients and buffers have process groups of their own, so that they may travel while the script's thread
 talks. All are gloo's, but for that of gradients where `carrier.py` has chosen NCCL. A lone worker has the same methods
 and no process group.
+
+gloo tells only some of the others when a worker dies, and nobody when one falls silent. So whoever waits looks up now and
+then whether the generation has been superseded (`Floor`), and if so raises `PeerLost`, as gloo's own errors do.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,6 +33,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 _FIRST_ROUND = 1024  # bytes; a second round follows only if somebody's payload does not fit
+_MOST_AT_ONCE = 1 << 16
+_TIMED_OUT = "Operation timed out!"
+_LOOK_UP = timedelta(milliseconds=20)
+
+
+class Floor:
+    """The oldest generation that is still valid. Raised by whoever hears that a worker is lost, read by whoever waits."""
+
+    def __init__(self) -> None:
+        self.generation = 0
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
@@ -61,18 +75,21 @@ class Group:
         timeout_s: float,
         host: str = "127.0.0.1",
         tracer: NoTracer | None = None,
+        floor: Floor | None = None,
     ) -> None:
         """`host`: where this worker listens for the others."""
+        self._floor = floor or Floor()
         self.tracer = tracer or NoTracer()
         self.rank, self.size, self.generation = rank, size, generation
         self.traffic = Traffic()
         self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
-        self.courier: Courier | StreamCourier = Courier(self.tracer)
+        self.courier: Courier | StreamCourier = Courier(self.tracer, self._check_valid)
         self.gradients_on = torch.device("cpu")
         """Where tensors must be for gradients to travel."""
         self.by_collectives = False
         """Whether gradients travel by collectives; if not, point to point."""
         self._store, self._timeout = store, timedelta(seconds=timeout_s)
+        self._first_round = _FIRST_ROUND
         self._gloo: Any = None
         self._gradients: Any = None
         self._buffers: Any = None
@@ -109,7 +126,7 @@ class Group:
             return lambda: [payload]
         header = self._encoder.encode(Envelope(kind, self.generation, progress, len(payload)))
         head = len(header).to_bytes(2, "little") + header
-        room = _FIRST_ROUND - len(head)
+        room = self._first_round - len(head)
         first_round = self._gather(head + payload[:room].ljust(room, b"\0"))
 
         def finish() -> list[bytes]:
@@ -130,6 +147,8 @@ class Group:
         rests = [b""] * self.size
         if longest > 0:
             rests = self._gather(payload[len(firsts[self.rank]) :].ljust(longest, b"\0"))()
+            if longest < _MOST_AT_ONCE:  # the next time all will fit into one round: all know that alike
+                self._first_round += longest
         return [
             (first + rest)[: envelope.length]
             for envelope, first, rest in zip(envelopes, firsts, rests, strict=True)
@@ -150,12 +169,12 @@ class Group:
         """Everybody's message of the same length."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         everyone = torch.empty(self.size * len(message), dtype=torch.uint8)
+        self._check_valid()
         with losing_peers():
             work = self._gloo._allgather_base(everyone, mine)
 
         def wait() -> list[bytes]:
-            with losing_peers():
-                work.wait()
+            self._wait_for([work])
             data = everyone.numpy().tobytes()
             return [data[i * len(message) : (i + 1) * len(message)] for i in range(self.size)]
 
@@ -163,10 +182,9 @@ class Group:
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Pending:
         """Sum `tensor` over all workers in place, by gloo's own all-reduce."""
-        with losing_peers():
-            pending = Pending([self._gradients.allreduce([tensor])], tensor)
+        pending = self._pending(lambda: self._gradients.allreduce([tensor]), tensor)
         if self.tracer.active:  # gloo's own threads do it; the courier only looks when it ends
-            self.courier.send(partial(_wait_for, pending.works), name)
+            self.courier.send(partial(self._wait_for, list(pending.works)), name)
         return pending
 
     def all_to_all(
@@ -181,31 +199,68 @@ class Group:
         others = sum(received_splits) - received_splits[self.rank]
         self.traffic.sent += away * sent.element_size()
         self.traffic.received += others * received.element_size()
-        with losing_peers():
-            work = self._gradients.alltoall_base(received, sent, list(received_splits), list(sent_splits))
-            return Pending([work], received)
+        return self._pending(
+            lambda: self._gradients.alltoall_base(received, sent, list(received_splits), list(sent_splits)),
+            received,
+        )
 
     def all_gather(self, everyone: torch.Tensor, mine: torch.Tensor) -> Pending:
         """Every worker's `mine`, all of one length, one after the other."""
         self.traffic.sent += (self.size - 1) * mine.nbytes
         self.traffic.received += (self.size - 1) * mine.nbytes
-        with losing_peers():
-            return Pending([self._gradients._allgather_base(everyone, mine)], everyone)
+        return self._pending(lambda: self._gradients._allgather_base(everyone, mine), everyone)
 
-    def broadcast(self, tensor: torch.Tensor) -> Pending:
-        """Worker 0's `tensor` for everybody, in place; ready after `wait`."""
-        with losing_peers():
-            return Pending([self._buffers.broadcast(tensor, 0)] if self._buffers is not None else [], tensor)
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
+        """Worker `source`'s `tensor` for everybody, in place; ready after `wait`."""
+        if self._buffers is None:
+            return Pending([], tensor, self._wait_for)
+        return self._pending(lambda: self._buffers.broadcast(tensor, source), tensor)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
+        """Only for the courier, as `receive`: who looked up while waiting for a message would close the connection."""
         self.traffic.sent += tensor.nbytes
-        with losing_peers():
-            return Pending([self._gradients.send([tensor], to, tag)], tensor)
+        return self._pending(lambda: self._gradients.send([tensor], to, tag), tensor, _wait_patiently)
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         self.traffic.received += tensor.nbytes
-        with losing_peers():
-            return Pending([self._gradients.recv([tensor], source, tag)], tensor)
+        return self._pending(lambda: self._gradients.recv([tensor], source, tag), tensor, _wait_patiently)
+
+    def _pending(
+        self,
+        begin: Callable[[], Any],
+        tensor: torch.Tensor,
+        wait_for: Callable[[list[Any]], None] | None = None,
+    ) -> Pending:
+        """Who cannot even begin learns it when it waits: this may be called in the middle of a backward."""
+        wait_for = wait_for or (_wait_patiently if tensor.is_cuda else self._wait_for)
+        if self._floor.generation > self.generation:
+            return Pending([], tensor, wait_for, error=self._superseded())
+        try:
+            return Pending([begin()], tensor, wait_for)
+        except RuntimeError as error:
+            return Pending([], tensor, wait_for, error=_lost(error))
+
+    def _wait_for(self, works: list[Any]) -> None:
+        for work in works:
+            until: float | None = None
+            while True:
+                try:
+                    work.wait(_LOOK_UP)
+                    break
+                except RuntimeError as error:
+                    if _TIMED_OUT not in str(error):
+                        raise _lost(error) from error
+                    self._check_valid()
+                    until = until or time.monotonic() + self._timeout.total_seconds()
+                    if time.monotonic() > until:
+                        raise _lost(error) from error
+
+    def _check_valid(self) -> None:
+        if self._floor.generation > self.generation:
+            raise self._superseded() from None
+
+    def _superseded(self) -> PeerLost:
+        return PeerLost(f"generation {self.generation} has ended: another worker is lost")
 
     def close(self) -> None:
         """Nobody will use it any more. Taking gloo's connections down takes a while, so that is done behind."""
@@ -218,20 +273,29 @@ class Group:
 class Pending:
     """A transfer under way. Holds its tensor alive."""
 
-    def __init__(self, works: list[Any], tensor: torch.Tensor) -> None:
-        self.works, self.tensor = works, tensor
+    def __init__(
+        self,
+        works: list[Any],
+        tensor: torch.Tensor,
+        wait_for: Callable[[list[Any]], None],
+        error: PeerLost | None = None,
+    ) -> None:
+        self.works, self.tensor, self._wait_for, self._error = works, tensor, wait_for, error
 
     def wait(self) -> torch.Tensor:
         """Until it is complete; of NCCL's, the current stream waits, and the host does not."""
-        with losing_peers():
-            _wait_for(self.works)
+        if self._error is not None:
+            raise self._error
+        self._wait_for(self.works)
         self.works = []
         return self.tensor
 
 
-def _wait_for(works: list[Any]) -> None:
-    for work in works:
-        work.wait()
+def _wait_patiently(works: list[Any]) -> None:
+    """Until the end, or gloo's time-out. For NCCL's, the current stream waits."""
+    with losing_peers():
+        for work in works:
+            work.wait()
 
 
 @contextmanager
@@ -240,4 +304,8 @@ def losing_peers() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLost(f"lost another worker in the middle of a collective: {error}") from error
+        raise _lost(error) from error
+
+
+def _lost(error: RuntimeError) -> PeerLost:
+    return PeerLost(f"lost another worker in the middle of a collective: {error}")

@@ -21,6 +21,8 @@ class Handover:
     """When checkpoints are due."""
     batches: int | None
     """How many micro-batches the loop that is running has for each virtual worker, if that is known."""
+    units: int
+    """How many the others have completed."""
     since: int
     """When the donor came to this boundary, in nanoseconds of its clock."""
 
@@ -34,6 +36,7 @@ class Handover:
             "contexts": list(snapshot.contexts),
             "turns": dict(self.turns),
             "batches": self.batches,
+            "units": self.units,
             "since": self.since,
         }
 
@@ -46,4 +49,10 @@ class Handover:
             shared=tree["shared"],
             contexts=tree["contexts"],
         )
-        return Handover(snapshot=snapshot, turns=tree["turns"], batches=tree["batches"], since=tree["since"])
+        return Handover(
+            snapshot=snapshot,
+            turns=tree["turns"],
+            batches=tree["batches"],
+            units=tree["units"],
+            since=tree["since"],
+        )

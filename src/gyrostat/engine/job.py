@@ -6,7 +6,9 @@ A script tracks its objects, then loops over epochs, steps and micro-batches. Ev
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,12 +18,13 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import Dataset
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, ReductionChoice
+from gyrostat.core.job import Assignment, RecoveryMode, ReductionChoice
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
 from gyrostat.data.order import Shuffle
 from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
+from gyrostat.engine.backups import Backups
 from gyrostat.engine.checks import (
     check_module,
     check_no_process_group,
@@ -36,6 +39,7 @@ from gyrostat.engine.keeper import Boundary, Keeper
 from gyrostat.engine.loops import Loops
 from gyrostat.engine.mean import Mean
 from gyrostat.engine.membership import Membership
+from gyrostat.engine.recovery import Recovery
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.replicas import compare_replicas
 from gyrostat.engine.runner import RequestBox, Requests, Runner
@@ -47,6 +51,8 @@ from gyrostat.engine.transition import Transition
 from gyrostat.engine.virtual import VirtualRunner
 
 _COMPARE_EVERY = 100
+_HEARD_AFTER_NS = 10_000_000_000
+"""What a worker says leaves its process within this time."""
 
 
 class Stopped(SystemExit):
@@ -89,6 +95,8 @@ class Job:
         self._broken: Step | None = None
         self._evaluated: dict[tuple[int, ...], list[Any]] = {}  # results since the last boundary, by place
         self._update_began = 0
+        self._said: deque[tuple[int, Callable[[], None]]] = deque()  # by the main worker, of late
+        self._say_again = False
         self._started = False
         self._save_asked = Requests()
         self._left_at: list[Place] = []  # where the script left loops that were not used up
@@ -103,6 +111,16 @@ class Job:
             self._transition = Transition(
                 membership, runner, self._keeper, supervisor, holds=assignment.holds, seed=seed
             )
+            if assignment.recovery is not RecoveryMode.CHECKPOINT:
+                runner.backups = Backups()
+                runner.rescue = Recovery(
+                    runner,
+                    membership,
+                    supervisor,
+                    step=lambda: self.progress.step,
+                    micro_batches=lambda: 1 if self.current_step is None else self.current_step.micro_batches,
+                    moved=self._recovered,
+                )
         self._fingerprint, self._reduction = fingerprint, reduction
         self._hook = register_optimizer_step_pre_hook(self._before_update)
 
@@ -116,7 +134,7 @@ class Job:
     @property
     def is_main(self) -> bool:
         """True on the worker that runs virtual worker 0."""
-        return self._runner.group.rank == 0 and not self._joining
+        return self._runner.leads and not self._joining
 
     @property
     def step(self) -> int:
@@ -336,6 +354,12 @@ class Job:
             steps.close()
             self._loops.end_steps()
 
+    def _recovered(self, main_lost: bool, wait_at: int | None) -> None:
+        """Another worker was lost. If it spoke for the job, whoever does now says again what may not have been heard."""
+        assert self._transition is not None
+        self._transition.recovered(main_lost=main_lost, wait_at=wait_at)
+        self._say_again |= main_lost
+
     # Boundaries.
 
     def begin_step(self, step: Step, samples: int | None) -> None:
@@ -359,7 +383,7 @@ class Job:
         if self.progress.pass_ == 0:
             self._loss, self._busy = outcome.loss, outcome.busy
         else:
-            self._busy = tuple(map(sum, zip(self._busy, outcome.busy, strict=True)))
+            self._busy = tuple(map(sum, zip(self._busy, outcome.busy, strict=False)))
         if self._samples is None:
             self._samples = outcome.samples
         self._save_asked |= outcome.requests
@@ -400,15 +424,19 @@ class Job:
     def _compare_replicas(self) -> None:
         if isinstance(self._runner, VirtualRunner) and self._runner.group.size > 1:
             shared = take_shared(self.tracked, self.state, self._runner)
-            compare_replicas(shared, self._runner.group, self.progress)
+            compare_replicas(shared, self._runner, self.progress)
 
     def _report_step(self) -> None:
+        if self._say_again and self.is_main:
+            for _, say in self._said:
+                say()
+        self._say_again = False
         epoch, self._unreported_epoch = self._unreported_epoch, None
         if epoch is None:
             return
         step = self.progress.step
-        if self.is_main:
-            self._supervisor.stepped(step, epoch, self._loss, self._samples or 0, self._busy)
+        stepped = partial(self._supervisor.stepped, step, epoch, self._loss, self._samples or 0, self._busy)
+        self._say(stepped)
         probe = self._assignment.probe
         if probe is None or step < probe.first or (probe.last is not None and step > probe.last):
             return
@@ -467,10 +495,23 @@ class Job:
 
     def log(self, **metrics: float) -> None:
         """Report numbers of the script: shown live by `gyrostat run`, and part of its report."""
-        if self.is_main and not self._loops.resuming:
-            self._supervisor.logged(
-                self.progress.step, {name: float(value) for name, value in metrics.items()}
-            )
+        if self._loops.resuming:
+            return
+        logged = partial(
+            self._supervisor.logged,
+            self.progress.step,
+            {name: float(value) for name, value in metrics.items()},
+        )
+        self._say(logged)
+
+    def _say(self, what: Callable[[], None]) -> None:
+        """The main worker says it. The others remember it for a while: it may be killed before anybody has heard it."""
+        at = now()
+        while self._said and at - self._said[0][0] > _HEARD_AFTER_NS:
+            self._said.popleft()
+        self._said.append((at, what))
+        if self.is_main:
+            what()
 
     def save(self) -> None:
         """Checkpoint at the next boundary. Call it on all workers alike."""
@@ -541,7 +582,7 @@ class Job:
                 f"the script ended before the place where its checkpoint was taken ({self._loops.target}); run it with as many "
                 "epochs as before or more, or start anew with --no-resume"
             )
-        self._runner.group.exchange("end", self.progress)
+        self._runner.exchange("end", self.progress, lambda: b"")
         self._report_step()
         self._compare_replicas()
         if midway and self._keeper is not None:
@@ -551,7 +592,7 @@ class Job:
         leaves = tensor_digests(**self.tracked)
         mine = digest_of(leaves).encode()
         # Buffers of DDP's other ranks are their own; the job's are rank 0's.
-        shared = self._runner.group.exchange("digest", self.progress, mine)[0]
+        shared = self._runner.exchange("digest", self.progress, lambda: mine)[0]
         self._runner.group.tracer.close()
         self._supervisor.finished(self.progress.step, shared.decode())
 

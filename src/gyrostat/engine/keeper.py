@@ -96,7 +96,7 @@ class Keeper:
         if self._store is None or self._policy is None:
             return None, None, []
         if not self._policy.resume:
-            if self._runner.group.rank == 0:
+            if self._runner.leads:
                 self._store.set_aside()
             return None, None, []
         found = self._store.find(self._job, self._fingerprint)
@@ -161,7 +161,7 @@ class Keeper:
     def left_midway(self, progress: Progress) -> None:
         """The script went away between two boundaries: what is being written is completed, and nothing else is taken."""
         self._collect()
-        if self._writer is not None and self._runner.group.rank == 0:
+        if self._writer is not None and self._runner.leads:
             print(
                 f"gyrostat: the script exited inside its loops, after step {progress.step}; that is no boundary, so no "
                 f"checkpoint is taken there, and a resumed run goes on from step {self._turns.last_step}. To end training for "
@@ -174,7 +174,7 @@ class Keeper:
         if self._store is None:
             return None
         contexts = gather_contexts(self._runner, state.progress)
-        return self.snapshot(state, contexts, finished=finished) if self._runner.group.rank == 0 else None
+        return self.snapshot(state, contexts, finished=finished) if self._runner.leads else None
 
     def snapshot(self, state: Boundary, contexts: Sequence[Any], *, finished: bool = False) -> Snapshot:
         """The whole job at a boundary. It refers to live tensors."""

@@ -10,6 +10,9 @@ Newcomers wait in `Job`'s start, with everything built. One of the old members, 
 (catchup.py), and they count as connected when they have caught up. At the fence the contexts of all virtual workers are
 exchanged among the old members, the donor tells newcomers what they do not hold yet, and they go on from the boundary as a
 resumed job does. Who is not in the new generation leaves the script there.
+
+A death is no planned change: the coordinator says at once who is left (`recover`). The generation in force ends there and then,
+for whoever waits in it looks at the floor, and whatever was being prepared is given up.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from dataclasses import dataclass
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
 from gyrostat.engine.catchup import Stream
-from gyrostat.engine.group import Group
+from gyrostat.engine.group import Floor, Group
 from gyrostat.engine.runner import Fence
 from gyrostat.engine.wire import Wire
 
@@ -61,10 +64,15 @@ class Membership:
         *,
         connect: Callable[[NextGeneration], Prepared],
         tell_prepared: Callable[[int], None],
+        floor: Floor | None = None,
     ) -> None:
         self._member, self._members = member, members
         self._connect, self._tell_prepared = connect, tell_prepared
+        self._floor = floor or Floor()
         self._changed = threading.Condition()
+        self._rescue_plan: NextGeneration | None = None
+        self._rescue: Prepared | None = None
+        self._hopeless = False
         self._plan: NextGeneration | None = None
         self._prepared: Prepared | None = None
         self._not_before: int | None = (
@@ -80,6 +88,8 @@ class Membership:
     def prepare(self, plan: NextGeneration) -> None:
         """Connect to the members of the next generation. Who is told twice does it once."""
         with self._changed:
+            if plan.generation < self._floor.generation:
+                return
             if self._plan is not None and self._plan.generation == plan.generation:
                 return
             self._take()
@@ -106,6 +116,54 @@ class Membership:
             abandoned = self._take()
         if abandoned is not None:
             abandoned.drop()
+
+    def recover(self, plan: NextGeneration) -> None:
+        """Somebody is lost: go on with these, at once. Who is told twice does it once."""
+        with self._changed:
+            if plan.generation <= self._floor.generation:
+                return
+            self._floor.generation = plan.generation
+            self._rescue_plan, self._rescue = plan, None
+            abandoned = self._take()
+            self._changed.notify_all()
+        if abandoned is not None:
+            abandoned.drop()
+        threading.Thread(target=self._reach, args=(plan,), name="gyrostat-rescue", daemon=True).start()
+
+    def _reach(self, plan: NextGeneration) -> None:
+        try:
+            prepared = self._connect(plan)
+        except PeerLost:
+            return  # another one is lost, of which we shall hear
+        with self._changed:
+            if self._rescue_plan is plan:
+                self._rescue = prepared
+                self._changed.notify_all()
+                return
+        prepared.drop()
+
+    def abandon(self) -> None:
+        """The job ends: nobody comes to the rescue of who has lost another."""
+        with self._changed:
+            self._hopeless = True
+            self._changed.notify_all()
+
+    def wait_for_rescue(self, generation: int, lost: PeerLost) -> Prepared:
+        """Until this worker is connected to those that are left, in a generation after this one."""
+
+        def there() -> bool:
+            return self._hopeless or (self._rescue is not None and self._rescue.plan.generation > generation)
+
+        with self._changed:
+            self._changed.wait_for(there)
+            if self._hopeless or self._rescue is None:
+                raise lost
+            return self._rescue
+
+    @property
+    def superseded(self) -> int:
+        """Generations before this one have ended."""
+        return self._floor.generation
 
     def _carry_out(self, plan: NextGeneration) -> None:
         try:
@@ -163,8 +221,8 @@ class Membership:
         with self._changed:
             return self._prepared
 
-    def wait_here(self, meanwhile: Callable[[Prepared], None]) -> Prepared:
-        """A boundary at which the generation changes in any case: wait until it can.
+    def wait_here(self, generation: int, meanwhile: Callable[[Prepared], None]) -> Prepared:
+        """A boundary at which `generation` ends in any case: wait until it can. Raises `PeerLost` if it does at once.
 
         `meanwhile` is called when this worker is connected; again if the generation is given up and another prepared.
         """
@@ -172,6 +230,8 @@ class Membership:
         while True:
             with self._changed:
                 while self._prepared is None or (self._prepared is seen and self._not_before is None):
+                    if self._floor.generation > generation:
+                        raise PeerLost(f"generation {generation} has ended: another worker is lost")
                     self._changed.wait()
                 if self._prepared is seen:
                     self._take()

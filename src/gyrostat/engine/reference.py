@@ -113,7 +113,7 @@ class ReferenceRunner(Runner):
         outside = self.streams.exchange(self._streams_of_rank)
         self._peeked += itertools.islice(self._iterator(), count - len(self._peeked))
         self._streams_of_rank = self.streams.exchange(outside)
-        return self._fewest("data", len(self._peeked), progress)
+        return self._fewest("data", lambda: len(self._peeked), progress)
 
     def end_loop(self, *, used_up: bool) -> None:
         if used_up and self._batches is not None:

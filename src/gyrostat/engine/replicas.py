@@ -11,19 +11,19 @@ import msgspec
 from gyrostat.core.errors import Diverged
 from gyrostat.core.progress import Progress
 from gyrostat.engine.digest import checksum
-from gyrostat.engine.group import Group
+from gyrostat.engine.runner import Runner
 
 
-def compare_replicas(shared: Mapping[str, Any], group: Group, progress: Progress) -> None:
+def compare_replicas(shared: Mapping[str, Any], runner: Runner, progress: Progress) -> None:
     """Stop the job, naming the first tensor that differs, if workers do not hold equal shared state."""
     mine = checksum(shared)
     summary = zlib.crc32(msgspec.msgpack.encode(list(mine.items())))
-    summaries = group.exchange("compare", progress, summary.to_bytes(4, "little"))
+    summaries = runner.exchange("compare", progress, lambda: summary.to_bytes(4, "little"))
     if len(set(summaries)) == 1:
         return
     everyone = [
         msgspec.msgpack.decode(payload, type=dict[str, int])
-        for payload in group.exchange("compare leaves", progress, msgspec.msgpack.encode(mine))
+        for payload in runner.exchange("compare leaves", progress, lambda: msgspec.msgpack.encode(mine))
     ]
     raise Diverged(difference(everyone, progress))
 

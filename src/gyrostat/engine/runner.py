@@ -4,6 +4,10 @@ This is the template that both runners fill in: `virtual.py` (the engine proper,
 workers) and `reference.py` (torch's own DistributedDataParallel on N processes, which `verify` compares with).
 What travels with a pass besides gradients is the same for both and is handled here: virtual worker 0's loss,
 `job.mean` values, and requests that all workers must act on together.
+
+Whatever workers do together is a unit, and units are counted: the reduction of a pass, or an `exchange`. If a worker is lost in
+the middle of one, a runner that can recover does so here (`recover`): either another worker had completed the unit and tells
+what came of it, or it is done once more by those that are left; a pass, after they have run the lost virtual workers.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import msgspec
 import torch
 from torch import nn
 
-from gyrostat.core.errors import Misuse
+from gyrostat.core.errors import Misuse, PeerLost
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.data import evaluation
@@ -143,6 +147,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     busy: float
     """Seconds that its virtual workers took, before it waits for others."""
     extra: bytes
+    contexts: bytes
+    """What the pass has changed in the contexts of its virtual workers; nothing if nobody keeps backups."""
     leaving: bytes
     """Where virtual workers that will be elsewhere then will stand in the data: a tree of positions by rank, or nothing."""
 
@@ -193,6 +199,17 @@ class Runner(ABC):
         self._means = Means()
         self._modules: dict[str, nn.Module] = {}
         self._pass_began = 0
+        self._requests = Requests()
+        self.units = 0
+        """How many have been completed, since the job began."""
+        self.last_unit: list[bytes] = []
+        """What all workers said in the last one: for a worker that has not heard it."""
+        self.last_was_pass = False
+
+    @property
+    def leads(self) -> bool:
+        """Virtual worker 0 runs here."""
+        return 0 in self.hosted
 
     # What the two runners do differently.
 
@@ -226,7 +243,7 @@ class Runner(ABC):
     def samples(self) -> int:
         """How many samples the virtual workers here have fetched in this step."""
 
-    def begin_data(self, pass_: int) -> None:
+    def begin_data(self, plan: StepPlan, pass_: int) -> None:
         """Micro-batches are about to be fetched."""
 
     @abstractmethod
@@ -247,8 +264,33 @@ class Runner(ABC):
     def send_off(self) -> None:
         """The envelope is on its way to the other workers: so may be all that they will surely need."""
 
+    def complete(self, extras: Sequence[bytes]) -> None:
+        """Wait until all has arrived that this worker needs to settle. Raises `PeerLost`."""
+
     @abstractmethod
-    def settle(self, extras: Sequence[bytes]) -> None: ...
+    def settle(self, extras: Sequence[bytes]) -> None:
+        """The reduction is complete."""
+
+    def changed_contexts(self, pass_: int) -> bytes:
+        """For the backups of the other workers."""
+        return b""
+
+    def take_contexts(self, changes: Sequence[bytes]) -> None:
+        """The pass is complete: what all workers say of their contexts is so."""
+
+    def recover(self, lost: PeerLost, kind: str, plan: StepPlan | None) -> list[bytes] | None:
+        """A worker was lost in the middle of a unit. Returns what all said in it, if it was completed somewhere.
+
+        Otherwise it is to be done again; of a pass, `plan`, after `to_run_again` has been.
+        """
+        raise lost
+
+    def to_run_again(self) -> Sequence[int]:
+        """The virtual workers that came here in the middle of the pass."""
+        return ()
+
+    def prepare_again(self, plan: StepPlan, pass_: int) -> None:
+        """They are about to run."""
 
     @abstractmethod
     def local(self, rank: int) -> dict[str, Any]: ...
@@ -280,10 +322,27 @@ class Runner(ABC):
         """Yield this worker's micro-batches; when they are done, settle with all workers."""
         self._losses, self._means = [], Means()
         self._pass_began = now()
-        tracer = self.group.tracer
-        self.begin_data(progress.pass_)
+        self._requests = Requests()
+        self.begin_data(plan, progress.pass_)
         self.begin_pass()
-        for rank in self.hosted:
+        yield from self._run(self.hosted, plan, progress)
+        while True:
+            try:
+                payloads = self._reduce(progress)
+            except PeerLost as lost:
+                told = self.recover(lost, "reduce", plan)
+                if told is None:
+                    self.prepare_again(plan, progress.pass_)
+                    yield from self._run(self.to_run_again(), plan, progress)
+                    continue
+                payloads = told
+            break
+        self._outcome = self._settle(plan, payloads)
+
+    def _run(self, ranks: Sequence[int], plan: StepPlan, progress: Progress) -> Iterator[Any]:
+        """Hand the micro-batches of these virtual workers to the script."""
+        tracer = self.group.tracer
+        for rank in ranks:
             weight = plan.weight(rank)
             with tracer.span("switch", rank=rank):
                 self.enter(rank, weight)
@@ -309,7 +368,6 @@ class Runner(ABC):
                     )
             with tracer.span("switch", rank=rank):
                 self.leave(rank)
-        self._outcome = self._settle(plan, progress)
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """`loss.backward()`, once per micro-batch."""
@@ -340,27 +398,40 @@ class Runner(ABC):
     def outcome(self) -> PassOutcome:
         return self._outcome
 
-    def _settle(self, plan: StepPlan, progress: Progress) -> PassOutcome:
+    def _reduce(self, progress: Progress) -> list[bytes]:
+        """Exchange reports with all workers, and wait for the sums."""
+        self.before_unit(progress)
         extra = self.end_pass()
         busy = (now() - self._pass_began) / 1e9
         losses = [float(loss.double().mean().item()) for loss in self._losses]
+        self._requests |= self.request_box.take()  # kept, if this has to be done again
         mine = PassReport(
             losses,
             self._means.wire(),
-            self.request_box.take(),
+            self._requests,
             self.samples,
             self.acknowledge(progress.step, self.fence_lead),
             busy,
             extra,
+            self.changed_contexts(progress.pass_),
             self.leaving(progress),
         )
-        reports = [mine]
-        if self.group.size > 1:
-            others = self.group.begin_exchange("reduce", progress, msgspec.msgpack.encode(mine))
-            self.send_off()
-            reports = [msgspec.msgpack.decode(payload, type=PassReport) for payload in others()]
+        payload = msgspec.msgpack.encode(mine)
+        if self.group.size == 1:
+            return [payload]
+        others = self.group.begin_exchange("reduce", progress, payload)
+        self.send_off()
+        payloads = others()
         with self.group.tracer.span("reduce"):
-            self.settle([report.extra for report in reports])
+            self.complete([report.extra for report in _decoded(payloads)])
+        return payloads
+
+    def _settle(self, plan: StepPlan, payloads: list[bytes]) -> PassOutcome:
+        """The pass is complete on this worker: nothing can be lost any more."""
+        reports = _decoded(payloads)
+        self.settle([report.extra for report in reports])
+        self.take_contexts([report.contexts for report in reports])
+        self._completed(payloads, was_pass=True)
         self._means.settle([report.means for report in reports], self._shares(plan), plan.micro_batches)
         requests = Requests()
         for report in reports:
@@ -379,6 +450,30 @@ class Runner(ABC):
             tuple(report.busy for report in reports),
             leaving,
         )
+
+    def exchange(self, kind: str, progress: Progress, say: Callable[[], bytes]) -> list[bytes]:
+        """Give every worker everybody's payload. `say` is asked again if virtual workers have come here meanwhile."""
+        self.before_unit(progress)
+        return self.exchange_now(kind, progress, say)
+
+    def before_unit(self, progress: Progress) -> None:
+        """Workers are about to do something together."""
+
+    def exchange_now(self, kind: str, progress: Progress, say: Callable[[], bytes]) -> list[bytes]:
+        while True:
+            try:
+                payloads = self.group.exchange(kind, progress, say())
+            except PeerLost as lost:
+                told = self.recover(lost, kind, None)
+                if told is None:
+                    continue
+                payloads = told
+            self._completed(payloads)
+            return payloads
+
+    def _completed(self, payloads: list[bytes], *, was_pass: bool = False) -> None:
+        self.units += 1
+        self.last_unit, self.last_was_pass = payloads, was_pass
 
     def _shares(self, plan: StepPlan) -> dict[int, float | None]:
         return {rank: plan.weight(rank) for rank in range(self.placement.virtual_workers)}
@@ -401,12 +496,16 @@ class Runner(ABC):
             return order.batches
         if loader.iterable:
             return None
-        fewest = min(_length(loader.batched(loader.sampler_of(rank))) for rank in self.hosted)
-        return None if (all_fewest := self._fewest("length", fewest, progress)) < 0 else all_fewest
 
-    def _fewest(self, what: str, mine: int, progress: Progress) -> int:
+        def fewest_here() -> int:
+            return min(_length(loader.batched(loader.sampler_of(rank))) for rank in self.hosted)
+
+        fewest = self._fewest("length", fewest_here, progress)
+        return None if fewest < 0 else fewest
+
+    def _fewest(self, what: str, mine: Callable[[], int], progress: Progress) -> int:
         """The smallest of all workers' numbers."""
-        everyone = self.group.exchange(what, progress, mine.to_bytes(8, "little", signed=True))
+        everyone = self.exchange(what, progress, lambda: mine().to_bytes(8, "little", signed=True))
         return min(int.from_bytes(number, "little", signed=True) for number in everyone)
 
     # Evaluation.
@@ -422,6 +521,36 @@ class Runner(ABC):
         evaluation.check_evaluable(loader)
         if self.micro_batch is not None:
             raise Misuse("job.evaluate inside the inner loop; call it after the update")
+        mine: dict[int, Any] = {}
+
+        def run() -> bytes:
+            """What the virtual workers here have not run yet."""
+            size, ranks = loader.batch_size or 1, self.placement.virtual_workers
+            wanted = [
+                (
+                    j,
+                    _evaluation_seed(self.seed, progress.step, call, j),
+                    list(range(j * size, min((j + 1) * size, loader.length))),
+                )
+                for j in range(-(-loader.length // size))
+                if j % ranks in self.hosted and j not in mine
+            ]
+            self._evaluate(loader, fn, wanted, mine)
+            return statetree.encode(mine)
+
+        results: dict[int, Any] = {}
+        for payload in self.exchange("evaluate", progress, run):
+            results.update(statetree.decode(payload))
+        return [results[j] for j in sorted(results)]
+
+    def _evaluate(
+        self,
+        loader: OrderedLoader,
+        fn: Callable[[Any], Any],
+        wanted: Sequence[tuple[int, int, list[int]]],
+        results: dict[int, Any],
+    ) -> None:
+        """Fill in the results of these micro-batches: number, seed, samples."""
         before = self.streams.save()
         modes = {part: part.training for module in self._modules.values() for part in module.modules()}
         slots = [slot for module in self._modules.values() for slot in slots_of(module)]
@@ -429,31 +558,20 @@ class Runner(ABC):
         self.share_buffers_for_evaluation()
         for module in self._modules.values():
             module.eval()
-        mine: dict[int, Any] = {}
         try:
             with torch.no_grad():
-                size = loader.batch_size or 1
-                wanted = [
-                    (
-                        j,
-                        _evaluation_seed(self.seed, progress.step, call, j),
-                        list(range(j * size, min((j + 1) * size, loader.length))),
-                    )
-                    for j in range(-(-loader.length // size))
-                    if j % self.placement.virtual_workers in self.hosted
-                ]
                 for (j, seed, _), batch in zip(wanted, evaluation.batches(loader, wanted), strict=True):
                     seed_all(seed)
-                    mine[j] = fn(batch)
+                    results[j] = fn(batch)
         finally:
             for part, mode in modes.items():
                 part.training = mode
             _put_back(slots, saved)
             self.streams.exchange(before)
-        results: dict[int, Any] = {}
-        for payload in self.group.exchange("evaluate", progress, statetree.encode(mine)):
-            results.update(statetree.decode(payload))
-        return [results[j] for j in sorted(results)]
+
+
+def _decoded(payloads: Sequence[bytes]) -> list[PassReport]:
+    return [msgspec.msgpack.decode(payload, type=PassReport) for payload in payloads]
 
 
 def _agreed(fences: Sequence[Fence | None]) -> Fence | None:

@@ -33,7 +33,7 @@ from gyrostat.data.rng import seed_all
 from gyrostat.engine import determinism
 from gyrostat.engine.carrier import choose_carrier, choose_order
 from gyrostat.engine.fingerprint import fingerprint
-from gyrostat.engine.group import Group
+from gyrostat.engine.group import Floor, Group
 from gyrostat.engine.job import Job, Stopped
 from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.paced import PacedDevice
@@ -119,14 +119,15 @@ def init(
     assignment = replace(assignment, reduction=order)
     tracer = _make_tracer(assignment)
     supervisor = _Process.supervisor or Alone()
-    group = _make_group(assignment, tracer)
+    floor = Floor()
+    group = _make_group(assignment, tracer, floor)
     connect_gradients = partial(_connect_gradients, order=order, reason=reason, device=device)
     choice = connect_gradients(group)
     runner = _make_runner(assignment, group, choice, seed)
     runner.supervisor = None if alone else supervisor
     membership = None
     if not alone and not assignment.reference:
-        membership = _make_membership(assignment, supervisor, tracer, connect_gradients)
+        membership = _make_membership(assignment, supervisor, tracer, connect_gradients, floor)
         runner.acknowledge = membership.acknowledges
     job = Job(
         assignment=assignment,
@@ -221,6 +222,7 @@ def _make_membership(
     supervisor: Supervisor,
     tracer: NoTracer,
     connect_gradients: Callable[[Group], object],
+    floor: Floor,
 ) -> Membership:
     member, timeout_s = assignment.member, assignment.timeout_s
 
@@ -238,6 +240,7 @@ def _make_membership(
             timeout_s=timeout_s,
             host=assignment.host,
             tracer=tracer,
+            floor=floor,
         )
         connect_gradients(group)
         return Prepared(plan, group, wire)
@@ -247,10 +250,11 @@ def _make_membership(
         tuple(range(assignment.placement.workers)),
         connect=connect,
         tell_prepared=supervisor.prepared,
+        floor=floor,
     )
 
 
-def _make_group(assignment: Assignment, tracer: NoTracer) -> Group:
+def _make_group(assignment: Assignment, tracer: NoTracer, floor: Floor) -> Group:
     return Group(
         rank=assignment.worker,
         size=assignment.placement.workers,
@@ -259,6 +263,7 @@ def _make_group(assignment: Assignment, tracer: NoTracer) -> Group:
         timeout_s=assignment.timeout_s,
         host=assignment.host,
         tracer=tracer,
+        floor=floor,
     )
 
 

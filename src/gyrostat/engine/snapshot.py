@@ -94,14 +94,18 @@ def put_shared(
 
 def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
     """The contexts of all virtual workers, in rank order, on every worker."""
-    runner.adopt_changed_buffers()
-    runner.save_positions()
-    mine = {rank: runner.contexts[rank].to_tree() for rank in runner.hosted}
+
+    def here() -> dict[int, Any]:
+        runner.adopt_changed_buffers()
+        runner.save_positions()
+        return {rank: runner.contexts[rank].to_tree() for rank in runner.hosted}
+
     if runner.group.size == 1:
-        return [mine[rank] for rank in sorted(mine)]
-    everyone: dict[int, Any] = {}
-    for payload in runner.group.exchange("contexts", progress, statetree.encode(mine)):
-        everyone.update(statetree.decode(payload))
+        everyone = here()
+    else:
+        everyone = {}
+        for payload in runner.exchange("contexts", progress, lambda: statetree.encode(here())):
+            everyone.update(statetree.decode(payload))
     return [everyone[rank] for rank in sorted(everyone)]
 
 
@@ -110,6 +114,8 @@ def put_contexts(contexts: Sequence[Any], runner: VirtualRunner) -> None:
     if contexts:
         for rank in runner.hosted:
             runner.contexts[rank] = Context.from_tree(contexts[rank])
+        if runner.backups is not None:
+            runner.backups.hold(contexts)
 
 
 def _modules(tracked: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:

@@ -47,6 +47,11 @@ class Step:
         self.passes += 1
         self._job.pass_done()
 
+    @property
+    def micro_batches(self) -> int:
+        """Of each virtual worker."""
+        return self._plan.micro_batches
+
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Compute this micro-batch's gradients. When the inner loop has ended, `.grad` holds the mean over all N."""
         self._runner.backward(loss, **options)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.placement import Placement
 
 
 class Supervisor(Protocol):
@@ -73,6 +74,15 @@ class Supervisor(Protocol):
         `why_all`: a newcomer says why it could not follow the others and had to be told all state at the fence.
         """
 
+    def lost(self, generation: int, why: str) -> None:
+        """This worker cannot go on in this generation: it has lost another one, and waits for those that are left."""
+
+    def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
+        """Those that are left have found one another; this worker has `again` micro-batches to run that others had run.
+
+        It stood still for `paused` seconds.
+        """
+
 
 class Alone:
     """The supervisor of a worker that nobody watches."""
@@ -123,4 +133,10 @@ class Alone:
     def switched(
         self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
     ) -> None:
+        pass
+
+    def lost(self, generation: int, why: str) -> None:
+        pass
+
+    def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
         pass

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
@@ -100,15 +101,36 @@ class Transition:
         step, began = here.progress.step, now()
         if step in self._holds:
             self._holds.remove(step)  # a loop that ends and one that begins can meet at one step
-            prepared: Prepared | None = self._membership.wait_here(
-                lambda connected: self._let_follow(connected, here)
-            )
+            prepared: Prepared | None = self._wait(here)
         else:
             if (connected := self._membership.connected()) is not None:
                 self._let_follow(connected, here)
             prepared = self._membership.at_boundary(step)
         if prepared is not None:
             self._switch(prepared, here, began)
+
+    def _wait(self, here: Boundary) -> Prepared:
+        """Until the scheduled generation can begin, with whoever is left by then."""
+        while True:
+            try:
+                return self._membership.wait_here(
+                    self._runner.group.generation, lambda connected: self._let_follow(connected, here)
+                )
+            except PeerLost as lost:
+                self._runner.recover(lost, "hold", None)
+
+    def recovered(self, *, main_lost: bool, wait_at: int | None) -> None:
+        """Another worker was lost, and those that are left go on: what was being prepared will not be.
+
+        `wait_at`: a boundary at which they wait for others, for they are too few.
+        """
+        if wait_at is not None:
+            self._holds.add(wait_at)
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        if main_lost:
+            self._keeper.writer_leaves()
 
     def _let_follow(self, prepared: Prepared, here: Boundary) -> None:
         """The donor: from this boundary on, newcomers follow what it does."""
@@ -121,13 +143,15 @@ class Transition:
             self._stream = prepared.stream = Stream(prepared.wire, _optimizers(here.tracked), hints)
 
     def _switch(self, prepared: Prepared, here: Boundary, began: int) -> None:
+        old = self._runner.group
         contexts = gather_contexts(self._runner, here.progress)
+        if self._runner.group is not old:
+            return  # a worker was lost: those that are left go on without this change
         if self._membership.is_leaving(prepared.plan, worker=0):
             self._keeper.writer_leaves()
         stream, self._stream = prepared.stream, None
         if stream is not None:
             stream.end(self._rest(stream, here, contexts, began))
-        old = self._runner.group
         if prepared.group is None:
             self._keeper.leave()
         else:
@@ -149,7 +173,11 @@ class Transition:
             optimizers = _optimizers(here.tracked)
             snapshot = replace(snapshot, shared=without(snapshot.shared, optimizers, owned_by(optimizers)))
         return Handover(
-            snapshot=snapshot, turns=self._keeper.turns(), batches=self._runner.loop_batches, since=began
+            snapshot=snapshot,
+            turns=self._keeper.turns(),
+            batches=self._runner.loop_batches,
+            units=self._runner.units,
+            since=began,
         ).to_tree()
 
     # Newcomers.
@@ -169,7 +197,7 @@ class Transition:
         handover = Handover.from_tree(told)
         if not prepared.wire.shared:  # another machine, whose clock is another
             handover = replace(handover, since=now())
-        self._runner.handed_batches = (handover.batches,)
+        self._runner.handed_batches, self._runner.units = (handover.batches,), handover.units
         self._runner.contexts.clear()
         self._runner.move(prepared.plan.placement, prepared.group, handover.snapshot.contexts)
         target = self._keeper.adopt(handover.snapshot, handover.turns)

@@ -5,19 +5,23 @@
 3. Its gradients go to the reductions, its streams back into its context.
 4. After the last one, all workers exchange what they know, gradients are reduced module by module in track order, and
    virtual worker 0's buffers become the shared ones.
+
+When a worker is lost, its virtual workers come to the others, from backed-up contexts (`backups.py`), and with a feed of their
+own until the loop over data ends or the next fence comes. `recovery.py` says who gets which.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, Protocol
 
 import msgspec
 import torch
 from torch import nn
 
+from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import Reduction as ReductionOrder
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
@@ -27,6 +31,7 @@ from gyrostat.data.position import Position
 from gyrostat.data.rng import RngState, seed_all
 from gyrostat.data.shared import make_feed
 from gyrostat.engine import statetree
+from gyrostat.engine.backups import Backups, Change
 from gyrostat.engine.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.context import Context
 from gyrostat.engine.group import Group, Pending
@@ -50,6 +55,22 @@ class _Moves:
     step: int
     told: set[int] = field(default_factory=set)
     """Of those that leave: whose positions are told."""
+
+
+@dataclass(frozen=True)
+class Rescued:
+    """How those that are left go on."""
+
+    placement: Placement
+    group: Group
+    told: list[bytes] | None
+    """What all said in the unit that was interrupted, if it was completed somewhere; of a pass, the sums are in place, too."""
+
+
+class Rescue(Protocol):
+    """Blocks until those that are left have found one another."""
+
+    def __call__(self, lost: PeerLost, *, in_pass: bool) -> Rescued: ...
 
 
 class VirtualRunner(Runner):
@@ -76,10 +97,25 @@ class VirtualRunner(Runner):
         self._sizes: dict[tuple[int, int], int] = {}  # of micro-batches, for a paced device
         self._feeds: dict[int, Feed] = {}
         self._feed: Feed | None = None
+        self._extra: list[Feed] = []  # of virtual workers that came in the middle of the loop
         self._loop: DataLoop | None = None
         self._moves: _Moves | None = None
         self._warm: Feed | None = None
         self._prefilled: tuple[Feed, DataLoop] | None = None
+        self.backups: Backups | None = None
+        """None: nothing is kept for the case that a worker is lost."""
+        self.rescue: Rescue | None = None
+        self._inside = False  # a virtual worker's streams are in force
+        self._entered = False  # somebody has been in, in this pass
+        self._arrivals: tuple[int, ...] = ()  # came in the middle of the pass, and have not run
+        self._next_placement: tuple[Placement, Group] | None = None  # once the pass is settled
+        self._several_passes = False
+        self._last_loader: OrderedLoader | None = None
+        self._loop_ended = False  # since backups were last brought up to date
+        self.contexts_changed = False
+        """Since the backups were last brought up to date, other than by a pass that is running."""
+        self.last_buffers: torch.Tensor | None = None
+        self._available: dict[int, int] = {}
 
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         self._modules[name] = module
@@ -110,10 +146,15 @@ class VirtualRunner(Runner):
 
     def start_streams(self) -> None:
         shared = self.streams.save()
-        for rank in self.hosted:
+        all_ranks = range(self.placement.virtual_workers)
+        fresh = {}
+        for rank in self.hosted if self.backups is None else all_ranks:
             seed_all(self.seed + rank)
-            self.contexts[rank] = Context(self.streams.save())
+            fresh[rank] = Context(self.streams.save())
         self.streams.exchange(shared)
+        self.contexts = {rank: fresh[rank] for rank in self.hosted}
+        if self.backups is not None:
+            self.backups.hold([fresh[rank].to_tree() for rank in all_ranks])
 
     def move(self, placement: Placement, group: Group, contexts: Sequence[Any], *, done: int = 0) -> None:
         """A new generation: other virtual workers, other peers; the bits go on as they were.
@@ -124,6 +165,9 @@ class VirtualRunner(Runner):
         self.hosted = placement.held_by(group.rank)
         stay = self.contexts
         self.contexts = {rank: stay.get(rank) or Context.from_tree(contexts[rank]) for rank in self.hosted}
+        if self.backups is not None:
+            self.backups.hold(contexts)
+            self._loop_ended = False
         for gradients in self.gradients:
             before = gradients.reduction
             gradients.overlap(group.size > 1)
@@ -131,7 +175,7 @@ class VirtualRunner(Runner):
             gradients.reduction.load_state_dict(before.state_dict())
             gradients.reduction.inherit(before)
         for buffers in self.buffers:
-            buffers.group = group
+            buffers.group, buffers.main = group, placement.owner(0)
         self._moves = None
         self._move_data(done)
         if self._warm is not None:
@@ -139,15 +183,16 @@ class VirtualRunner(Runner):
 
     def _move_data(self, done: int) -> None:
         """What data workers have made for virtual workers that stay is kept, in the loop that is running."""
-        for feed in self._feeds.values():
+        for feed in (*self._feeds.values(), *self._extra):
             if feed is not self._feed:
                 feed.close()
         self._feeds.clear()
+        together, self._extra = not self._extra, []
         if self._loop is None or self._feed is None:
             return
         loop = replace(self._loop, first_batch=done * self._loop.accumulate)
         positions = self._positions(loop.loader)
-        if positions.keys() == set(self.hosted) and self._feed.rehost(self.hosted, positions):
+        if together and positions.keys() == set(self.hosted) and self._feed.rehost(self.hosted, positions):
             self._feeds[loop.loader.number], self._loop = self._feed, loop
         else:
             self._feed.close()
@@ -172,7 +217,7 @@ class VirtualRunner(Runner):
 
     def leaving(self, progress: Progress) -> bytes:
         moves = self._moves
-        if moves is None or self._feed is None or self._loop is None:
+        if moves is None or self._feed is None or self._loop is None or self._extra:
             return b""
         batch = (progress.done + moves.step - progress.step) * self._loop.accumulate
         known = {}
@@ -233,10 +278,16 @@ class VirtualRunner(Runner):
 
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()
+        self._entered = False
         for buffers in self.buffers:
-            buffers.begin_pass(several=len(self.hosted) > 1)
+            buffers.begin_pass(several=self._may_be_several)
         for gradients in self.gradients:
             gradients.begin_pass()
+
+    @property
+    def _may_be_several(self) -> bool:
+        """More than one virtual worker runs here in this pass, or will if a worker is lost."""
+        return len(self.hosted) > 1 or (self.backups is not None and self.group.size > 1)
 
     def adopt_changed_buffers(self) -> None:
         """What the script has set outside the inner loop, virtual workers that keep buffers of their own get, too."""
@@ -250,16 +301,17 @@ class VirtualRunner(Runner):
     def enter(self, rank: int, weight: float | None) -> None:
         context = self.contexts[rank]
         outgoing = self.streams.exchange(context.rng)
-        first = rank == self.hosted[0]
-        if first:
-            self._shared_streams = outgoing
-        else:
+        if self._inside:
             self.contexts[self._previous].rng = outgoing
+        else:
+            self._shared_streams = outgoing
+        first, self._inside, self._entered = not self._entered, True, True
         self._previous = rank
         for buffers in self.buffers:
             buffers.enter(rank, context.buffers.get(buffers.name), first=first)
+        last_here = rank == self.hosted[-1] and rank not in self._arrivals
         for gradients in self.gradients:
-            gradients.begin_rank(rank, weight=weight, last_here=rank == self.hosted[-1])
+            gradients.begin_rank(rank, weight=weight, last_here=last_here)
 
     # Data.
 
@@ -268,12 +320,16 @@ class VirtualRunner(Runner):
         assert self._feed is not None
         return self._feed
 
+    def _feed_of(self, rank: int) -> Feed:
+        return next((feed for feed in self._extra if rank in feed.ranks), self.feed)
+
     @property
     def samples(self) -> int:
-        return self.feed.samples
+        return sum(feed.samples for feed in (self.feed, *self._extra))
 
     def begin_loop(self, loop: DataLoop) -> None:
         self._loop, loader = loop, loop.loader
+        self._available.clear()
         if self._take_prefilled(loop):
             return
         if loader.number not in self._feeds:
@@ -314,13 +370,14 @@ class VirtualRunner(Runner):
 
     def _start_feed(self) -> None:
         """What `iter(DataLoader)` draws belongs to a virtual worker's first micro-batch, but is drawn for all at once."""
-        if not self.feed.started:
-            for rank in self.hosted:
-                if self.feed.resumes:
-                    self.feed.resume(rank)
-                else:
-                    self._in_streams_of(rank, self.feed.start)
-            self.feed.started = True
+        for feed in (self.feed, *self._extra):
+            if not feed.started:
+                for rank in feed.ranks:
+                    if feed.resumes:
+                        feed.resume(rank)
+                    else:
+                        self._in_streams_of(rank, feed.start)
+                feed.started = True
 
     def _in_streams_of(self, rank: int, do: Callable[[int], Any]) -> Any:
         outside = self.streams.exchange(self.contexts[rank].rng)
@@ -330,49 +387,86 @@ class VirtualRunner(Runner):
             self.contexts[rank].rng = self.streams.exchange(outside)
 
     def available(self, count: int, progress: Progress) -> int:
-        self._start_feed()
-        fewest = min(
-            self._in_streams_of(rank, lambda rank: self.feed.available(rank, count)) for rank in self.hosted
-        )
-        return self._fewest("data", fewest, progress)
+        self._available.clear()
+
+        def fewest_here() -> int:
+            assert self._loop is not None
+            self._house_arrivals(progress.done * self._loop.accumulate)
+            self._start_feed()
+            for rank in self.hosted:
+                if rank not in self._available:
+                    self._available[rank] = self._in_streams_of(
+                        rank, lambda rank: self._feed_of(rank).available(rank, count)
+                    )
+            return min(self._available.values())
+
+        return self._fewest("data", fewest_here, progress)
 
     def end_loop(self, *, used_up: bool) -> None:
         if used_up and self.feed.loader.has_sampler and self.feed.loader.num_workers == 0:
-            for rank in self.hosted:
-                self._in_streams_of(rank, self.feed.exhaust)
-        self.feed.end_loop()
+            for rank in self._housed():
+                self._in_streams_of(rank, self._feed_of(rank).exhaust)
+        for feed in (self.feed, *self._extra):
+            feed.end_loop()
         self.save_positions()
+        for feed in self._extra:
+            feed.close()
+        remembers, self._last_loader = self.feed.loader.remembers_loops, self.feed.loader
+        self._end_loop_of([rank for rank in self.hosted if rank not in self._housed()])
+        self._loop_ended = True
+        self.contexts_changed = self.backups is not None and self.group.size > 1 and remembers
+        self._extra = []
         self._feed = self._loop = None
+
+    def before_unit(self, progress: Progress) -> None:
+        """A loop has ended, which contexts remember: let the others know before anything else is done together."""
+        if not self.contexts_changed:
+            return
+
+        def changes() -> bytes:
+            assert self.backups is not None
+            mine = {rank: self.contexts[rank] for rank in self.hosted}
+            return msgspec.msgpack.encode(self.backups.changes(mine, None))
+
+        payloads = self.exchange_now("contexts after a loop", progress, changes)
+        self.contexts_changed = False
+        self.take_contexts(payloads)
 
     def save_positions(self) -> None:
         """Note in the contexts where virtual workers stand in the loop that is running."""
         if self._feed is not None and self._feed.loader.leaves_traces:
             loader = self._feed.loader
-            for rank in self.hosted:
+            for rank in self._housed():
                 data = self.contexts[rank].data
-                position = data[loader.number] = self._feed.position(rank)
+                position = data[loader.number] = self._feed_of(rank).position(rank)
                 if loader.generator is not None:
                     owner = data.get(loader.generator_owner, Position())
                     data[loader.generator_owner] = replace(owner, generator=position.generator)
 
-    def begin_data(self, pass_: int) -> None:
-        self._start_feed()
+    def begin_data(self, plan: StepPlan, pass_: int) -> None:
         if pass_ == 0:
-            self.feed.begin_step()
+            if self.backups is not None:
+                self.backups.begin_step()
             self._fetched_under.clear()
+            self._start_feed()
+            for feed in (self.feed, *self._extra):
+                feed.begin_step()
+        else:
+            self._several_passes = True
+        self._house_arrivals(plan.first_batch, pass_, plan)
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
         if self._paced is None:
             return self._fetch(rank, number, pass_)
-        before = self.feed.samples
+        before = self.samples
         batch = self._fetch(rank, number, pass_)
         # A later pass fetches the same ones again, uncounted.
-        samples = self._sizes[rank, number] = self.feed.samples - before or self._sizes[rank, number]
+        samples = self._sizes[rank, number] = self.samples - before or self._sizes[rank, number]
         self._paced.load(plan.content(rank, number), samples)
         return batch
 
     def _fetch(self, rank: int, number: int, pass_: int) -> Any:
-        feed = self.feed
+        feed = self._feed_of(rank)
         if not feed.draws_here:
             return feed.again(rank, number) if pass_ > 0 else feed.fetch(rank, number)
         if pass_ > 0:
@@ -408,15 +502,18 @@ class VirtualRunner(Runner):
     def leave(self, rank: int) -> None:
         context = self.contexts[rank]
         for buffers in self.buffers:
-            own = buffers.leave(rank, alone=len(self.hosted) == 1)
+            own = buffers.leave(rank, alone=not self._may_be_several)
             if own is None:
                 context.buffers.pop(buffers.name, None)
             else:
                 context.buffers[buffers.name] = own
 
     def end_pass(self) -> bytes:
-        assert self._shared_streams is not None
-        self.contexts[self._previous].rng = self.streams.exchange(self._shared_streams)
+        if self._inside:
+            assert self._shared_streams is not None
+            self.contexts[self._previous].rng = self.streams.exchange(self._shared_streams)
+            self._inside = False
+        self._arrivals = ()
         for buffers in self.buffers:
             buffers.end_pass()
         return msgspec.msgpack.encode([gradients.part() for gradients in self.gradients])
@@ -425,12 +522,20 @@ class VirtualRunner(Runner):
         for gradients in self.gradients:
             gradients.send_off(hosted=len(self.hosted))
         if self.buffers:
-            self._buffers_under_way = self.group.broadcast(pack(self._current_buffers()))
+            packed = pack(self._current_buffers())
+            self._buffers_under_way = self.group.broadcast(packed, self.placement.owner(0))
+
+    def complete(self, extras: Sequence[bytes]) -> None:
+        parts = _parts(extras)
+        for number, gradients in enumerate(self.gradients):
+            gradients.complete([worker[number] for worker in parts], self.placement.virtual_workers)
+        if self._buffers_under_way is not None:
+            self._buffers_under_way.wait()
 
     def settle(self, extras: Sequence[bytes]) -> None:
-        parts = [msgspec.msgpack.decode(extra, type=list[Part]) for extra in extras]
+        parts = _parts(extras)
         for number, gradients in enumerate(self.gradients):
-            gradients.settle([worker[number] for worker in parts], self.placement.virtual_workers)
+            gradients.settle([worker[number] for worker in parts])
         self._share_buffers()
 
     def local(self, rank: int) -> dict[str, Any]:
@@ -443,7 +548,8 @@ class VirtualRunner(Runner):
         """Virtual worker 0's buffers, wherever it runs, become everybody's."""
         if self._buffers_under_way is not None:
             packed, self._buffers_under_way = self._buffers_under_way.wait(), None
-            if self.group.rank != 0:
+            self.last_buffers = packed
+            if not self.leads:
                 self._receive_buffers(packed)
         for buffers in self.buffers:
             buffers.mark()
@@ -454,3 +560,137 @@ class VirtualRunner(Runner):
             count = len(buffers.current())
             buffers.restore(received[:count])
             received = received[count:]
+
+    # When a worker is lost.
+
+    def changed_contexts(self, pass_: int) -> bytes:
+        if self.backups is None or self.group.size == 1:
+            return b""
+        self.save_positions()
+        fetched = None
+        if pass_ == 0 and self._several_passes and self.feed.draws_here:
+            fetched = {
+                rank: [self._fetched_under[key] for key in sorted(self._fetched_under) if key[0] == rank]
+                for rank in self.hosted
+            }
+        mine = {rank: self.contexts[rank] for rank in self.hosted}
+        return msgspec.msgpack.encode(self.backups.changes(mine, fetched))
+
+    def take_contexts(self, changes: Sequence[bytes]) -> None:
+        if self.backups is not None:
+            self._loop_ended = False
+            for payload in changes:
+                if payload:
+                    self.backups.take(msgspec.msgpack.decode(payload, type=list[Change]))
+        if self._next_placement is not None:  # what it had missed is made good: now it can follow the others
+            (placement, group), self._next_placement = self._next_placement, None
+            self._follow(PeerLost("a worker was lost"), placement, group, in_pass=False)
+
+    def recover(self, lost: PeerLost, kind: str, plan: StepPlan | None) -> list[bytes] | None:
+        if self.rescue is None or self.backups is None:
+            raise lost
+        self._buffers_under_way = None
+        rescued = self.rescue(lost, in_pass=plan is not None)
+        if rescued.told is not None and plan is not None:
+            self._next_placement = rescued.placement, rescued.group
+        else:
+            self._arrivals = self._follow(lost, rescued.placement, rescued.group, in_pass=plan is not None)
+        return rescued.told
+
+    def _follow(
+        self, lost: PeerLost, placement: Placement, group: Group, *, in_pass: bool
+    ) -> tuple[int, ...]:
+        """Those that are left go on together. Returns the virtual workers that come here, from backed-up contexts."""
+        assert self.backups is not None
+        if self.contexts_changed:
+            raise lost  # how the lost ones have ended their loop nobody knows
+        before, self.hosted = self.hosted, placement.held_by(group.rank)
+        self.placement, self.group = placement, group
+        arrivals = tuple(rank for rank in self.hosted if rank not in before)
+        self.contexts = {
+            rank: self.backups.of(rank) if rank in arrivals else self.contexts[rank] for rank in self.hosted
+        }
+        if self._loop_ended:
+            self._end_loop_of(arrivals)
+        self._moves = None
+        for gradients in self.gradients:
+            gradients.overlap(group.size > 1)
+            if in_pass:
+                gradients.retake(placement, group)
+            else:
+                gradients.reduction.retake(placement, group)
+        for buffers in self.buffers:
+            buffers.group, buffers.main = group, placement.owner(0)
+        return arrivals
+
+    def _end_loop_of(self, ranks: Sequence[int]) -> None:
+        """They were in the middle of a loop when they were last heard of; it has ended since, and left nothing behind."""
+        if self._last_loader is not None and not self._last_loader.remembers_loops:
+            for rank in ranks:
+                if self._last_loader.number in self.contexts[rank].data:
+                    self.contexts[rank].data[self._last_loader.number] = Position()
+
+    def room_for_buffers(self) -> torch.Tensor:
+        """Where virtual worker 0's buffers go that this worker has missed."""
+        return torch.empty_like(pack(self._current_buffers()))
+
+    def missed_buffers(self, packed: torch.Tensor) -> None:
+        self._buffers_under_way = Pending([], packed, lambda works: None)
+
+    def to_run_again(self) -> Sequence[int]:
+        return self._arrivals
+
+    def prepare_again(self, plan: StepPlan, pass_: int) -> None:
+        self._house_arrivals(plan.first_batch, pass_, plan)
+
+    def _housed(self) -> list[int]:
+        """The virtual workers here whose micro-batches a feed makes."""
+        fed = {rank for feed in (self.feed, *self._extra) for rank in feed.ranks}
+        return [rank for rank in self.hosted if rank in fed]
+
+    def _house_arrivals(self, first_batch: int, pass_: int = 0, plan: StepPlan | None = None) -> None:
+        """Virtual workers that came in the middle of the loop get a feed of their own."""
+        housed = self._housed()
+        ranks = [rank for rank in self.hosted if rank not in housed]
+        if not ranks:
+            return
+        assert self._loop is not None
+        assert self.backups is not None
+        loop = replace(self._loop, first_batch=first_batch)
+        feed = make_feed(loop.loader, ranks, self.streams)
+        present = self.contexts
+        if pass_ > 0:  # its micro-batches were fetched when the step began
+            self.contexts = present | {rank: self.backups.at_step(rank) for rank in ranks}
+        try:
+            positions = self._positions(loop.loader)
+            self._begin_feed(feed, loop, {rank: positions[rank] for rank in ranks if rank in positions})
+            self._extra.append(feed)
+            self._start_feed()
+            feed.begin_step()
+            if plan is not None:
+                self._catch_up_with_step(feed, plan, pass_)
+        finally:
+            self.contexts = present
+
+    def _catch_up_with_step(self, feed: Feed, plan: StepPlan, pass_: int) -> None:
+        """What the others have done in this step before they came to the pass that is running."""
+        assert self.backups is not None
+        if self.loop_batches is None:
+            for rank in feed.ranks:
+                self._in_streams_of(rank, lambda rank: feed.available(rank, plan.micro_batches))
+        if pass_ == 0:
+            return
+        for rank in feed.ranks:
+            under = self.backups.fetched(rank)
+            if feed.draws_here and len(under) < plan.micro_batches:
+                raise PeerLost(
+                    "nobody knows how the lost micro-batches of this step's first pass were fetched"
+                )
+            for number in range(plan.micro_batches):
+                if feed.draws_here:
+                    self._fetched_under[rank, number] = self.contexts[rank].rng = under[number]
+                self._in_streams_of(rank, partial(feed.fetch, number=number))
+
+
+def _parts(extras: Sequence[bytes]) -> list[list[Part]]:
+    return [msgspec.msgpack.decode(extra, type=list[Part]) for extra in extras]

@@ -12,12 +12,15 @@ A newcomer that dies or does not fit before the fence holds changes nothing: the
 another request meanwhile is answered "busy" at once. What a schedule asks for is tried again, for workers wait for it. A worker
 that is sent SIGTERM leaves by a change of its own, before anything else that is not yet under way. A profile (`profiling`)
 is a row of changes, between which nobody else's are made.
+
+A member that dies is no change but a fact: those that are left are told at once to go on by themselves (RECOVERING), and
+whatever was being prepared begins anew after that. Then another process takes the place of the lost one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 import msgspec
@@ -25,10 +28,11 @@ import msgspec
 from gyrostat.core.job import NextGeneration
 from gyrostat.core.placement import Placement
 from gyrostat.job.profiling import ProfileWish, Profiling, SizeMeasured
-from gyrostat.job.protocol import Cancel, Prepare, SetFence, Step, Terminate
+from gyrostat.job.protocol import Cancel, Prepare, Recover, SetFence, Step, Terminate
 from gyrostat.job.stragglers import Pace, Reaction, Straggler, shares
 
 _TRIES = 3
+_HEAR_OF_DEATH_S = 0.5
 
 
 class Phase(StrEnum):
@@ -36,6 +40,7 @@ class Phase(StrEnum):
     STARTING = "starting"
     CONNECTING = "connecting"
     FENCED = "fenced"
+    RECOVERING = "recovering"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,23 @@ class Refused:
 
 
 @dataclass(frozen=True)
+class Rescued:
+    """Those that are left go on without these members."""
+
+    lost: tuple[int, ...]
+    reason: str
+    step: int
+    before: int
+    after: int
+    redone: int
+    """Micro-batches that the lost ones had run in the pass that was running."""
+    paused: float
+    """Seconds for which whoever waited longest stood still."""
+    waits: bool = False
+    """They are too few, and wait for others at the next boundary."""
+
+
+@dataclass(frozen=True)
 class Profiled:
     """What the profile says; the job is back on the size that it had."""
 
@@ -125,7 +147,7 @@ class GiveUp:
     reason: str
 
 
-Instruction = Start | Tell | End | Done | Refused | Profiled | Noticed | GiveUp
+Instruction = Start | Tell | End | Done | Refused | Rescued | Profiled | Noticed | GiveUp
 
 
 class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,6 +170,9 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     profile: ProfileWish | None
     home: int | None
     """The size to which the job goes back after a profile."""
+    lost: tuple[int, ...] = ()
+    why_lost: str = ""
+    missed: int = 0
 
 
 @dataclass
@@ -165,6 +190,10 @@ class Coordinator:
     """In force; None: as even as can be."""
     pace: Pace = field(default_factory=Pace)
     """Who is how fast."""
+    recovers: bool = False
+    """Workers can go on without one that dies."""
+    fewest: int = 1
+    """With fewer workers than that they wait for others."""
     generation: int = 1
     phase: Phase = Phase.STEADY
     training: bool = False
@@ -185,6 +214,13 @@ class Coordinator:
     _removed: int = 0
     """Stragglers, so far."""
     _comes_back_at: float = float("inf")
+    _lost: tuple[int, ...] = ()
+    _why_lost: str = ""
+    _missed: int = 0
+    """How many of them nobody had asked to leave."""
+    _redone: int = 0
+    _paused: float = 0.0
+    _look_at: float | None = None
 
     def __post_init__(self) -> None:
         self._next_member = max(self.members) + 1
@@ -342,6 +378,111 @@ class Coordinator:
         self._newcomers = tuple(other for other in self._newcomers if other != member)
         return self._fail(f"the new worker {member} {reason} before it joined", now)
 
+    # When a member is lost.
+
+    def died(self, lost: Sequence[int], reason: str, now: float) -> list[Instruction] | None:
+        """Members have gone in the middle of training. None: there is nobody who could go on without them."""
+        if not self.training or not self.recovers:
+            return None
+        instructions: list[Instruction] = []
+        absent: set[int] = set(lost)
+        if self._begun is not None:  # in force for some, so for all; but who has not arrived never will
+            absent |= self._waiting_for
+            arriving = tuple(member for member in self._waiting_for if member not in lost)
+            instructions += [*self._in_force(), *(End(member, reason) for member in arriving)]
+        survivors = tuple(member for member in self.members if member not in absent)
+        self._look_at = None
+        if not survivors:
+            return None
+        if self.phase not in (Phase.STEADY, Phase.RECOVERING):
+            instructions += self._break_off(reason)
+        number = max(self.generation, self._plan.generation if self._plan is not None else 0) + 1
+        gone = tuple(member for member in self.members if member not in survivors)
+        self._lost = (*self._lost, *gone)
+        self._missed += sum(member not in self._leaving for member in gone)
+        self._why_lost = self._why_lost or reason
+        self.members, self._leaving = survivors, tuple(m for m in self._leaving if m in survivors)
+        self.phase, self._waiting_for = Phase.RECOVERING, set(survivors)
+        self._plan = NextGeneration(
+            generation=number,
+            placement=Placement.even(self.virtual_workers, len(survivors)),
+            members=survivors,
+            newcomers=(),
+            donor=survivors[0],
+            store=self.store(number),
+            waits=len(survivors) < self.fewest,
+        )
+        return [*instructions, *(Tell(member, Recover(self._plan)) for member in survivors)]
+
+    def lost_by(self, generation: int, now: float) -> None:
+        """A worker has lost another one. Mostly we hear at once which; if not, all try to find each other again."""
+        current = self._plan if self.phase is Phase.RECOVERING else None
+        newest = self.generation if current is None else current.generation
+        if self.training and self.recovers and generation >= newest and self._look_at is None:
+            self._look_at = now + _HEAR_OF_DEATH_S
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Time has passed."""
+        if self._look_at is None or now < self._look_at:
+            return []
+        return self.died((), "connections among workers broke", now) or []
+
+    def deadline(self) -> float | None:
+        return self._look_at
+
+    def _break_off(self, reason: str) -> list[Instruction]:
+        """A change is under way that cannot go on as it is: its newcomers end, and it begins anew later."""
+        assert self._change is not None
+        change, newcomers = self._change, self._newcomers
+        if change.request is not None or change.at_step is not None:
+            self.schedule.insert(0, change)
+        elif change.workers > len(self.members):  # who was lost before has not been replaced yet
+            self._missed += change.workers - len(self.members)
+        number = self.generation if self._plan is None else self._plan.generation
+        self._settle()
+        self.generation = number
+        return [End(member, reason) for member in newcomers]
+
+    def recovered(
+        self, member: int, generation: int, placement: Placement, again: int, paused: float, now: float
+    ) -> list[Instruction]:
+        """A survivor has found the others."""
+        plan = self._plan
+        if self.phase is not Phase.RECOVERING or plan is None or generation != plan.generation:
+            return []
+        if member not in self._waiting_for:
+            return []
+        self._waiting_for.discard(member)
+        self._redone, self._paused = self._redone + again, max(self._paused, paused)
+        if self._waiting_for:
+            return []
+        before = len(self.members) + len(self._lost)
+        rescued = Rescued(
+            self._lost,
+            self._why_lost,
+            self.step,
+            before,
+            len(self.members),
+            self._redone,
+            self._paused,
+            plan.waits,
+        )
+        self.generation, self.placement, self._began_at = plan.generation, placement, self.step + 1
+        if self._missed and self._profiling is None and not self._is_awaited():
+            who = ", ".join(map(str, self._lost))
+            reason = f"in place of worker{'s' * (len(self._lost) > 1)} {who}"
+            self.schedule.insert(0, Change(workers=len(self.members) + self._missed, reason=reason))
+        self._lost, self._why_lost, self._missed, self._redone, self._paused = (), "", 0, 0, 0.0
+        self._settle()
+        return [rescued, *self._go_on(now)]
+
+    def _is_awaited(self) -> bool:
+        """Somebody waits for the change that comes next: whoever asked for it, or workers at its step."""
+        if not self.schedule:
+            return False
+        change = self.schedule[0]
+        return change.request is not None or (change.at_step is not None and change.at_step <= self.step + 1)
+
     def over(self) -> list[Instruction]:
         """The job has ended: who was about to join is not needed."""
         self.schedule, self.training = [], False
@@ -361,6 +502,8 @@ class Coordinator:
             return "the job has not begun to train yet; retry"
         if self._profiling is not None:
             return "busy with a profile; retry"
+        if self.phase is Phase.RECOVERING:
+            return "busy: a worker was lost, and the others are about to go on; retry"
         if self.phase is not Phase.STEADY:
             return f"busy with another change ({self._change_words()}); retry"
         return None
@@ -386,6 +529,9 @@ class Coordinator:
             leaving=self._leaving,
             profile=self._profiling.wish if self._profiling is not None else None,
             home=self._profiling.home if self._profiling is not None else None,
+            lost=self._lost,
+            why_lost=self._why_lost,
+            missed=self._missed,
         )
 
     @classmethod
@@ -408,6 +554,7 @@ class Coordinator:
         restored._alike, restored._change = dict(record.alike), record.change
         restored._next_member, restored._newcomers = record.next_member, record.newcomers
         restored._plan = record.plan
+        restored._lost, restored._why_lost, restored._missed = record.lost, record.why_lost, record.missed
         return restored
 
     def took_over(self, now: float) -> list[Instruction]:
@@ -426,6 +573,10 @@ class Coordinator:
             return [*broken_off, *self._go_on(now)]
         if self.phase is Phase.FENCED:
             return [*broken_off, *self._set_fence()]
+        if self.phase is Phase.RECOVERING:
+            assert self._plan is not None
+            self._waiting_for = set(self.members)
+            return [*broken_off, *(Tell(member, Recover(self._plan)) for member in self.members)]
         return [*broken_off, *self._fail(reason, now)]
 
     def retell(self, member: int) -> list[Instruction]:
@@ -436,6 +587,8 @@ class Coordinator:
             return [Tell(member, Prepare(self._plan))]
         if self.phase is Phase.FENCED and member in self.members:
             return [Tell(member, self._fence())]
+        if self.phase is Phase.RECOVERING and member in self._waiting_for:
+            return [Tell(member, Recover(self._plan))]
         return []
 
     def request(self) -> str | None:
@@ -464,9 +617,15 @@ class Coordinator:
         # What the schedule wants next is prepared at once, however far away it is.
         while self.schedule:
             change = self.schedule.pop(0)
+            change = replace(
+                change, without=tuple(member for member in change.without if member in self.members)
+            )
             # Workers wait at its step, even if there are as many as it wants.
-            if change.workers != len(self.members) or change.at_step is not None:
+            if change.workers != len(self.members) or change.at_step is not None or change.without:
                 return self._begin(change, now)
+            if change.request is not None:  # a death has done it
+                size = len(self.members)
+                return [Done(change, self.step, size, size, 0.0, 0.0, ()), *self._go_on(now)]
         return []
 
     def _let_go(self, now: float) -> list[Instruction]:

@@ -34,6 +34,7 @@ from gyrostat.job.coordinator import (
     Noticed,
     Profiled,
     Refused,
+    Rescued,
     Start,
     Tell,
 )
@@ -58,10 +59,14 @@ from gyrostat.job.profiling import ProfileWish
 from gyrostat.job.protocol import (
     Ended,
     Failed,
+    FailureKind,
     FromWorker,
     Leaving,
+    Lost,
+    Ping,
     Prepared,
     Ready,
+    Recovered,
     Seat,
     Stacks,
     Started,
@@ -74,6 +79,7 @@ from gyrostat.job.request import FIRST_GENERATION, RunRequest
 from gyrostat.job.restarts import Restarts
 from gyrostat.job.seating import Slot
 from gyrostat.job.sharding import OpenShards, Pulled, PullShard, QueuesRecord, ShardDesk
+from gyrostat.job.silence import Silence
 from gyrostat.job.stacks import SIGNAL as STACKS_SIGNAL
 from gyrostat.job.stragglers import Pace
 from gyrostat.job.watch import Cause, Order, Watch
@@ -184,6 +190,7 @@ class Leader:
         self._attempt: _Attempt | None = None
         self._number = -1
         self._deaths: list[Death] = []
+        self._silence = Silence(request.silence_s)
         self._restarts = Restarts(request.restarts)
         self._restart_at: float | None = None
         self._next: RunRequest | None = None
@@ -224,6 +231,7 @@ class Leader:
             return
         coordinator = Coordinator.restore(record.coordinator, store=self._store_of(record.attempt))
         coordinator.pace = Pace(request.stragglers)
+        coordinator.recovers, coordinator.fewest = request.recovers, request.fewest
         watch = self._watch(coordinator.members, request)
         self._attempt = _Attempt(record.attempt, request, watch, coordinator)
         self._tally.workers = len(coordinator.members)
@@ -252,9 +260,21 @@ class Leader:
         if attempt is None:
             return
         now, member = time.monotonic(), seat.member
+        if (
+            member in attempt.watch.spared
+        ):  # it was given up, and the others have gone on: it may not speak any more
+            self._hands.signal(seat, signal.SIGKILL)
+            return
+        self._silence.heard(member, now)
         self._tally.add(member, message, now)
         self._watch_progress(member, message, now)
         if isinstance(message, Failed):
+            if (
+                message.kind is FailureKind.PEER_LOST
+                and attempt.watch.why_spared(member, 0, None)
+                and self._spared(attempt, member, 0, message.summary)
+            ):
+                return
             if attempt.coordinator.is_newcomer(member):
                 self._carry_out(attempt.coordinator.gone(member, f"raised {message.summary}", now))
             elif member in attempt.watch.crew:  # else it was given up, and complains that it lost us
@@ -278,10 +298,20 @@ class Leader:
             return
         now = time.monotonic()
         if seat.member not in attempt.watch.crew:
-            how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-            self._carry_out(attempt.coordinator.gone(seat.member, how, now))
+            self._carry_out(attempt.coordinator.gone(seat.member, _how(code), now))
         if seat.member in attempt.watch.crew:
-            attempt.watch.exited(seat.member, code, now, evidence)
+            how = attempt.watch.why_spared(seat.member, code, evidence)
+            if how is None or not self._spared(attempt, seat.member, code, how):
+                attempt.watch.exited(seat.member, code, now, evidence)
+
+    def _spared(self, attempt: _Attempt, member: int, code: int, how: str) -> bool:
+        """A member has died. True: the others go on without it."""
+        instructions = attempt.coordinator.died((member,), f"worker {member} {how}", time.monotonic())
+        if instructions is None:
+            return False
+        attempt.watch.spare(member, code)
+        self._carry_out(instructions)
+        return True
 
     def lost(self, seat: Seat, why: str) -> None:
         """Nobody knows what has become of a worker, and nobody waits any longer."""
@@ -292,7 +322,9 @@ class Leader:
         if seat.member not in attempt.watch.crew:
             self._carry_out(attempt.coordinator.gone(seat.member, why, now))
         if seat.member in attempt.watch.crew:
-            attempt.watch.lost(seat.member, why, now)
+            spared = attempt.watch.why_spared(seat.member, 0, None) is not None
+            if not (spared and self._spared(attempt, seat.member, -signal.SIGKILL, f"was lost: {why}")):
+                attempt.watch.lost(seat.member, why, now)
 
     def back(self, seat: Seat) -> None:
         """A worker can be reached again, whose agent was away."""
@@ -395,16 +427,31 @@ class Leader:
         if self._attempt is None:
             return
         self._obey(self._attempt.watch.orders(now))
+        self._carry_out(self._attempt.coordinator.tick(now))
+        self._look_for_silence(self._attempt, now)
         self._look_for_standstill(self._attempt, now)
         if self._attempt.watch.over and not self._to_do:
             self._conclude(self._attempt, now)
 
+    def _look_for_silence(self, attempt: _Attempt, now: float) -> None:
+        """Who does not answer is killed, for it may wake up later, and counts as dead at once."""
+        if not attempt.coordinator.training or attempt.watch.stopped_by is not None:
+            return
+        asks, silent = self._silence.look(attempt.coordinator.members, now)
+        for member in silent:
+            self._hands.signal(Seat(attempt.number, member), signal.SIGKILL)
+            self.lost(Seat(attempt.number, member), f"silent for {self._silence.patience:g} s")
+        for member in attempt.coordinator.members if asks else ():
+            self._hands.tell(Seat(attempt.number, member), Ping())
+
     def deadline(self) -> float | None:
         """When `tick` has something to do by itself."""
+        silence = self._silence.deadline()
+        lost = self._attempt.coordinator.deadline() if self._attempt is not None else None
         watch = self._attempt.watch.deadline() if self._attempt is not None else None
         retry = time.monotonic() + _RETRY_S if self._to_do else None
         standstill = self._watchdog.deadline() if self._watchdog is not None else None
-        deadlines = (watch, retry, standstill, self._restart_at)
+        deadlines = (watch, retry, standstill, silence, lost, self._restart_at)
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     @property
@@ -486,6 +533,8 @@ class Leader:
                 schedule=request.changes(),
                 placement=placement,
                 pace=Pace(request.stragglers),
+                recovers=request.recovers,
+                fewest=request.fewest,
             ),
         )
         self._carry_out([_Launch(member) for member in members])
@@ -621,6 +670,10 @@ class Leader:
                 return coordinator.prepared(member, generation)
             case Switched(generation=generation, step=step, paused=paused, why_all=why_all):
                 return coordinator.switched(member, generation, step, paused, now, why_all)
+            case Recovered(generation=generation, placement=placement, again=again, paused=paused):
+                return coordinator.recovered(member, generation, placement, again, paused, now)
+            case Lost(generation=generation):
+                coordinator.lost_by(generation, now)
         return []
 
     def _carry_out(self, instructions: Sequence[_ToDo]) -> None:
@@ -665,6 +718,10 @@ class Leader:
                 self._reception.answer(change.request, self._answer(refused))
             case Profiled(wish=wish, rows=rows):
                 self._reception.answer(wish.request, ProfileTable(rows))
+            case Rescued() as rescued:
+                told = attempt.watch.told_of(rescued.lost) if attempt is not None else ()
+                self._tally.recovered(rescued, told, now)
+                self._observer.recovered(rescued)
             case Noticed(straggler=straggler):
                 self._tally.noticed(straggler, now)
                 self._observer.noticed(straggler)
@@ -725,3 +782,9 @@ class Leader:
             throughput=tally.rate() if coordinator is not None else None,
             devices=self._request.seating.devices(members) if self._request.seating is not None else (),
         )
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"exited with {code}"
+    return f"was killed by {signal.Signals(-code).name}"

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.placement import Placement
 from gyrostat.job.blackbox import BlackBox
 from gyrostat.job.protocol import (
     LASTING,
@@ -29,9 +30,12 @@ from gyrostat.job.protocol import (
     Finished,
     Leaving,
     Logged,
+    Lost,
+    Pong,
     Prepared,
     Probed,
     Ready,
+    Recovered,
     Rejoin,
     Seat,
     Started,
@@ -179,6 +183,18 @@ class Messenger:
         self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
     ) -> None:
         self._send(Switched(generation, step, workers, paused, why_all))
+
+    def lost(self, generation: int, why: str) -> None:
+        self._send(Lost(generation, why))
+
+    def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
+        self._send(Recovered(generation, placement, again, paused))
+
+    def is_here(self) -> None:
+        """Not the engine's, either: somebody wants to know."""
+        with self._lock:
+            if self._connected.is_set():
+                self._write(Pong())
 
     def leaving(self) -> None:
         """Not the engine's: the process was asked to."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Protocol
 
-from gyrostat.job.coordinator import Change, Done
+from gyrostat.job.coordinator import Change, Done, Rescued
 from gyrostat.job.outcome import Outcome
 from gyrostat.job.protocol import FromWorker
 from gyrostat.job.stragglers import Straggler
@@ -35,6 +35,9 @@ class Observer(Protocol):
 
     def noticed(self, straggler: Straggler) -> None:
         """A worker has become slower than the others."""
+
+    def recovered(self, rescued: Rescued) -> None:
+        """A worker has died; the others go on."""
 
     def stood_still(self, found: Standstill) -> None:
         """No step has been completed for too long."""
@@ -67,6 +70,9 @@ class Nobody:
         pass
 
     def noticed(self, straggler: Straggler) -> None:
+        pass
+
+    def recovered(self, rescued: Rescued) -> None:
         pass
 
     def stood_still(self, found: Standstill) -> None:

@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
-from gyrostat.job.coordinator import Change, Done
+from gyrostat.job.coordinator import Change, Done, Rescued
 from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
 from gyrostat.job.watchdog import Standstill
 
 _RATE_WINDOW_S = 5.0
+_REPEATED = 10_000
+"""Of so many steps, at most, the last ones may be told twice after a death."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +138,7 @@ class Tally:
     events: list[Event] = field(default_factory=list)
     finished: dict[int, Finished] = field(default_factory=dict)
     _restarting: tuple[Failure, float] | None = None
+    _repeats: bool = False
 
     @property
     def step(self) -> int:
@@ -164,10 +167,11 @@ class Tally:
             case Started():
                 self._restarted(message)
             case Steps(steps=steps):
-                self.steps += steps
-                self.samples += sum(step.samples for step in steps)
+                self._add_steps(steps)
             case Logged(step=step, metrics=metrics):
-                self.logs.append(LogRecord(step=step, metrics=metrics))
+                log = LogRecord(step=step, metrics=metrics)
+                if not self._repeats or log not in self.logs[-_REPEATED:]:
+                    self.logs.append(log)
             case Probed(step=step, digest=digest, tensors=tensors):
                 self.probes.append(ProbeRecord(step=step, digest=digest, tensors=tensors))
             case Checkpointed(step=step, path=path, seconds=seconds, blocked=blocked):
@@ -177,6 +181,30 @@ class Tally:
                 self._note(EventKind.CHECKPOINT, now, f"wrote {path}")
             case Finished():
                 self.finished[worker] = message
+
+    def _add_steps(self, steps: Sequence[Step]) -> None:
+        known = {step.step for step in self.steps[-_REPEATED:]} if self._repeats else ()
+        new = [step for step in steps if step.step not in known]
+        self.steps += new
+        self.samples += sum(step.samples for step in new)
+
+    def recovered(self, rescued: Rescued, evidence: tuple[str, ...], now: float) -> None:
+        """Workers have died, and the others went on. Whoever speaks for the job now may say some things again."""
+        self.workers, self._repeats = rescued.after, True
+        self.events.append(
+            Event(
+                kind=EventKind.FAILURE,
+                step=rescued.step,
+                at=now - self.asked_at,
+                reason=rescued.reason,
+                from_workers=rescued.before,
+                to_workers=rescued.after,
+                pause_ms=rescued.paused * 1e3,
+                recovered_from="peers",
+                micro_batches_redone=rescued.redone,
+                evidence=evidence,
+            )
+        )
 
     def resized(self, done: Done, now: float) -> None:
         """The number of workers has changed."""

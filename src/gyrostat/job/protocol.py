@@ -27,8 +27,9 @@ import msgspec
 
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
+from gyrostat.core.placement import Placement
 
-VERSION = 1
+VERSION = 2
 MAX_FRAME = 16 << 20
 _HEADER = 4
 _MAX_FDS = 16
@@ -244,6 +245,39 @@ class Stacks(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
+class Lost(msgspec.Struct, frozen=True, tag=True):
+    """This worker has lost another one of its generation, and waits to be told who is left."""
+
+    generation: int
+    why: str
+
+
+class Recovered(msgspec.Struct, frozen=True, tag=True):
+    """This worker has found those that are left."""
+
+    generation: int
+    placement: Placement
+    """Which they have agreed on."""
+    again: int
+    """Micro-batches that it runs because the one that had run them is lost."""
+    paused: float
+    """Seconds for which it stood still."""
+
+
+class Ping(msgspec.Struct, frozen=True, tag=True):
+    """Are you there?"""
+
+
+class Pong(msgspec.Struct, frozen=True, tag=True):
+    """The process runs. What its script does, another thread does."""
+
+
+class Recover(msgspec.Struct, frozen=True, tag=True):
+    """Somebody is lost: the members of this generation go on, at once and in the middle of whatever they are doing."""
+
+    plan: NextGeneration
+
+
 class Prepare(msgspec.Struct, frozen=True, tag=True):
     """Connect to the members of a generation to come, while training goes on."""
 
@@ -272,7 +306,7 @@ class Terminate(msgspec.Struct, frozen=True, tag=True):
 
 ToForkParent = Hello | Fork | Signal | ServeStore
 FromForkParent = Hello | Forked | Exited | Children
-ToWorker = Hello | Prepare | SetFence | Cancel | Terminate
+ToWorker = Hello | Prepare | SetFence | Cancel | Recover | Ping | Terminate
 FromWorker = (
     Hello
     | Rejoin
@@ -289,9 +323,12 @@ FromWorker = (
     | Switched
     | Leaving
     | Stacks
+    | Lost
+    | Recovered
+    | Pong
 )
 
-LASTING = (Started, Ready, Prepared, Switched, Leaving, Finished, Failed, Ended)
+LASTING = (Started, Ready, Prepared, Switched, Lost, Recovered, Leaving, Finished, Failed, Ended)
 """What a worker says that counts also for those who have not been there when it was said."""
 
 _encoder = msgspec.msgpack.Encoder()

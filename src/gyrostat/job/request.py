@@ -9,7 +9,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Assignment, CheckpointPolicy, Determinism, Pool, Probe, Reduction
+from gyrostat.core.job import (
+    Assignment,
+    CheckpointPolicy,
+    Determinism,
+    Pool,
+    Probe,
+    RecoveryMode,
+    Reduction,
+)
 from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import Change, changes
 from gyrostat.job.poison import LIMIT
@@ -70,12 +78,23 @@ class RunRequest:
     """How long a worker that was sent SIGTERM may take to leave at a boundary."""
     stragglers: StragglerPolicy = field(default_factory=StragglerPolicy)
     """When a worker is too slow, and what is done then."""
+    recovery: RecoveryMode = RecoveryMode.PEERS
+    """What becomes of the job if a worker dies."""
+    fewest: int = 1
+    """With fewer workers than that it waits for others."""
+    silence_s: float = 30.0
+    """A worker that does not answer for so long is given up; 0: never."""
     restarts: int = 0
     """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
     watchdog: WatchdogPolicy | None = None
     """When training stands still, and what is done then."""
     poison_limit: int = LIMIT
     """The job ends when so many workers have died while the same micro-batch was running; 0: never."""
+
+    @property
+    def recovers(self) -> bool:
+        """Workers can go on without one that dies."""
+        return self.recovery is not RecoveryMode.CHECKPOINT and not self.reference
 
     def again(self, virtual_workers: int, workers: int) -> RunRequest:
         """The same job once more after a death, from its newest checkpoint, on as many workers as it had."""
@@ -117,6 +136,15 @@ class RunRequest:
             )
         if self.paced and self.reference:
             raise UsageError("plain DDP, the reference, computes; leave out --paced")
+        if not 1 <= self.fewest <= self.crew().workers:
+            raise UsageError(
+                f"the fewest workers on which a job trains are 1 to {self.crew().workers}, as many as it begins with; "
+                f"got {self.fewest}"
+            )
+        if not 0 <= self.silence_s < math.inf:
+            raise UsageError(
+                f"a silent worker is given up after some seconds, or never (0); got {self.silence_s}"
+            )
         if not 0 <= self.grace_s < math.inf:
             raise UsageError(
                 f"the grace of a worker that is to leave is 0 seconds or more, got {self.grace_s}"
@@ -162,6 +190,7 @@ class RunRequest:
             timeout_s=self.timeout_s,
             paced=pace if slot is None else slot.paced,
             batch_size=self.batch_size,
+            recovery=self.recovery if self.recovers else RecoveryMode.CHECKPOINT,
         )
 
     def spec(self, assignment: Assignment, local_rank: int | None = None) -> WorkerSpec:

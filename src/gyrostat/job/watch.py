@@ -85,6 +85,9 @@ class Watch:
     poison_limit: int = LIMIT
     codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of those that have exited."""
+    _judged: dict[int, tuple[Cause, str]] = field(default_factory=dict)
+    spared: dict[int, int] = field(default_factory=dict)
+    """Exit codes of those that have died, and without which the others went on."""
     stopped_by: int | None = None
     """The signal by which the user asked to stop."""
     stopped: bool = False
@@ -159,7 +162,8 @@ class Watch:
         if self._terminated or (self.stopped_by is not None and code != 0):
             return
         if code < 0:
-            cause, summary = self._why_killed(worker, code, evidence)
+            judged = self._judged.get(worker)
+            cause, summary = judged or self._why_killed(worker, code, evidence)
             self._suspect(Failure(worker=worker, cause=cause, summary=summary, exit_code=128 - code), now)
         elif worker in self._told:
             return
@@ -192,6 +196,35 @@ class Watch:
             return Cause.KILLED, summary
         again = f"{self.poison_limit} workers have died while this micro-batch was running"
         return Cause.POISON, f"{summary}; {again}: {running}"
+
+    def why_spared(self, worker: int, code: int, evidence: Evidence | None) -> str | None:
+        """How a worker has died, if the others may go on without it.
+
+        Not if somebody wants the job to end, nor if whoever took over its work would die of it, too.
+        """
+        if not self._can_be_spared(worker) or code > 0:
+            return None
+        self._evidence[worker] = evidence or NO_EVIDENCE
+        if code == 0:
+            return "exited before its script had ended"
+        cause, summary = self._judged[worker] = self._why_killed(worker, code, evidence or NO_EVIDENCE)
+        return summary if cause is Cause.KILLED else None
+
+    def _can_be_spared(self, worker: int) -> bool:
+        ends = self._terminated or self.stopped_by is not None or self.stopped
+        return worker in self.crew and worker not in self._told and not ends
+
+    def told_of(self, workers: Sequence[int]) -> tuple[str, ...]:
+        """The evidence that these have left behind."""
+        return tuple(
+            line for worker in workers if worker in self._evidence for line in self._evidence[worker].told()
+        )
+
+    def spare(self, worker: int, code: int) -> None:
+        """The others go on without it."""
+        self.crew.remove(worker)
+        self.spared[worker] = code
+        self._leave_by.pop(worker, None)
 
     def lost(self, worker: int, why: str, now: float) -> None:
         """A worker is out of reach, and given up."""

@@ -40,8 +40,10 @@ from gyrostat.job.protocol import (
     Cancel,
     Channel,
     FailureKind,
+    Ping,
     Prepare,
     Program,
+    Recover,
     SetFence,
     Terminate,
     ToWorker,
@@ -195,10 +197,15 @@ def _listen(messenger: Messenger, exits: Exits) -> None:
     from gyrostat.engine import session
 
     for message in messenger.messages():
+        membership = session.membership()
         if isinstance(message, Terminate):
             exits.end_job()
+            if membership is not None:
+                membership.abandon()
             continue
-        membership = session.membership()
+        if isinstance(message, Ping):
+            messenger.is_here()
+            continue
         if membership is None:
             continue
         match message:
@@ -208,6 +215,8 @@ def _listen(messenger: Messenger, exits: Exits) -> None:
                 membership.set_fence(generation, step)
             case Cancel(generation=generation):
                 membership.cancel(generation)
+            case Recover(plan=plan):
+                membership.recover(plan)
 
 
 def run_program(program: Program) -> None:

@@ -7,6 +7,9 @@ from typing import Any, Protocol
 
 import torch
 
+from gyrostat.core.placement import Placement
+from gyrostat.engine.group import Group
+
 
 class Reduction(Protocol):
     """Adds the gradients of one module over all virtual workers in a fixed order.
@@ -39,8 +42,25 @@ class Reduction(Protocol):
     def send_off(self) -> None:
         """All gradients here are complete: let every bucket be on its way."""
 
+    def complete(self) -> None:
+        """Wait until the sum is here; all workers call this together. Raises `PeerLost`, and then nothing is lost."""
+
     def mean(self) -> Sequence[torch.Tensor]:
-        """The mean gradient of each parameter over all virtual workers; all workers call this together."""
+        """The mean gradient of each parameter over all virtual workers, as soon as it is complete."""
+
+    # When a worker is lost in the middle of a pass.
+
+    def retake(self, placement: Placement, group: Group) -> bool:
+        """Reduce what was taken, and what is still to come, among those that are left.
+
+        False: what was taken is lost, and has to be given again.
+        """
+
+    def kept(self) -> Sequence[torch.Tensor]:
+        """The last sum, for a worker that missed it."""
+
+    def missed(self) -> Sequence[torch.Tensor]:
+        """Where such a worker puts it; then `mean` returns it."""
 
     def discard(self) -> None:
         """Nobody's backward came through the module: forget what was taken."""

@@ -40,6 +40,7 @@ class Bucketed(ABC):
         self._home = torch.device("cpu")  # where gloo adds
         self._copies = HostCopies(self._parameters[0].device)
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
+        self._last: FlatBuckets | None = None  # the sum before, for a peer that may have missed it
 
     def _use(self, layout: Layout, *, totals_alone: int = 1) -> None:
         """From now on buckets are these. `totals_alone`: buffers for sums that a lone worker needs."""
@@ -123,19 +124,42 @@ class Bucketed(ABC):
         while self._ranks > 1 and self._left < len(self._layout):
             self._leave()
 
-    def mean(self) -> Sequence[torch.Tensor]:
-        if self._ranks == 1:
-            return self._only
+    def complete(self) -> None:
         self.send_off()
         with self._group.tracer.span("wait for the reduction"):
             for transfer in self._under_way:
                 transfer.wait()
+
+    def mean(self) -> Sequence[torch.Tensor]:
+        if self._ranks == 1:
+            return self._only
+        self.complete()
         totals = self._result()
         self._forget()
         self._after()
         # The next sum goes elsewhere: a peer that has not completed this one may still ask for it.
         self._totals.reverse()
+        self._last = totals
         return totals.views
+
+    # A worker is lost.
+
+    def retake(self, placement: Placement, group: Group) -> bool:
+        self._placement, self._group = placement, group
+        self._forget()
+        # What was under way may still write where it was told to.
+        self._totals[:1] = [self._new_buffers()]
+        return True
+
+    def kept(self) -> Sequence[torch.Tensor]:
+        assert self._last is not None
+        return self._last.flats
+
+    def missed(self) -> Sequence[torch.Tensor]:
+        self._forget()
+        self._totals[:1] = [self._new_buffers()]
+        self._left = len(self._layout)
+        return self._totals[0].flats
 
     def discard(self) -> None:
         self._forget()
@@ -161,7 +185,7 @@ class Bucketed(ABC):
             return
         other._after()
         pool = [*other._totals, *other._spare]
-        other._totals, other._spare = [], []
+        other._totals, other._spare, other._last = [], [], None
         self._totals = [pool.pop(0) if pool else mine for mine in self._totals]
         self._spare = pool[: self._sets()]
 

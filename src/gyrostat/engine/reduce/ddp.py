@@ -57,6 +57,13 @@ class DdpOrder(Bucketed):
             lambda: ring_sum(piece, self._placement, self._group), f"reduce bucket {bucket}"
         )
 
+    def retake(self, placement: Placement, group: Group) -> bool:
+        """Where gloo summed in place, nothing is left of what went in; elsewhere all of it is."""
+        summed_in_place = self._native
+        super().retake(placement, group)
+        self._native = placement.workers == self._ranks and group.size > 1
+        return not summed_in_place
+
     def _sets(self) -> int:
         return 0 if self._native else len(self._placement.held_by(self._group.rank))
 

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from gyrostat.core.errors import Misuse, Refused
+from gyrostat.core.placement import Placement
+from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import DdpOptions
 
@@ -158,18 +160,29 @@ class ModuleGradients:
         if self._overlaps and self._touched == hosted:
             self.reduction.send_off()
 
-    def settle(self, parts: Sequence[Part], virtual_workers: int) -> None:
-        """All workers know all parts: reduce if anybody's backward came through here, and set `.grad`."""
+    def complete(self, parts: Sequence[Part], virtual_workers: int) -> None:
+        """All workers know all parts: wait for the sum, if anybody's backward came through here."""
         touched = sum(part.touched for part in parts)
-        if touched == 0:
-            self.reduction.discard()
-            self._put_back([True] * len(self.parameters))
-            return
-        if touched < virtual_workers and not self.options.tolerates_unused:
+        if 0 < touched < virtual_workers and not self.options.tolerates_unused:
             raise Misuse(
                 f"{touched} of {virtual_workers} virtual workers ran a backward through {self.name!r}, the others did not: "
                 "DDP would wait forever; make every micro-batch use it, or track it with ddp={'find_unused_parameters': True}"
             )
+        if touched > 0:
+            self.reduction.complete()
+
+    def retake(self, placement: Placement, group: Group) -> None:
+        """A worker is lost: what was handed over here is to be reduced among those that are left."""
+        if not self.reduction.retake(placement, group) and self._own:
+            with torch.no_grad():
+                self.reduction.take(self._rank, self._own, self._divides(), self._weight)
+
+    def settle(self, parts: Sequence[Part]) -> None:
+        """The sum is complete: set `.grad`."""
+        if not any(part.touched for part in parts):
+            self.reduction.discard()
+            self._put_back([True] * len(self.parameters))
+            return
         used = [
             any(part.used is None or part.used[i] for part in parts if part.touched)
             for i in range(len(self.parameters))

@@ -96,6 +96,28 @@ class TreeOrder(Bucketed):
         for left, right in self._merges:
             left.flats[bucket].add_(right.flats[bucket])
 
+    def retake(self, placement: Placement, group: Group) -> bool:
+        super().retake(placement, group)
+        self._nodes = [maximal_nodes(self._ranks, placement.held_by(w)) for w in range(placement.workers)]
+        return True
+
+    def send_off(self) -> None:
+        self._fold_strays()
+        super().send_off()
+
+    def _fold_strays(self) -> None:
+        """After a death, virtual workers have not run in order of rank: halves that now meet are not neighbours here."""
+        nodes = [node for node, _ in self._sums]
+        if nodes != sorted(nodes):
+            self._release_merged()
+            strays, self._sums = sorted(self._sums, key=lambda held: held[0]), []
+            for stray in strays:
+                self._sums.append(stray)
+                self._find_merges()
+            for bucket in range(len(self._layout)):
+                self._add(-1, bucket)
+            self._release_merged()
+
     def _reduce(self, bucket: int) -> Transfer | None:
         if self._group.size == 1:
             return None  # the folding has ended in the root
