@@ -43,9 +43,9 @@ EXAMPLE = re.findall(
 )[0]
 
 
-def invoke(*args: str) -> str:
+def invoke(*args: str, code: int = 0) -> str:
     result = CliRunner().invoke(build_app(args[0]), args, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
+    assert result.exit_code == code, result.output
     return result.output
 
 
@@ -60,6 +60,7 @@ def test_a_day_in_the_life_of_a_cluster(
     script.parent.mkdir()
     script.write_text(SCRIPT)
     monkeypatch.setenv("GYROSTAT_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("GYROSTAT_RUNTIME_DIR", str(tmp_path / "run"))
     monkeypatch.delenv("GYROSTAT_CLUSTER", raising=False)
     monkeypatch.chdir(script.parent)
     with running("up", "--devices", "cpu:2", "--listen", "127.0.0.1:0", cwd=tmp_path) as daemon:
@@ -87,11 +88,17 @@ def test_a_day_in_the_life_of_a_cluster(
         assert lines[-1] == launch(script, virtual_workers=8, workers=1, reduction=None).digest
         assert "the end, after step 8" in lines[-2]
 
+        (script.parent / "broken.py").write_text("def load():\n    raise ValueError('no data')\n\nload()\n")
+        said = invoke("submit", "--follow", "broken.py", code=1)
+        assert "[0]     raise ValueError('no data')\n[0] ValueError: no data\n" in said
+        assert said.endswith("broken (j3) failed: worker 0 raised ValueError: no data\n")
+        assert told("status", "j3", "--json")["job"]["last_lines"][-1] == "ValueError: no data"
+
         kinds = [line.split()[3] for line in invoke("events", "--job", "j1").splitlines()]
         assert kinds[:2] == ["submitted", "started"]
         assert kinds[-1] == "finished"
         assert told("replay", "--json")["difference"] is None
-        assert "0 jobs run, 0 wait, 2 finished" in invoke("top")
+        assert "0 jobs run, 0 wait, 2 finished, 1 failed" in invoke("top")
 
         invoke("down")
         assert finish(daemon)[0] == 0

@@ -37,8 +37,8 @@ WORDS = {"exit_code": 1, "failure": "worker 0 raised E", "failed_at": 7, "last_l
 
 
 def test_one_that_finished_has_finished_whatever_was_wanted() -> None:
-    end = result(finished=True, exit_code=0, reason="finished after step 7", digest="d")
-    fields = {"step": 7, "exit_code": 0, "digest": "d"}
+    end = result(finished=True, exit_code=0, reason="finished after step 7", digest="d", loss=0.5)
+    fields = {"step": 7, "loss": 0.5, "exit_code": 0, "digest": "d"}
     wanted = Fate(JobState.FINISHED, "finished after step 7", "finished", True, fields=fields)
     for intent in Intent:
         assert fate_of(job(intent=intent), end, entitled=True, verdict="too late") == wanted

@@ -45,7 +45,12 @@ def fate_of(
     host was killed and it had come no farther, this time included.
     """
     if result is not None and result.finished:
-        fields = {"step": result.step, "exit_code": result.exit_code, "digest": result.digest}
+        fields = {
+            "step": result.step,
+            "loss": result.loss,
+            "exit_code": result.exit_code,
+            "digest": result.digest,
+        }
         return Fate(JobState.FINISHED, result.reason, "finished", True, fields=fields)
     if record.intent is Intent.CANCEL:
         return Fate(JobState.CANCELLED, "cancelled by its owner", "cancelled", True)

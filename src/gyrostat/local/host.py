@@ -160,7 +160,7 @@ def _result(attempt: int, outcome: Outcome, diary: Diary) -> Result:
     failure = outcome.failure
     if failure is not None and failure.traceback:
         for line in failure.traceback.splitlines():
-            diary.say(line)
+            diary.printed(failure.worker, Stream.STDERR, line)
     if failure is not None or outcome.diverged is not None:
         reason = str(failure) if failure is not None else str(outcome.diverged)
     elif outcome.stopped_by is not None and outcome.digest is None:
@@ -179,6 +179,7 @@ def _result(attempt: int, outcome: Outcome, diary: Diary) -> Result:
         retriable=outcome.diverged is None
         and not (failure is not None and failure.cause is Cause.RAISED and failure.exit_code == 2),
         digest=outcome.digest,
+        loss=next((loss for loss in reversed(outcome.losses) if loss is not None), None),
         last_lines=tuple(diary.last_lines),
     )
 

@@ -61,6 +61,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     retriable: bool = True
     """False: it would fail in the same way again."""
     digest: str | None = None
+    loss: float | None = None
+    """Virtual worker 0's, of the last step."""
     last_lines: tuple[str, ...] = ()
 
 
