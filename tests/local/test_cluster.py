@@ -192,6 +192,20 @@ def test_what_can_never_run_is_refused(tmp_path: Path) -> None:
         assert office.jobs(None) == []
 
 
+def test_ended_jobs_are_kept_for_a_set_time(tmp_path: Path) -> None:
+    write_script(tmp_path)
+    with running(tmp_path, "cpu:1", spare=0, keep=0.0) as daemon:
+        daemon.office.reserve("cpu", 1)
+        for _ in range(2):
+            daemon.office.submit(spec(tmp_path, 1, virtual_workers=1), "me")
+        daemon.home.job("j1").mkdir()
+        daemon.office.cancel("j1", "me")
+        until(daemon, lambda: daemon.office.job("j1", "me").state is JobState.CANCELLED, "is cancelled")
+        daemon.keep_house()
+        assert [job.id for job in daemon.office.jobs(None)] == ["j2"]
+        assert not daemon.home.job("j1").exists()
+
+
 def test_slots_keep_their_pace(tmp_path: Path) -> None:
     """Which worker sits on which device is known: two jobs, each on a slot of its own pace."""
     write_script(tmp_path)

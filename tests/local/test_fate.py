@@ -119,3 +119,10 @@ def test_states_follow_one_another_as_drawn() -> None:
 def test_records_survive_json() -> None:
     record = job(allowed=3, devices=(0, 2), loss=0.5)
     assert msgspec.json.decode(msgspec.json.encode(record), type=JobRecord) == record
+
+
+def test_one_that_could_not_be_started_waits_a_while_and_has_not_failed() -> None:
+    fate = fate_of(job(), result(postponed=True, reason="no space left on device"), entitled=True)
+    assert fate == Fate(
+        JobState.QUEUED, "no space left on device; tried again in 30 s", "postponed", True, after=30.0
+    )

@@ -8,6 +8,7 @@ import pytest
 
 from gyrostat.core.errors import Unplaceable, UsageError
 from gyrostat.core.plan import Start
+from gyrostat.local import layout
 from gyrostat.local.layout import layout_of_file, layout_of_slots, read_layout
 from gyrostat.local.records import JobSpec
 from gyrostat.sched.port import Snapshot, Submitted
@@ -34,12 +35,12 @@ def spec(**fields: object) -> JobSpec:
 
 
 def test_slots_are_written_by_type() -> None:
-    layout = layout_of_slots("fast:2@400, slow:1@2.5,cpu:1")
-    assert layout.virtual_clusters == ["default"]
-    assert layout.fleet.totals == {"fast": 2, "slow": 1, "cpu": 1}
-    assert [layout.slot(device).paced for device in range(4)] == [400.0, 400.0, 2.5, None]
-    assert [layout.record(device).name for device in range(4)] == ["fast/0", "fast/1", "slow/0", "cpu/0"]
-    assert read_layout(layout.text).text == layout.text, "a recording keeps the text, and it means the same"
+    machine = layout_of_slots("fast:2@400, slow:1@2.5,cpu:1")
+    assert machine.virtual_clusters == ["default"]
+    assert machine.fleet.totals == {"fast": 2, "slow": 1, "cpu": 1}
+    assert [machine.slot(device).paced for device in range(4)] == [400.0, 400.0, 2.5, None]
+    assert [machine.record(device).name for device in range(4)] == ["fast/0", "fast/1", "slow/0", "cpu/0"]
+    assert read_layout(machine.text).text == machine.text, "a recording keeps the text, and it means the same"
 
 
 @pytest.mark.parametrize("text", ["", "cpu", "cpu:0", "cpu:x", "cpu:2@", "cpu:2,cpu:1", "c pu:1", "cpu:-1"])
@@ -51,11 +52,11 @@ def test_other_writings_are_refused(text: str) -> None:
 def test_a_cell_file_says_what_slots_are(tmp_path: Path) -> None:
     path = tmp_path / "cells.yaml"
     path.write_text(FILE)
-    layout = layout_of_file(path)
-    assert layout.virtual_clusters == ["vision", "speech"]
-    assert [layout.slot(device).paced for device in range(6)] == [None] * 4 + [10.0] * 2
-    assert layout.record(4).cpus == 0.5
-    assert layout.record(2).cell == "box-1"
+    machine = layout_of_file(path)
+    assert machine.virtual_clusters == ["vision", "speech"]
+    assert [machine.slot(device).paced for device in range(6)] == [None] * 4 + [10.0] * 2
+    assert machine.record(4).cpus == 0.5
+    assert machine.record(2).cell == "box-1"
     path.write_text(FILE.replace("pace: 10", "pace: -1"))
     with pytest.raises(UsageError, match=r"cells.yaml:line 13: device_types.tiny.pace"):
         layout_of_file(path)
@@ -64,32 +65,46 @@ def test_a_cell_file_says_what_slots_are(tmp_path: Path) -> None:
 
 
 def test_what_a_job_may_have() -> None:
-    layout = read_layout(FILE)
-    request = layout.request("j1", spec(), "vision", 3.0)
+    machine = read_layout(FILE)
+    request = machine.request("j1", spec(), "vision", 3.0)
     assert (request.vc, request.devices, request.smallest, request.largest) == ("vision", 2, 1, 2)
-    mixed = layout.request("j1", spec(mix_types=True), "speech", 3.0)
+    mixed = machine.request("j1", spec(mix_types=True), "speech", 3.0)
     assert (mixed.largest, mixed.types) == (3, ())
-    low = layout.request("j1", spec(opportunistic=True, types=("cpu",)), "vision", 3.0)
+    low = machine.request("j1", spec(opportunistic=True, types=("cpu",)), "vision", 3.0)
     assert (low.vc, low.devices, low.smallest, low.largest) == ("vision.opportunistic", 1, 1, 4)
-    assert layout.request("j1", spec(cpu=1.0), "speech", 0.0).types == ("cpu",)
+    assert machine.request("j1", spec(cpu=1.0), "speech", 0.0).types == ("cpu",)
     with pytest.raises(Unplaceable, match="at least 3 devices, and virtual cluster 'vision' has 2 cpu"):
-        layout.request("j1", spec(min=3), "vision", 0.0)
+        machine.request("j1", spec(min=3), "vision", 0.0)
     with pytest.raises(
         Unplaceable, match=r"no device has 1 CPUs and 2000 bytes of memory .*cpu: 2.* CPUs, 1000 bytes"
     ):
-        layout.request("j1", spec(cpu=1.0, memory=2000), "speech", 0.0)
+        machine.request("j1", spec(cpu=1.0, memory=2000), "speech", 0.0)
+
+
+def test_gpus_are_found_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, model in enumerate(["Tesla V100-SXM2-16GB", "NVIDIA A100-PCIE-40GB", "Tesla V100-SXM2-16GB"]):
+        gpu = tmp_path / f"0000:0{number}:00.0"
+        gpu.mkdir()
+        (gpu / "information").write_text(f"Model: \t {model}\nIRQ: 33\n")
+    monkeypatch.setattr(layout, "_GPUS", tmp_path)
+    found = layout.found_layout()
+    assert found.fleet.totals == {"v100": 2, "a100": 1}
+    visible = [found.slot(device).env["CUDA_VISIBLE_DEVICES"] for device in range(3)]
+    assert visible == ["0", "2", "1"]
+    monkeypatch.setattr(layout, "_GPUS", tmp_path / "none")
+    assert list(layout.found_layout().fleet.totals) == ["cpu"]
 
 
 @pytest.mark.parametrize("policy", ["fifo", "priority", "wfs", "tiresias"])
 def test_opportunistic_jobs_live_on_what_nobody_uses(policy: str) -> None:
-    layout = read_layout(FILE)
-    books = layout.books(policy)
-    low = layout.request("low", spec(opportunistic=True, types=("cpu",)), "vision", 0.0)
+    machine = read_layout(FILE)
+    books = machine.books(policy)
+    low = machine.request("low", spec(opportunistic=True, types=("cpu",)), "vision", 0.0)
     (started,) = tick(books, Snapshot(0.0, (Submitted(low),))).actions
     assert isinstance(started, Start)
     assert started.borrowed == started.devices
     assert len(started.devices) == (4 if policy == "wfs" else 1)
-    high = layout.request("high", spec(min=2), "speech", 1.0)
+    high = machine.request("high", spec(min=2), "speech", 1.0)
     actions = tick(books, Snapshot(1.0, (Submitted(high),))).actions
     (guaranteed,) = [action for action in actions if action.job == "high"]
     assert isinstance(guaranteed, Start)

@@ -15,8 +15,9 @@ from gyrostat.core.errors import UsageError
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.hosting import Result, read_host
-from gyrostat.local.layout import layout_of_slots
+from gyrostat.local.layout import layout_of_slots, read_layout
 from gyrostat.local.records import JobState
+from gyrostat.sched.recording import replay
 from tests.conftest import Launch
 from tests.local.clusters import PATIENCE_S, at_step, finished, fixed, running, spec, until, write_script
 from tests.local.crashing import PAUSE_S, STEPS
@@ -64,7 +65,7 @@ def test_killed_at_every_step(
     accepted = (tmp_path / "accepted").read_text().split()
     for name in "abcd":
         (tmp_path / f"hurry-{name}").touch()
-    with running(tmp_path) as daemon:
+    with running(tmp_path, "cpu:3") as daemon:  # a device is gone, too
         assert set(accepted) <= {job.name for job in daemon.office.jobs(None)}, (
             "an accepted job was forgotten"
         )
@@ -75,6 +76,11 @@ def test_killed_at_every_step(
         workers: fixed(launch, spec(tmp_path, STEPS, PAUSE_S, virtual_workers=workers)) for workers in (1, 4)
     }
     assert [record.digest for record in records] == [digests[job.spec.virtual_workers] for job in records]
+    for recording in daemon.office.recordings():
+        assert (
+            replay(recording, lambda setup: read_layout(setup["cluster"]).books(setup["policy"])).difference
+            is None
+        )
     for record in records:
         results = [
             msgspec.json.decode(path.read_bytes(), type=Result)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError, UsageError, WrongState
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
-from gyrostat.core.request import JobRequest
+from gyrostat.core.request import JobId, JobRequest
 from gyrostat.job.door import Answer, Caller, NotDone, Status
 from gyrostat.job.profiling import SizeMeasured
 from gyrostat.local.driver import Began, Driver, Ended, Moved, News, NotMoved, Seen
@@ -97,8 +97,8 @@ class LocalCluster:
         self._tracked: dict[str, _Tracked] = {}
         self._timed: set[str] = set()
         """Jobs with a time limit, or that wait until a certain time."""
-        self._unplaced: set[str] = set()
-        """Jobs that run on fewer devices than their owners now want."""
+        self._doubtful: set[str] = set()
+        """Jobs of which it is not sure that they keep what they have: the scheduler was told of them anew."""
         self._first_look = True
         self._looked_at = time.monotonic()
         self._reserved: dict[str, int] = {}
@@ -140,7 +140,6 @@ class LocalCluster:
             tracked = self._tracked[action.job]
             tracked.devices = () if isinstance(action, Preempt) else action.devices
             tracked.seen = None
-            self._unplaced.discard(action.job)
             self.occupancy.entitle(action.job, tracked.devices)
         for action in plan.actions:
             record = self._registry.get(action.job)
@@ -165,9 +164,7 @@ class LocalCluster:
             self._aim(record, tracked, STOP_S)
 
     def wait(self, until: float | None) -> None:
-        for id_ in self._unplaced:
-            self._put(self._registry.get(id_), self._tracked[id_], ())
-        self._unplaced.clear()
+        self._believe_the_books()
         now = time.monotonic()
         rested = now + min(_REST * (now - self._looked_at), _LONGEST_REST_S)
         while True:
@@ -222,13 +219,16 @@ class LocalCluster:
         if record.intent is not Intent.RUN:
             self._look_at(record)
             return
-        devices = record.devices or tracked.driver.actual
-        borrowed = devices if record.spec.opportunistic else record.borrowed
+        there = range(len(self._layout.fleet))  # the cluster may be another than before
+        devices = tuple(device for device in record.devices or tracked.driver.actual if device in there)
         self._submit(record, tracked)
         if tracked.request is not None:
-            own = tuple(device for device in devices if device not in borrowed)
-            self._changes.append(Bound(tracked.request.id, own, borrowed))
+            if tracked.request.smallest <= len(devices) <= tracked.request.largest:
+                borrowed = tuple(d for d in devices if record.spec.opportunistic or d in record.borrowed)
+                own = tuple(device for device in devices if device not in borrowed)
+                self._changes.append(Bound(tracked.request.id, own, borrowed))
             tracked.devices = devices
+            self._doubtful.add(record.id)
         self.occupancy.entitle(record.id, tracked.devices)
         self._aim(record, tracked, STOP_S)
 
@@ -272,7 +272,7 @@ class LocalCluster:
         self._changes += [Finished(before.id), Submitted(after)]
         kept = tracked.devices[: after.largest]
         if len(kept) < after.smallest:
-            self._unplaced.add(record.id)  # it leaves what it has, unless it is given something at once
+            self._doubtful.add(record.id)  # it leaves what it has, unless it is given something at once
         elif kept:
             borrowed = tuple(device for device in kept if device in record.borrowed)
             own = tuple(device for device in kept if device not in borrowed)
@@ -280,11 +280,21 @@ class LocalCluster:
         if kept != tracked.devices:
             self._put(record, tracked, kept)
 
+    def _believe_the_books(self) -> None:
+        """The scheduler has decided: what it does not know that a job has, the job has not."""
+        for id_ in self._doubtful & self._tracked.keys():
+            tracked = self._tracked[id_]
+            view = self._books.jobs.get(JobId(id_))
+            held = () if view is None else tuple(sorted((*view.devices, *view.borrowed)))
+            if held != tracked.devices:
+                self._put(self._registry.get(id_), tracked, held)
+        self._doubtful.clear()
+
     def _put(self, record: JobRecord, tracked: _Tracked, devices: Devices) -> None:
-        """Its owner has decided, not the scheduler."""
+        """Not by a plan: its owner has decided, or the cluster is another."""
         tracked.devices = devices
         self.occupancy.entitle(record.id, devices)
-        reason = f"its owner wants {record.spec.min} to {record.spec.largest} devices"
+        reason = f"it may have {record.spec.min} to {record.spec.largest} devices, and these are left to it"
         self._registry.move(record.id, None, reason, "resized", before=record.devices, devices=devices)
         self._aim(record, tracked, STOP_S)
 

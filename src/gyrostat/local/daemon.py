@@ -133,6 +133,7 @@ class _Recording:
     def __init__(self, home: Home, setup: dict[str, object]) -> None:
         path = home.recordings / f"{time.time():017.3f}.jsonl"
         self._recorder: Recorder | None = Recorder(path, setup)
+        self._recorder.flush()
         self._due: float | None = None
 
     def __call__(self, snapshot: Snapshot, plan: Plan) -> None:

@@ -419,5 +419,6 @@ class Driver:
             reason=reason,
             step=0,
             started=False,
+            postponed=True,
         )
         return Ended(self.job, self._attempt, result)

@@ -17,6 +17,7 @@ from gyrostat.local.hosting import Result
 from gyrostat.local.records import Intent, JobRecord, JobState
 
 _FIRST_S, _LONGEST_S = 1.0, 300.0
+_POSTPONED_S = 30.0
 _DEATHS = 3
 """So often its host may be killed without the job having come farther."""
 
@@ -61,6 +62,10 @@ def fate_of(
     if result is None and deaths >= _DEATHS:
         reason = f"its host was killed {deaths} times, and it came no farther"
         return Fate(JobState.FAILED, reason, "failed", True, fields={"exit_code": 137})
+    if result is not None and result.postponed:
+        waits = JobState.SUSPENDED if record.attempts > 1 else JobState.QUEUED
+        reason = f"{result.reason}; tried again in {_POSTPONED_S:g} s"
+        return Fate(waits, reason, "postponed", True, _POSTPONED_S)
     if result is not None and not result.stopped:
         return _failed(record, result)
     killed = result is None

@@ -49,6 +49,7 @@ from gyrostat.local.logs import RotatingFile
 from gyrostat.local.tensorboard import EventFile
 
 _LAST_LINES = 20
+_AGAIN_S = 2.0
 _RESTARTS = 3
 """Of a job whose worker died, by its host, before that counts as a failure."""
 
@@ -92,7 +93,18 @@ def host(directory: Path, attempt: int, parent: ForkParent) -> None:
                 diary.say(line)
             result = _failed(attempt, f"its host failed: {error!r}", diary, retriable=True)
         diary.close()
-        write_result(directory, result)
+        _keep(directory, result)
+
+
+def _keep(directory: Path, result: Result) -> None:
+    """What a job came to is not lost because the disk is full: it waits for room."""
+    while True:
+        try:
+            write_result(directory, result)
+            return
+        except OSError as error:
+            print(f"{directory}: the result cannot be written yet: {error}", file=sys.stderr, flush=True)
+            time.sleep(_AGAIN_S)
 
 
 class Diary(Nobody):

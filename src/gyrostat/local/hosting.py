@@ -60,6 +60,8 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     """It began to train."""
     retriable: bool = True
     """False: it would fail in the same way again."""
+    postponed: bool = False
+    """It could not be started, through no fault of its own; that does not count."""
     digest: str | None = None
     loss: float | None = None
     """Virtual worker 0's, of the last step."""
