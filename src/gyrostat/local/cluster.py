@@ -4,8 +4,9 @@
     apply     who should have which devices: noted for everybody first, then each job's `driver` is told
     wait      until something happens; questions about the scheduler's books are answered here, where they are at rest
 
-All that is decided about jobs is decided in the loop's thread. Drivers and the office post to its inbox. What jobs there are,
-and in what state, is the registry's; here is only what the scheduler has been told of them, and who drives them.
+All that is decided about jobs is decided in the loop's thread. Drivers and the office (through `desk`) post to its inbox.
+What jobs there are, and in what state, is the registry's; here is only what the scheduler has been told of them, and who
+drives them.
 """
 
 from __future__ import annotations
@@ -13,19 +14,16 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from msgspec.structs import replace
-
 from gyrostat.core.devices import Devices
-from gyrostat.core.errors import GyrostatError, UsageError, WrongState
+from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.job.door import Answer, Caller, NotDone, Status
-from gyrostat.job.profiling import SizeMeasured
+from gyrostat.job.door import Status
 from gyrostat.local.driver import Began, Driver, Ended, Moved, News, NotMoved, Seen
 from gyrostat.local.fate import fate_of
 from gyrostat.local.home import Home
@@ -33,9 +31,8 @@ from gyrostat.local.hosting import is_hosted, read_result
 from gyrostat.local.layout import Layout
 from gyrostat.local.occupancy import Occupancy
 from gyrostat.local.pool import HostPool
-from gyrostat.local.records import DeviceRecord, Intent, JobRecord, JobSpec, JobState, Waiting
+from gyrostat.local.records import Intent, JobRecord, JobState
 from gyrostat.local.registry import Registry
-from gyrostat.local.waiting import why_it_waits
 from gyrostat.sched.books import Books
 from gyrostat.sched.port import Bound, Change, Finished, Progressed, Snapshot, Submitted, Withdrawn
 
@@ -77,7 +74,7 @@ class _Tracked:
 
 
 class LocalCluster:
-    """Implements `sched.port.Cluster` and `office.Machine`."""
+    """Implements `sched.port.Cluster`."""
 
     def __init__(self, home: Home, registry: Registry, layout: Layout, books: Books, pool: HostPool) -> None:
         self._home, self._registry, self._layout, self._books, self._pool = (
@@ -301,9 +298,12 @@ class LocalCluster:
     def _ended(self, ended: Ended) -> None:
         """Nobody hosts a job any more, or nobody did and its owner does not want it to run."""
         tracked = self._tracked.get(ended.job)
-        if tracked is None:
-            return
+        if tracked is None or (tracked.devices and not ended.began):
+            return  # it is over, or is to be started again
         record, result = self._registry.get(ended.job), ended.result
+        if not ended.began and record.intent is Intent.RUN and tracked.verdict is None:
+            self._wait_again(record, tracked)
+            return
         step = max(record.step, result.step if result is not None else 0)
         tracked.deaths = 0 if result is not None or step > tracked.died_at else tracked.deaths
         tracked.deaths, tracked.died_at = tracked.deaths + (result is None), step
@@ -343,6 +343,14 @@ class LocalCluster:
             tracked.driver.go_on(tracked.devices)
         elif fate.state is JobState.PAUSED and self._registry.get(record.id).intent is Intent.RUN:
             self._look_at(self._registry.get(record.id))  # resumed meanwhile
+
+    def _wait_again(self, record: JobRecord, tracked: _Tracked) -> None:
+        """It lost its devices before it could be started on them."""
+        if tracked.driver is not None:
+            self._dismiss(tracked.driver)
+            tracked.driver = None
+        state = JobState.SUSPENDED if record.holds_devices else None
+        self._registry.move(record.id, state, None, devices=(), borrowed=(), workers=0)
 
     def _leave_scheduler(self, id_: str, tracked: _Tracked) -> None:
         if tracked.request is not None:
@@ -474,79 +482,25 @@ class LocalCluster:
         age, began = self._began
         return age + time.monotonic() - began
 
-    # For the office: from any thread.
+    # From any thread.
 
-    def virtual_clusters(self) -> Sequence[str]:
-        return self._layout.virtual_clusters
-
-    def check_placeable(self, spec: JobSpec, vc: str) -> None:
-        self._layout.request("new", spec, vc, 0.0)
-
-    def wake(self, id_: str) -> None:
+    def look_at(self, id_: str) -> None:
+        """This job is new, or its owner wants something of it."""
         self._post(id_)
 
-    def capacity(self) -> Mapping[str, int]:
-        return self._layout.fleet.totals
-
-    def devices(self) -> list[DeviceRecord]:
-        records = {record.id: record for record in self._registry.jobs() if not record.state.over}
-        reserved = self._ask(lambda: {device for part in self._books.withdrawn.values() for device in part})
-        return [
-            self._device(number, records, number in reserved) for number in range(len(self._layout.fleet))
-        ]
-
-    def _device(self, number: int, records: Mapping[str, JobRecord], reserved: bool) -> DeviceRecord:
-        device = replace(self._layout.record(number), reserved=reserved)
-        jobs = [records[job] for job in self.occupancy.on(number) if job in records]
-        if not jobs:
-            return device
-        return replace(device, job=jobs[0].id, tenant=jobs[0].tenant, borrowed=number in jobs[0].borrowed)
-
-    def waiting(self, id_: str) -> Waiting | None:
-        record = self._registry.get(id_)
-        return self._ask(lambda: why_it_waits(self._books, record, self._registry.clock()))
-
-    def migrate(self, id_: str, workers: tuple[int, ...]) -> Answer:
-        with self._call(id_) as caller:
-            answer = caller.migrate(workers or caller.status().members)
-        if not answer.done:
-            raise NotDone(answer.text)
-        return answer
-
-    def profile(
-        self, id_: str, smallest: int | None, largest: int | None, steps: int
-    ) -> tuple[SizeMeasured, ...]:
-        record = self._registry.get(id_)
-        if largest is not None and largest > len(record.devices):
-            raise UsageError(
-                f"job {id_} has {len(record.devices)} devices and can be measured on so many at most, not on {largest}"
-            )
-        with self._call(id_) as caller:
-            return caller.profile(smallest, largest, steps)
-
-    def _call(self, id_: str) -> Caller:
-        record = self._registry.get(id_)
-        if record.state is not JobState.RUNNING:
-            raise WrongState(f"job {id_} is {record.state}; this can be asked of a running job only")
-        return Caller(id_, at=self._home.doors)
-
-    def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
+    def withdraw(self, wanted: Mapping[str, int]) -> None:
+        """A serving load has so many devices of each type from now on."""
         with self._changed:
             self._withdraw = dict(wanted)
             self._changed.notify_all()
-        if not wait:
-            return False
-        deadline = time.monotonic() + wait
-        taken = self._ask(lambda: [device for part in self._books.withdrawn.values() for device in part])
-        return self.occupancy.await_free(taken, max(0.0, deadline - time.monotonic()))
 
-    def _ask(self, question: Callable[[], T]) -> T:
+    def ask(self, question: Callable[[Books], T]) -> T:
         """Have the loop's thread look at the books, when nothing is being decided."""
         answer: Future[T] = Future()
 
         def reply() -> None:
             try:
-                answer.set_result(question())
+                answer.set_result(question(self._books))
             except BaseException as error:
                 answer.set_exception(error)
 

@@ -22,6 +22,7 @@ from typing import Self
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
 from gyrostat.core.plan import Plan
 from gyrostat.local.cluster import Closed, LocalCluster
+from gyrostat.local.desk import Desk
 from gyrostat.local.home import Home
 from gyrostat.local.layout import Layout
 from gyrostat.local.office import Office
@@ -66,7 +67,8 @@ class Daemon:
             stack.callback(self._pool.close)
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
             self.cluster = LocalCluster(home, self.registry, layout, books, self._pool)
-            self.office = Office(home, self.registry, self.cluster, workdirs=workdirs)
+            desk = Desk(home, self.registry, layout, self.cluster)
+            self.office = Office(home, self.registry, desk, workdirs=workdirs)
             self._books = books
             self._loop = threading.Thread(target=self._run, name="scheduling loop")
             self._closing = stack.pop_all()

@@ -114,6 +114,8 @@ class Ended:
     job: str
     attempt: int
     result: Result | None
+    began: bool = True
+    """False: it was to be started, waited for devices, and is not to be started any more."""
 
 
 News: TypeAlias = Began | Seen | Moved | NotMoved | Ended
@@ -151,6 +153,8 @@ class Driver:
         self._stopping = False
         self._undecided = False
         """It has ended, and nobody has said yet whether it should be started again."""
+        self._called_off = False
+        """It should be nowhere, and whoever said so has to hear if it already was."""
         self._kill_at: float | None = None
         self._line: Channel[Reply] | None = None
         self._pending: tuple[str, Devices] | None = None
@@ -204,6 +208,7 @@ class Driver:
         """It should have these. `within`: if it has to stop and does not in so many seconds, it is killed."""
         with self._lock:
             self._wanted = devices
+            self._called_off = not devices
             self._kill_at = None if within is None else time.monotonic() + within
         self.ring()
 
@@ -248,6 +253,9 @@ class Driver:
             wanted, kill_at = () if self._undecided else self._wanted, self._kill_at
         if self._hosted and (ended := self._has_ended()) is not None:
             self._tell_end(ended)
+            return None
+        if not wanted and not self._hosted:
+            self._tell_called_off()
             return None
         joining = [device for device in wanted if device not in self._actual]
         if self._pending is not None and wanted:
@@ -300,6 +308,12 @@ class Driver:
         request = secrets.token_hex(8)
         if self._send(Occupy(request, tuple(self._slot(device) for device in devices))):
             self._pending = request, devices
+
+    def _tell_called_off(self) -> None:
+        with self._lock:
+            called_off, self._called_off = self._called_off and not self._undecided, False
+        if called_off:
+            self._tell(Ended(self.job, self._attempt, None, began=False))
 
     def _tell_end(self, ended: Ended) -> None:
         self._hang_up()

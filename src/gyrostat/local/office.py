@@ -43,7 +43,7 @@ from gyrostat.local.registry import Registry
 
 
 class Machine(Protocol):
-    """The running side of the cluster, as the office needs it; `cluster.LocalCluster` is one."""
+    """The running side of the cluster, as the office needs it; `desk.Desk` is one."""
 
     def virtual_clusters(self) -> Sequence[str]:
         """Their names, as the cluster was set up."""
