@@ -68,6 +68,7 @@ class ElasticJob(Nobody):
         args: Sequence[str] = WIDE,
         placement: Sequence[int] | None = None,
         stragglers: StragglerPolicy | None = None,
+        silence_s: float = 30.0,
     ) -> None:
         """`placement`: how many virtual workers each worker runs, if not as even as can be."""
         even = Placement.even(virtual_workers, workers)
@@ -76,6 +77,7 @@ class ElasticJob(Nobody):
             program=Program(name=str(SCRIPT), args=tuple(args)),
             placement=even if placement is None else Placement.from_counts(placement),
             stragglers=stragglers or StragglerPolicy(),
+            silence_s=silence_s,
             paced=paced,
             name=f"benchmark-{os.getpid()}",
         )

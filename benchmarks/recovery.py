@@ -49,12 +49,25 @@ class Mortal(ElasticJob):
     """A job whose workers can be killed. Another one takes a lost one's place."""
 
     def __init__(
-        self, source: WorkerSource, workers: int, virtual_workers: int, paced: Sequence[float]
+        self,
+        source: WorkerSource,
+        workers: int,
+        virtual_workers: int,
+        paced: Sequence[float],
+        silence_s: float = 30.0,
     ) -> None:
         self._pids: dict[int, int] = {}
         self._whole = threading.Event()
         self._size = workers
-        super().__init__(source, virtual_workers=virtual_workers, workers=workers, paced=paced, args=MODEL)
+        self._stopped: list[int] = []
+        super().__init__(
+            source,
+            virtual_workers=virtual_workers,
+            workers=workers,
+            paced=paced,
+            args=MODEL,
+            silence_s=silence_s,
+        )
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, Hello):
@@ -67,8 +80,8 @@ class Mortal(ElasticJob):
         if done.after == self._size:
             self._whole.set()
 
-    def kill_one(self) -> float:
-        """The longest time between two steps, from now until the second one is complete."""
+    def hit_one(self, number: int) -> float:
+        """Send one worker this signal. The longest time between two steps, from now until the second one is complete."""
         self._whole.wait()
         self.wait_for(self.last_step + 5)
         victim = random.choice(self.caller.status().members)
@@ -76,10 +89,19 @@ class Mortal(ElasticJob):
         self.wait_until(time.monotonic() + random.random() * STEP_S)  # anywhere in a step
         self._whole.clear()
         killed = time.monotonic()
-        os.kill(self._pids[victim], signal.SIGKILL)
+        os.kill(self._pids[victim], number)
+        if number == signal.SIGSTOP:
+            self._stopped.append(self._pids[victim])
         while self.completed_at(step) <= killed:
             step += 1
         return max(self.times(step, step + 1))
+
+    def wake(self) -> None:
+        """Those that were stopped go on, and find that they are not wanted."""
+        for pid in self._stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
+        self._stopped.clear()
 
 
 def measure(options: Options) -> Iterator[Figure]:
@@ -91,7 +113,7 @@ def measure(options: Options) -> Iterator[Figure]:
                 step_s = left.steady(20)
             with Mortal(parent, workers, virtual_workers, paced) as job:
                 for number in range(options.pairs):
-                    gap = job.kill_one()
+                    gap = job.hit_one(signal.SIGKILL)
                     beyond.append(max(0.0, gap - step_s))
                     told = f"{1e3 * gap:.0f} ms, a step on {workers - 1} takes {1e3 * step_s:.0f}"
                     show_progress(number + 1, options.pairs, told)

@@ -7,6 +7,7 @@ Whichever two a benchmark compares, both train what `workloads.py` describes on 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from figures import Figure, Options, Target
@@ -26,11 +27,12 @@ def gyrostat_side(
     *,
     reduction: str = "ddp",
     name: str = "gyrostat",
+    more: Sequence[str] = (),
 ) -> Side:
-    """`gyrostat run` with so many virtual workers on so many workers; its report goes to NAME.json."""
+    """`gyrostat run` with so many virtual workers on so many workers, and `more` options; its report goes to NAME.json."""
     command = [str(Path(sys.executable).with_name("gyrostat")), "run", "--quiet"]
     command += ["--virtual-workers", str(virtual_workers), "--workers", str(workers)]
-    command += ["--reduction", reduction, "--report", f"{directory}/{name}.json"]
+    command += ["--reduction", reduction, "--report", f"{directory}/{name}.json", *more]
     command += [str(HERE / "side_gyrostat.py"), workload, "--buffers", f"{directory}/{name}.buffers"]
     return Side(name, [command], address=directory / f"{name}.socket", processes=workers, env=ONE_THREAD)
 

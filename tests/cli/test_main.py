@@ -23,16 +23,6 @@ def test_the_command_line_needs_no_torch_to_start() -> None:
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_a_cluster_needs_what_is_not_always_installed(tmp_path: Path) -> None:
-    program = (
-        "import sys; sys.modules['uvicorn'] = None; sys.argv = ['gyrostat', 'up', '--state', sys.argv[1]]; "
-        "from gyrostat.cli.main import main; main()"
-    )
-    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True)
-    told = "gyrostat: error: a cluster needs uvicorn: pip install 'gyrostat[cluster]'\n"
-    assert (run.returncode, run.stderr) == (2, told)
-
-
 def test_version_and_help() -> None:
     import gyrostat as package
     from gyrostat.cli.main import app

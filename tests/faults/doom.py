@@ -16,19 +16,23 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from gyrostat.engine import session
 from gyrostat.engine.checkpoint import CheckpointStore
 from gyrostat.engine.job import Job
+from gyrostat.engine.recovery import Recovery
 from gyrostat.engine.runner import Runner
 from gyrostat.engine.transition import Transition
 from gyrostat.engine.virtual import VirtualRunner
 
 ORDERS = "GYROSTAT_TEST_FAULTS"
+_member: list[int] = []
 
 
 def arm() -> None:
     """Called by the script under test before anything else."""
+    assert session._Process.assignment is not None
+    _member.append(session._Process.assignment.member)
     _wrap(VirtualRunner, "begin_micro_batch", before="micro_batch", rank=lambda runner, micro: micro.rank)
     _in_backward()
     _wrap(VirtualRunner, "send_off", before="exchange")
-    _wrap(VirtualRunner, "settle", before="reduce", after="reduced")
+    _wrap(VirtualRunner, "complete", before="reduce", after="reduced")
     register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: reached("update"))
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: reached("updated"))
     _wrap(Job, "boundary", before="boundary")
@@ -36,15 +40,16 @@ def arm() -> None:
     _in_evaluation()
     _wrap(CheckpointStore, "_write_files", before="checkpoint")
     _wrap(Job, "finish", before="end")
+    _wrap(Recovery, "_agree", before="recovery")
 
 
 def reached(place: str, rank: int | None = None) -> None:
     """If somebody wants this worker to fail here and now, it does."""
-    assignment, job = session._Process.assignment, session.current()
+    job = session.current()
     step = job.step if job is not None else 0
     for order in json.loads(os.environ[ORDERS]):
         wanted = (order["where"], order["member"], order["step"] if place != "end" else step)
-        if wanted != (place, assignment.member if assignment else None, step):
+        if wanted != (place, _member[0], step):
             continue
         if order["rank"] is None or order["rank"] == rank:
             _obey(order)

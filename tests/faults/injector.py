@@ -11,7 +11,7 @@ stopped (SIGSTOP) goes on after some seconds. Places, in the order in which a st
     updated       after it                                    boundary   before the next step is handed out
     fence         a generation is about to begin              fenced     it has, on this worker
     evaluate      in job.evaluate                             checkpoint while one is written
-    end           the script has ended
+    end           the script has ended                        recovery   those who are left are about to agree
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 import tempfile
 from collections import Counter
@@ -81,6 +82,7 @@ def chaos(
         check_writable(json)
     if keep is not None and keep.exists() and any(keep.iterdir()):
         raise UsageError(f"--keep {keep}: that directory is not empty; name a new one")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left running
     with tempfile.TemporaryDirectory(prefix="gyrostat-chaos-") as directory:
         request = ChaosRequest(
             run=_RUN,
@@ -127,8 +129,8 @@ class _Teller(Watcher):
     def round_over(self, round: Round) -> None:
         recorded = round.recorded
         _say(
-            f"round over: {len(round.struck)} faults, {recorded.samples:,} samples, {recorded.restored} checkpoints restored, "
-            f"digest {_digest(recorded)}"
+            f"round over: {len(round.struck)} faults, {recorded.samples:,} samples, recovered {len(recorded.rescued)} times "
+            f"from peers and {recorded.restored} times from a checkpoint, digest {_digest(recorded)}"
         )
 
 
@@ -159,10 +161,11 @@ def _show(verdict: Verdict) -> None:
         for difference in round.differences:
             console.print(f"round {number}: {difference}", markup=False)
     restored = sum(round.recorded.restored for round in verdict.rounds)
+    rescued = sum(len(round.recorded.rescued) for round in verdict.rounds)
     if verdict.ok:
         console.print(
             f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step "
-            f"with the same loss and samples; {restored} times a checkpoint was restored.",
+            f"with the same loss and samples; {rescued} times they recovered from peers, {restored} times from a checkpoint.",
             soft_wrap=True,
         )
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from gyrostat.job.chaos.record import Began, Born, End, Note, Notebook, Reader, Recorded, StepDone
+from gyrostat.job.chaos.record import Began, Born, End, Note, Notebook, Reader, Recorded, Rescue, StepDone
 from gyrostat.job.chaos.verdict import Round, Struck, Verdict, differences
 
 
@@ -27,6 +27,17 @@ def test_the_same() -> None:
     again = recorded(step(1), step(2), Began(2.5, 1, "/c/1"), step(2), step(3), End(4.0, 3, "abc"))
     assert differences(again, UNDISTURBED) == []
     assert (again.restored, again.samples, again.times) == (1, 24, [1.0, 2.0, 2.0, 3.0])
+
+
+def test_recoveries_are_counted_once_whoever_notes_them() -> None:
+    again = recorded(
+        Rescue(1.0, 2, 1, 0.1),
+        Rescue(1.0, 2, 2, 0.1),
+        Rescue(2.0, 4, 0, 0.1),
+        Began(3.0, 1, "/c/1"),
+        Rescue(4.0, 2, 1, 0.1),
+    )
+    assert (len(again.rescued), again.redone) == (3, 4)
 
 
 def test_whatever_differs_is_told() -> None:
@@ -62,7 +73,15 @@ def test_a_verdict_needs_a_round() -> None:
         "digest": "abc",
         "steps": 3,
         "samples": 24,
-        "rounds": [{"samples": 24, "restored_from_checkpoint": 0, "differences": []}],
+        "rounds": [
+            {
+                "samples": 24,
+                "recovered_from_peers": 0,
+                "micro_batches_redone": 0,
+                "restored_from_checkpoint": 0,
+                "differences": [],
+            }
+        ],
         "faults": [
             {
                 "round": 0,

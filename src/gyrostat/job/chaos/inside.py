@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.placement import Placement
 from gyrostat.engine import session
 from gyrostat.engine.supervisor import Supervisor
-from gyrostat.job.chaos.record import Began, Born, End, Notebook, StepDone
+from gyrostat.job.chaos.record import Began, Born, End, Notebook, Rescue, StepDone
 from gyrostat.job.protocol import Program
 from gyrostat.job.worker import run_program
 
@@ -44,6 +45,10 @@ class NoteTaker:
     ) -> None:
         self._notebook.write(StepDone(time.monotonic(), step, loss, samples))
         self._inner.stepped(step, epoch, loss, samples, busy)
+
+    def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
+        self._notebook.write(Rescue(time.monotonic(), generation, again, paused))
+        self._inner.recovered(generation, placement, again, paused)
 
     def finished(self, step: int, digest: str) -> None:
         self._notebook.write(End(time.monotonic(), step, digest))

@@ -25,7 +25,9 @@ from gyrostat.job.door import Caller
 from gyrostat.job.protocol import Program
 
 _LOOK_S = 0.02
-_LEASE_S = 1.0
+_BUSY_S = 5.0
+"""For so long a resize is asked for again if the job is busy."""
+_LEASE_S = 2.0
 _PATIENCE_S = 20.0
 _LAST_LINES = 20
 _INSIDE = "gyrostat.job.chaos.inside"
@@ -330,10 +332,14 @@ class _Run:
         began, step = time.monotonic(), self._step
         try:
             with Caller(self._job) as caller:
-                said = caller.scale(size).text
-        except GyrostatError as error:
-            said = str(error)
-        self._note(fault, f"to {size} workers: {said}", began, step)
+                answer = caller.scale(size)
+                while not answer.done and time.monotonic() < began + _BUSY_S:
+                    time.sleep(_LOOK_S)
+                    answer = caller.scale(size)
+        except GyrostatError:
+            return  # the job has ended meanwhile
+        if answer.done:
+            self._note(fault, answer.text, began, step)
 
     def _kill_leader(self, fault: Fault) -> None:
         """In a thread: who leads is asked, and maybe nobody does now."""

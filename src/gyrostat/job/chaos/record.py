@@ -39,13 +39,23 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     samples: int
 
 
+class Rescue(msgspec.Struct, frozen=True, tag=True):
+    """This worker goes on with those that are left after a death, in another generation."""
+
+    at: float
+    generation: int
+    again: int
+    """Micro-batches that it does again."""
+    paused: float
+
+
 class End(msgspec.Struct, frozen=True, tag=True):
     at: float
     step: int
     digest: str
 
 
-Note = Born | Began | StepDone | End
+Note = Born | Began | StepDone | Rescue | End
 _decoder: msgspec.json.Decoder[Note] = msgspec.json.Decoder(Note)
 
 
@@ -93,6 +103,10 @@ class Recorded:
     digests: set[str] = field(default_factory=set)
     restored: int = 0
     """How often it went on from a checkpoint."""
+    rescued: set[tuple[int, int]] = field(default_factory=set)
+    """Generations in which it went on from peers; they are counted anew after every checkpoint that was restored."""
+    redone: int = 0
+    """Micro-batches done again by peers."""
     contradictions: list[str] = field(default_factory=list)
     """Steps that were not the same when they were done again."""
 
@@ -107,6 +121,9 @@ class Recorded:
                     )
             case Began(resumed_from=str()):
                 self.restored += 1
+            case Rescue(generation=generation, again=again):
+                self.rescued.add((self.restored, generation))
+                self.redone += again
             case End(digest=digest):
                 self.digests.add(digest)
 

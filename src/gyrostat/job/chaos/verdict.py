@@ -83,6 +83,8 @@ class Verdict:
             "rounds": [
                 {
                     "samples": round.recorded.samples,
+                    "recovered_from_peers": len(round.recorded.rescued),
+                    "micro_batches_redone": round.recorded.redone,
                     "restored_from_checkpoint": round.recorded.restored,
                     "differences": list(round.differences),
                 }

@@ -13,16 +13,12 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from gyrostat.core.errors import UsageError
+from gyrostat.local.api.app import build_app
 from gyrostat.local.api.tokens import Principal, TokenBook
-
-try:
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    from gyrostat.local.api.app import build_app
-except ModuleNotFoundError as error:
-    raise UsageError(f"a cluster needs {error.name}: pip install 'gyrostat[cluster]'") from error
 
 if TYPE_CHECKING:
     from gyrostat.local.office import Office
