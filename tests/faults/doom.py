@@ -48,7 +48,8 @@ def reached(place: str, rank: int | None = None) -> None:
     job = session.current()
     step = job.step if job is not None else 0
     for order in json.loads(os.environ[ORDERS]):
-        wanted = (order["where"], order["member"], order["step"] if place != "end" else step)
+        when = step if order["step"] is None or place == "end" else order["step"]
+        wanted = (order["where"], order["member"], when)
         if wanted != (place, _member[0], step):
             continue
         if order["rank"] is None or order["rank"] == rank:

@@ -37,8 +37,8 @@ _ARM = f"import sys; sys.path.append({str(_HERE)!r}); from tests.faults import d
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    step: int
-    """So many steps are complete."""
+    step: int | None
+    """So many steps are complete; None: whenever it comes there first."""
     where: str
     worker: int
     signal: int = signal.SIGKILL
@@ -50,7 +50,7 @@ class Fault:
 
 def fail_at(
     *,
-    step: int,
+    step: int | None,
     where: str,
     worker: int,
     signal: int = signal.SIGKILL,

@@ -170,6 +170,27 @@ def test_at_a_fence(
     check(outcome, undisturbed[1], lost=N)
 
 
+def test_a_fence_that_only_some_have_come_to(launch: Launch) -> None:
+    """Worker 2 was asked to leave, and dies at the fence. Worker 0 is there, too; worker 1 is slow, and hears of the death
+    before: for it there is no fence any more."""
+    script = SCRIPT.replace(
+        "import sys\n", "import os\n    import signal\n    import sys\n    import time\n"
+    ).replace(
+        "            optimizer.step()\n",
+        """            optimizer.step()
+            if os.environ["RANK"] == "2" and job.step == 1:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if os.environ["RANK"] == "1":
+                time.sleep(0.2)
+""",
+    )
+    undisturbed = launch(SCRIPT, virtual_workers=N, workers=2, args=["1"])
+    outcome = fail_at(step=None, where="fence", worker=2).run(
+        launch, script, virtual_workers=N, workers=3, args=["1"]
+    )
+    check(outcome, undisturbed, lost=held_by(2, 3))
+
+
 @pytest.mark.parametrize("worker", [0, 1])
 def test_while_a_checkpoint_is_written(
     launch: Launch, undisturbed: dict[int, Outcome], tmp_path: Path, worker: int

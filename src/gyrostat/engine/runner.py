@@ -451,20 +451,30 @@ class Runner(ABC):
             leaving,
         )
 
-    def exchange(self, kind: str, progress: Progress, say: Callable[[], bytes]) -> list[bytes]:
-        """Give every worker everybody's payload. `say` is asked again if virtual workers have come here meanwhile."""
+    def exchange(
+        self, kind: str, progress: Progress, say: Callable[[], bytes], *, once: bool = False
+    ) -> list[bytes]:
+        """Give every worker everybody's payload. `say` is asked again if virtual workers have come here meanwhile.
+
+        `once`: those that are left do not do it again if a worker is lost, for not all of them would: nothing is returned then.
+        """
+        group = self.group
         self.before_unit(progress)
-        return self.exchange_now(kind, progress, say)
+        return [] if once and self.group is not group else self.exchange_now(kind, progress, say, once=once)
 
     def before_unit(self, progress: Progress) -> None:
         """Workers are about to do something together."""
 
-    def exchange_now(self, kind: str, progress: Progress, say: Callable[[], bytes]) -> list[bytes]:
+    def exchange_now(
+        self, kind: str, progress: Progress, say: Callable[[], bytes], *, once: bool = False
+    ) -> list[bytes]:
         while True:
             try:
                 payloads = self.group.exchange(kind, progress, say())
             except PeerLost as lost:
                 told = self.recover(lost, kind, None)
+                if told is None and once:
+                    return []
                 if told is None:
                     continue
                 payloads = told

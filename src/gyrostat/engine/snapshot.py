@@ -92,8 +92,11 @@ def put_shared(
     return dict(shared.get("state", {}))
 
 
-def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
-    """The contexts of all virtual workers, in rank order, on every worker."""
+def gather_contexts(runner: VirtualRunner, progress: Progress, *, once: bool = False) -> list[Any]:
+    """The contexts of all virtual workers, in rank order, on every worker.
+
+    `once`: nothing, if a worker is lost meanwhile and not everybody who is left would come here again.
+    """
 
     def here() -> dict[int, Any]:
         runner.adopt_changed_buffers()
@@ -104,7 +107,7 @@ def gather_contexts(runner: VirtualRunner, progress: Progress) -> list[Any]:
         everyone = here()
     else:
         everyone = {}
-        for payload in runner.exchange("contexts", progress, lambda: statetree.encode(here())):
+        for payload in runner.exchange("contexts", progress, lambda: statetree.encode(here()), once=once):
             everyone.update(statetree.decode(payload))
     return [everyone[rank] for rank in sorted(everyone)]
 

@@ -144,7 +144,8 @@ class Transition:
 
     def _switch(self, prepared: Prepared, here: Boundary, began: int) -> None:
         old = self._runner.group
-        contexts = gather_contexts(self._runner, here.progress)
+        # Who had not come so far when a worker was lost has called the change off, and will not come here.
+        contexts = gather_contexts(self._runner, here.progress, once=True)
         if self._runner.group is not old:
             return  # a worker was lost: those that are left go on without this change
         if self._membership.is_leaving(prepared.plan, worker=0):
