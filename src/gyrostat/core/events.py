@@ -34,7 +34,7 @@ class Event:
     all_state_moved: str | None = None
     """Why newcomers were told all state at the fence instead of following the others up to it."""
     recovered_from: str | None = None
-    """"peers" or "checkpoint"."""
+    """"peers" or "checkpoint"; "approximate": by peers, without what the lost worker had computed in that pass."""
     micro_batches_redone: int | None = None
     evidence: tuple[str, ...] = ()
     """In lines: what a worker that died left behind, or the stacks of workers that stand still."""

@@ -113,6 +113,7 @@ class Job:
             )
             if assignment.recovery is not RecoveryMode.CHECKPOINT:
                 runner.backups = Backups()
+                runner.approximate = assignment.recovery is RecoveryMode.APPROXIMATE
                 runner.rescue = Recovery(
                     runner,
                     membership,

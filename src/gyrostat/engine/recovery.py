@@ -78,7 +78,8 @@ class Recovery:
             break
         placement = share_out(standings, runner.placement.virtual_workers)
         mine = set(placement.held_by(rescue.group.rank)) - set(runner.hosted)
-        again = len(mine) * self._micro_batches() if in_pass and told is None else 0
+        runs_again = in_pass and told is None and not runner.approximate
+        again = len(mine) * self._micro_batches() if runs_again else 0
         self._membership.moved(rescue.plan)
         # A boundary that nobody has behind it.
         wait_at = max(standing.step for standing in standings) + 1 if rescue.plan.waits else None

@@ -149,6 +149,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     extra: bytes
     contexts: bytes
     """What the pass has changed in the contexts of its virtual workers; nothing if nobody keeps backups."""
+    dropped: list[int]
+    """Virtual workers that were lost with another worker, and are left out of this pass: in approximate recovery only."""
     leaving: bytes
     """Where virtual workers that will be elsewhere then will stand in the data: a tree of positions by rank, or nothing."""
 
@@ -289,6 +291,14 @@ class Runner(ABC):
         """The virtual workers that came here in the middle of the pass."""
         return ()
 
+    @property
+    def dropped(self) -> Sequence[int]:
+        """Those of them that are left out of the pass."""
+        return ()
+
+    def make_up_for(self, factor: float) -> None:
+        """Some were left out of the pass: the mean over all is that over the others times this."""
+
     def prepare_again(self, plan: StepPlan, pass_: int) -> None:
         """They are about to run."""
 
@@ -414,6 +424,7 @@ class Runner(ABC):
             busy,
             extra,
             self.changed_contexts(progress.pass_),
+            list(self.dropped),
             self.leaving(progress),
         )
         payload = msgspec.msgpack.encode(mine)
@@ -429,10 +440,15 @@ class Runner(ABC):
     def _settle(self, plan: StepPlan, payloads: list[bytes]) -> PassOutcome:
         """The pass is complete on this worker: nothing can be lost any more."""
         reports = _decoded(payloads)
+        dropped = {rank for report in reports for rank in report.dropped}
         self.settle([report.extra for report in reports])
+        if dropped:
+            ranks = self.placement.virtual_workers
+            self.make_up_for(ranks / (ranks - len(dropped)))
         self.take_contexts([report.contexts for report in reports])
         self._completed(payloads, was_pass=True)
-        self._means.settle([report.means for report in reports], self._shares(plan), plan.micro_batches)
+        shares = {rank: share for rank, share in self._shares(plan).items() if rank not in dropped}
+        self._means.settle([report.means for report in reports], shares, plan.micro_batches)
         requests = Requests()
         for report in reports:
             requests |= report.requests

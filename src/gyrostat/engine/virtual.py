@@ -105,6 +105,9 @@ class VirtualRunner(Runner):
         self.backups: Backups | None = None
         """None: nothing is kept for the case that a worker is lost."""
         self.rescue: Rescue | None = None
+        self.approximate = False
+        """What a lost worker had computed in the pass that is running is left out, instead of run again."""
+        self._dropped: list[int] = []
         self._inside = False  # a virtual worker's streams are in force
         self._entered = False  # somebody has been in, in this pass
         self._arrivals: tuple[int, ...] = ()  # came in the middle of the pass, and have not run
@@ -279,6 +282,7 @@ class VirtualRunner(Runner):
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()
         self._entered = False
+        self._dropped = []
         for buffers in self.buffers:
             buffers.begin_pass(several=self._may_be_several)
         for gradients in self.gradients:
@@ -642,6 +646,23 @@ class VirtualRunner(Runner):
 
     def prepare_again(self, plan: StepPlan, pass_: int) -> None:
         self._house_arrivals(plan.first_batch, pass_, plan)
+        if not self.approximate:
+            return
+        for rank in self._arrivals:
+            for number in range(plan.micro_batches if pass_ == 0 else 0):  # their data goes on nevertheless
+                self._in_streams_of(rank, partial(self._feed_of(rank).fetch, number=number))
+            for gradients in self.gradients:
+                gradients.leave_out(rank)
+        self._dropped += self._arrivals
+        self._arrivals = ()
+
+    @property
+    def dropped(self) -> Sequence[int]:
+        return self._dropped
+
+    def make_up_for(self, factor: float) -> None:
+        for gradients in self.gradients:
+            gradients.scale(factor)
 
     def _housed(self) -> list[int]:
         """The virtual workers here whose micro-batches a feed makes."""

@@ -720,7 +720,7 @@ class Leader:
                 self._reception.answer(wish.request, ProfileTable(rows))
             case Rescued() as rescued:
                 told = attempt.watch.told_of(rescued.lost) if attempt is not None else ()
-                self._tally.recovered(rescued, told, now)
+                self._tally.recovered(rescued, str(self._request.recovery), told, now)
                 self._observer.recovered(rescued)
             case Noticed(straggler=straggler):
                 self._tally.noticed(straggler, now)

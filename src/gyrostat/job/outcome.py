@@ -188,7 +188,7 @@ class Tally:
         self.steps += new
         self.samples += sum(step.samples for step in new)
 
-    def recovered(self, rescued: Rescued, evidence: tuple[str, ...], now: float) -> None:
+    def recovered(self, rescued: Rescued, how: str, evidence: tuple[str, ...], now: float) -> None:
         """Workers have died, and the others went on. Whoever speaks for the job now may say some things again."""
         self.workers, self._repeats = rescued.after, True
         self.events.append(
@@ -200,7 +200,7 @@ class Tally:
                 from_workers=rescued.before,
                 to_workers=rescued.after,
                 pause_ms=rescued.paused * 1e3,
-                recovered_from="peers",
+                recovered_from=how,
                 micro_batches_redone=rescued.redone,
                 evidence=evidence,
             )

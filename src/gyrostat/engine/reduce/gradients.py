@@ -177,6 +177,21 @@ class ModuleGradients:
             with torch.no_grad():
                 self.reduction.take(self._rank, self._own, self._divides(), self._weight)
 
+    def leave_out(self, rank: int) -> None:
+        """A virtual worker that was lost adds nothing to this pass."""
+        if self._touched:
+            nothing = [None] * len(self.parameters)
+            with torch.no_grad():
+                self.reduction.take(rank, nothing, [False] * len(nothing), 0.0)
+            self._touched += 1
+
+    def scale(self, factor: float) -> None:
+        """The gradients of a pass from which some were left out."""
+        with torch.no_grad():
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(factor)
+
     def settle(self, parts: Sequence[Part]) -> None:
         """The sum is complete: set `.grad`."""
         if not any(part.touched for part in parts):
