@@ -62,6 +62,9 @@ def test_too_few_wait_until_there_are_enough(launch: Launch, tmp_path: Path) -> 
     outcome = launch(SCRIPT, virtual_workers=4, workers=2, args=[str(mark)], fewest=2)
     failure, resize = [e for e in outcome.events if e.kind in (EventKind.FAILURE, EventKind.RESIZE)]
     assert (failure.recovered_from, failure.micro_batches_redone, failure.to_workers) == ("peers", 2, 1)
-    assert (resize.to_workers, resize.step) == (2, 4)  # the lost pass was completed, and no step begun with too few
+    assert (resize.to_workers, resize.step) == (
+        2,
+        4,
+    )  # the lost pass was completed, and no step begun with too few
     assert outcome.digest == undisturbed.digest
     assert outcome.losses == undisturbed.losses

@@ -151,9 +151,7 @@ def test_connections_that_break_among_the_living() -> None:
     job.lost_by(1, 4.0)
     assert job.tick(4.1) == []
     assert job.tick(4.6) == rescue(2, 0, 1, 2)
-    assert all_recovered(job, 2, 0, 1, 2) == [
-        Rescued((), "connections among workers broke", 0, 3, 3, 3, 0.2)
-    ]
+    assert all_recovered(job, 2, 0, 1, 2) == [Rescued((), "connections among workers broke", 0, 3, 3, 3, 0.2)]
 
 
 def test_mostly_the_death_is_heard_of_in_time() -> None:
