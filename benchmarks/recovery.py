@@ -1,10 +1,10 @@
 """A worker is killed with SIGKILL: how long until the next step is complete, beyond the work that is done again.
 
-2 workers that compute, 4 and 8 that are paced. Measured is the longest time between two steps from the kill to the second step
-after it, less what a step takes on the workers that are left, as a job of that size takes for it. The limit is 200 ms. Beside
-it, under the same kill, torchrun (`--max-restarts`, `--monitor-interval 0.1`, a snapshot in memory after every step; its shared
-store is off, for with it workers that are started anew wait for ever in torch 2.13) and torchft 0.2 (its own time-outs, and
-with a heartbeat time-out of 500 ms), whose steps wait as long as ours.
+2 workers that compute, 4 and 8 that are paced. Measured is the longest time between two steps from the kill to the second
+step after it, less what a step takes on the workers that are left, as a job of that size takes for it. The limit is 200 ms.
+Beside it, under the same kill of one of two: torchrun (`--max-restarts`, `--monitor-interval 0.1`, a snapshot in memory after
+every step; its shared store is off, for with it workers that are started anew wait for ever in torch 2.13) and torchft 0.2
+(its own time-outs, and with a heartbeat time-out of 500 ms), whose steps wait as long as a paced step of ours.
 
 torchft is not a dependency of anything here: say where it is with TORCHFT=DIRECTORY (`pip install --target DIRECTORY torchft`),
 otherwise it is left out.
@@ -125,7 +125,7 @@ def measure(options: Options) -> Iterator[Figure]:
             pairs=[Pair(seconds, ALLOWED_S) for seconds in beyond],
             target=WITHIN,
         )
-        for other, kill in others(workers):
+        for other, kill in others(workers) if not paced else ():
             theirs = [kill() for _ in range(min(_FEW, options.pairs))]
             yield Figure(
                 name=f"{name}: beside {other}",

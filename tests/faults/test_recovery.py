@@ -273,3 +273,11 @@ def test_stopped_for_a_moment(launch: Launch, undisturbed: dict[int, Outcome], w
     faults = fail_at(step=STEP, where=where, worker=1, signal=signal.SIGSTOP, seconds=0.3)
     outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"])
     check(outcome, undisturbed[1], lost=0, recovered=[])
+
+
+@pytest.mark.parametrize("where", ["micro_batch", pytest.param("reduce", marks=pytest.mark.full)])
+def test_stopped_for_too_long(launch: Launch, undisturbed: dict[int, Outcome], where: str) -> None:
+    """It is silent, so it is given up; the others go on from peers."""
+    faults = fail_at(step=STEP, where=where, worker=1, signal=signal.SIGSTOP, seconds=20.0)
+    outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"], silence_s=1.0)
+    check(outcome, undisturbed[1], lost=held_by(1, 3))

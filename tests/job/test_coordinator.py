@@ -564,6 +564,22 @@ def test_a_removed_straggler_may_come_back() -> None:
     assert slow_steps(job, 48, 1, (4.0, 4.0), 760.0 + 1200.0) == [Start(4)]
 
 
+def test_a_job_that_has_lost_workers_wants_as_many_as_before() -> None:
+    """Until others have come in their place; whoever is killed before that does not make it smaller."""
+    job = training(4)
+    job.recovers = True
+    assert job.wants == 4
+    job.died((1,), "worker 1 was killed", 1.0)
+    job.died((3,), "worker 3 was killed", 1.0)
+    assert (list(job.members), job.wants) == ([0, 2], 4)
+    placement = Placement.even(8, 2)
+    for member in (0, 2):
+        job.recovered(member, job.generation + 2, placement, 1, 0.1, 2.0)
+    assert (list(job.members), job.wants) == ([0, 2], 4)
+    assert job.died((0, 2), "all were killed", 3.0) is None
+    assert job.wants == 4
+
+
 @dataclass
 class World:
     """Plays everybody else: processes that start, connect, switch or die, in any order."""

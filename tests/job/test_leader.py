@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyrostat.core.job import Assignment, CheckpointPolicy
+from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode
 from gyrostat.core.placement import Placement
 from gyrostat.data.shards.messages import Shard
 from gyrostat.job.door import Answer, AskStatus, Reply, Scale, Status
@@ -86,6 +86,8 @@ def request_(tmp_path: Path) -> RunRequest:
         checkpoint=CheckpointPolicy(directory=str(tmp_path / "ckpt")),
         cwd=tmp_path,
         restarts=1,
+        recovery=RecoveryMode.CHECKPOINT,
+        silence_s=0.0,
     )
 
 

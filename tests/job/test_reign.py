@@ -44,7 +44,11 @@ def store(tmp_path: Path) -> LeaseStore:
 def job(tmp_path: Path) -> RunRequest:
     (tmp_path / "train.py").write_text("")
     return RunRequest(
-        program=Program(name="train.py"), placement=Placement.even(4, 2), cwd=tmp_path, name="j"
+        program=Program(name="train.py"),
+        placement=Placement.even(4, 2),
+        cwd=tmp_path,
+        name="j",
+        silence_s=0.0,
     )
 
 

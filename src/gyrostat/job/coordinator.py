@@ -591,6 +591,21 @@ class Coordinator:
             return [Tell(member, Recover(self._plan))]
         return []
 
+    @property
+    def wants(self) -> int:
+        """So many workers the job should have: those that it has, and others in place of those that it has lost."""
+        to_come = [] if self._profiling is not None else [self._change, *self.schedule[:1]]
+        replacing = [
+            change.workers
+            for change in to_come
+            if change is not None
+            and change.request is None
+            and change.at_step is None
+            and not change.without
+            and change.counts is None
+        ]
+        return max([len(self.members) + self._missed, *replacing])
+
     def request(self) -> str | None:
         """Whose wish is being carried out."""
         return self._change.request if self._change is not None else None

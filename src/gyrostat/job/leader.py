@@ -562,6 +562,7 @@ class Leader:
         self._codes = watch.codes
         if self._watchdog is not None:
             self._watchdog.rest()
+        wanted = attempt.coordinator.wants
         self._carry_out(attempt.coordinator.over())
         outcome = self._tally.outcome(
             now=now,
@@ -578,7 +579,8 @@ class Leader:
             self._tally.died(outcome.failure, now)
             self._observer.died(outcome.failure, wait)
             self._attempt, self._restart_at = None, now + wait
-            self._next = attempt.request.again(outcome.virtual_workers, outcome.workers)
+            self._tally.workers = max(outcome.workers, wanted)
+            self._next = attempt.request.again(outcome.virtual_workers, self._tally.workers)
             self.tick()
         else:
             self.outcome = outcome
