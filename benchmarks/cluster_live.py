@@ -2,8 +2,8 @@
 
 The released trace runs on a real cluster of 16 paced slots, with real hosts, workers, fences and checkpoints. Time is 40 times
 as fast, and every job has 1.4 times its work, because the raw trace is a lighter load than the paper's (nobody queues; see
-docs/results.md). A micro-batch takes 0.05 s on every slot, so that a job with N virtual workers on p devices takes
-ceil(N / p) · 0.05 s per step, which is what the simulator expects, too. The simulator is given the same jobs, and what a start
+docs/results.md). A micro-batch takes 0.2 s on every slot, so that a job with N virtual workers on p devices takes
+ceil(N / p) · 0.2 s per step, which is what the simulator expects, too. The simulator is given the same jobs, and what a start
 cost live in the median. `--quick` runs the first six jobs, 200 times as fast. $GYROSTAT_DATA is the directory of traces.
 """
 
@@ -34,8 +34,8 @@ from pairs import Pair, show_progress
 DATA = "GYROSTAT_DATA"
 DEVICES = 16
 FASTER, STRETCH = 40.0, 1.4
-MICRO_BATCH_S = 0.05
-BATCH = 1
+MICRO_BATCH_S = 0.2
+BATCH = 2
 POLICIES = {False: "priority", True: "wfs"}
 SCRIPT = """
 import sys
