@@ -65,15 +65,21 @@ POINTS = {
 
 
 def main() -> None:
-    directory, point, deed, name = Path(sys.argv[1]), POINTS[sys.argv[2]], sys.argv[3], sys.argv[4]
-    _arm(point)
+    directory, point, deed, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4]
+    at_once = point.startswith(
+        ("submission", "start")
+    )  # others come with the deed: what is left to do is done before
+    if at_once:
+        _arm(POINTS[point])
     with running(directory, spare=0) as daemon:
         known = [job.name for job in daemon.office.jobs(None)]
+        if known and deed == "submit":
+            at_step(daemon, "a", 1)
+        if not at_once:
+            _arm(POINTS[point])
         if deed == "finish":
             (directory / f"hurry-{name}").touch()
         elif name not in known:
-            if known:
-                at_step(daemon, "a", 1)
             workers = 4 if name == "a" else 1
             daemon.office.submit(spec(directory, STEPS, PAUSE_S, name=name, virtual_workers=workers), "me")
             with (directory / "accepted").open("a") as file:
