@@ -45,6 +45,7 @@ def rescue(generation: int, *members: int, waits: bool = False) -> list[Instruct
         newcomers=(),
         donor=members[0],
         store=f"store-{generation}",
+        is_rescue=True,
         waits=waits,
     )
     return [Tell(member, Recover(plan)) for member in members]

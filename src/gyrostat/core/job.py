@@ -114,6 +114,8 @@ class NextGeneration:
     """The member, of the generation before, that hands the state to the newcomers."""
     store: str
     """Where its members find one another: path of a file, or tcp://HOST:PORT/NAME."""
+    is_rescue: bool = False
+    """It begins at once, after a death, among those that are left, and they agree on the placement."""
     waits: bool = False
     """After a death: those that are left are too few, and wait at the next boundary for others."""
 

@@ -126,8 +126,10 @@ def init(
     runner = _make_runner(assignment, group, choice, seed)
     runner.supervisor = None if alone else supervisor
     membership = None
-    if not alone and not assignment.reference:
-        membership = _make_membership(assignment, supervisor, tracer, connect_gradients, floor)
+    if not alone and isinstance(runner, VirtualRunner):
+        membership = _make_membership(
+            assignment, supervisor, tracer, connect_gradients, floor, runner.warm_reductions
+        )
         runner.acknowledge = membership.acknowledges
     job = Job(
         assignment=assignment,
@@ -223,6 +225,7 @@ def _make_membership(
     tracer: NoTracer,
     connect_gradients: Callable[[Group], object],
     floor: Floor,
+    warm: Callable[[Placement, Group], None],
 ) -> Membership:
     member, timeout_s = assignment.member, assignment.timeout_s
 
@@ -243,6 +246,8 @@ def _make_membership(
             floor=floor,
         )
         connect_gradients(group)
+        if not plan.is_rescue and member not in plan.newcomers:
+            warm(plan.placement, group)
         return Prepared(plan, group, wire)
 
     return Membership(

@@ -113,6 +113,7 @@ class VirtualRunner(Runner):
         self._arrivals: tuple[int, ...] = ()  # came in the middle of the pass, and have not run
         self._next_placement: tuple[Placement, Group] | None = None  # once the pass is settled
         self._several_passes = False
+        self._warm_reductions: dict[int, list[Reduction]] = {}  # by generation
         self._last_loader: OrderedLoader | None = None
         self._loop_ended = False  # since backups were last brought up to date
         self.contexts_changed = False
@@ -142,10 +143,23 @@ class VirtualRunner(Runner):
     def reduced(self) -> frozenset[int]:
         return frozenset(id(parameter) for gradients in self.gradients for parameter in gradients.parameters)
 
-    def _make_reduction(self, gradients: ModuleGradients) -> Reduction:
+    def _make_reduction(
+        self, gradients: ModuleGradients, placement: Placement | None = None, group: Group | None = None
+    ) -> Reduction:
+        placement, group = placement or self.placement, group or self.group
         if self.order is ReductionOrder.TREE:
-            return TreeOrder(gradients.parameters, self.placement, self.group)
-        return DdpOrder(gradients.parameters, gradients.options, self.placement, self.group)
+            return TreeOrder(gradients.parameters, placement, group)
+        return DdpOrder(gradients.parameters, gradients.options, placement, group)
+
+    def warm_reductions(self, placement: Placement, group: Group) -> None:
+        """A generation to come: touch the memory that it will need beyond what there is. Called by another thread."""
+        made = []
+        for gradients in self.gradients:
+            reduction = self._make_reduction(gradients, placement, group)
+            reduction.load_state_dict(gradients.reduction.state_dict())
+            reduction.warm_up_beside(gradients.reduction)
+            made.append(reduction)
+        self._warm_reductions = {group.generation: made}
 
     def start_streams(self) -> None:
         shared = self.streams.save()
@@ -171,10 +185,12 @@ class VirtualRunner(Runner):
         if self.backups is not None:
             self.backups.hold(contexts)
             self._loop_ended = False
-        for gradients in self.gradients:
+        warm = self._warm_reductions.get(group.generation) or map(self._make_reduction, self.gradients)
+        self._warm_reductions = {}
+        for gradients, reduction in zip(self.gradients, warm, strict=True):
             before = gradients.reduction
             gradients.overlap(group.size > 1)
-            gradients.reduction = self._make_reduction(gradients)
+            gradients.reduction = reduction
             gradients.reduction.load_state_dict(before.state_dict())
             gradients.reduction.inherit(before)
         for buffers in self.buffers:
@@ -213,6 +229,7 @@ class VirtualRunner(Runner):
 
     def call_off(self) -> None:
         """Nobody moves, as far as is known."""
+        self._warm_reductions = {}
         if self._moves is not None:
             self._moves = None
             if self._feed is not None:
@@ -271,13 +288,10 @@ class VirtualRunner(Runner):
 
     def prepare_to_move(self, placement: Placement, group: Group, layouts: Mapping[str, Any]) -> None:
         """A newcomer: touch the memory that its first pass will need."""
-        alone = self.placement, self.group
-        self.placement, self.group = placement, group
         for gradients in self.gradients:
-            gradients.reduction = self._make_reduction(gradients)
+            gradients.reduction = self._make_reduction(gradients, placement, group)
             gradients.reduction.load_state_dict(layouts[gradients.name])
             gradients.reduction.warm_up()
-        self.placement, self.group = alone
 
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()

@@ -410,6 +410,7 @@ class Coordinator:
             newcomers=(),
             donor=survivors[0],
             store=self.store(number),
+            is_rescue=True,
             waits=len(survivors) < self.fewest,
         )
         return [*instructions, *(Tell(member, Recover(self._plan)) for member in survivors)]

@@ -74,6 +74,9 @@ class Reduction(Protocol):
     def warm_up(self) -> None:
         """Touch the memory that a pass will need, before training waits for it."""
 
+    def warm_up_beside(self, other: Reduction) -> None:
+        """The same, but for what it will inherit from `other`, which is in use: this may be called by another thread."""
+
     def inherit(self, other: Reduction) -> None:
         """Use the memory of the reduction of the generation before, which is not needed any more."""
 

@@ -178,6 +178,13 @@ class Bucketed(ABC):
                 for flat in buffers.flats:
                     flat.zero_()
 
+    def warm_up_beside(self, other: Reduction) -> None:
+        if self._ranks > 1 and isinstance(other, Bucketed):
+            missing = len(self._totals) + self._sets() - len(other._totals) - other._sets()
+            self._spare = [self._new_buffers() for _ in range(missing)]
+            for flat in (flat for buffers in self._spare for flat in buffers.flats):
+                flat.zero_()
+
     def inherit(self, other: Reduction) -> None:
         if not isinstance(other, Bucketed) or (other._layout, other._home) != (self._layout, self._home):
             return
@@ -187,7 +194,7 @@ class Bucketed(ABC):
         pool = [*other._totals, *other._spare]
         other._totals, other._spare, other._last = [], [], None
         self._totals = [pool.pop(0) if pool else mine for mine in self._totals]
-        self._spare = pool[: self._sets()]
+        self._spare = (pool + self._spare)[: self._sets()]
 
     def _leave(self) -> None:
         bucket = self._left
