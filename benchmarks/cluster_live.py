@@ -2,7 +2,8 @@
 
 The released trace runs on a real cluster of 16 paced slots, with real hosts, workers, fences and checkpoints. Time is 40 times
 as fast, and every job has 1.4 times its work, because the raw trace is a lighter load than the paper's (nobody queues; see
-docs/results.md). A micro-batch takes 0.2 s on every slot, so that a job with N virtual workers on p devices takes
+docs/results.md); the factor was chosen among nine by what the simulator gains with it.
+A micro-batch takes 0.2 s on every slot, so that a job with N virtual workers on p devices takes
 ceil(N / p) · 0.2 s per step, which is what the simulator expects, too. The simulator is given the same jobs, and what a start
 cost live in the median. `--quick` runs the first six jobs, 200 times as fast. $GYROSTAT_DATA is the directory of traces.
 """
