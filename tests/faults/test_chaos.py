@@ -52,6 +52,7 @@ def test_a_job_that_survives_it(tmp_path: Path) -> None:
     assert any("verdict: equal" in line for line in out)
 
 
+@pytest.mark.full
 def test_a_job_whose_result_depends_on_its_workers_does_not(tmp_path: Path) -> None:
     """Its learning rate comes from how many processes there have been: another one after a death, another result."""
     script = SCRIPT.replace("import sys\n", "import os\nimport sys\n").replace(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import time
@@ -168,6 +169,11 @@ class _Worker:
             return False
         return True
 
+    @property
+    def lives(self) -> bool:
+        """Whether it has not ended; one that has can be sent signals until it is buried."""
+        return not select.select([self.pidfd], [], [], 0)[0]
+
     def __str__(self) -> str:
         return f"worker {self.member} (process {self.pid})"
 
@@ -186,6 +192,7 @@ class _Run:
         self._workers: dict[int, _Worker] = {}
         self._parents: dict[int, int] = {}
         self._stopped: list[tuple[float, _Worker]] = []
+        self._killed: set[int] = set()
         self._began: float | None = None
         self._step = 0
         self._moved = time.monotonic()
@@ -286,8 +293,8 @@ class _Run:
                     self._step, self._moved = max(self._step, step), time.monotonic()
 
     def _living(self) -> list[_Worker]:
-        stopped = {worker.pid for _, worker in self._stopped}
-        return [worker for worker in self._workers.values() if worker.pid not in stopped and worker.signal(0)]
+        out = self._killed | {worker.pid for _, worker in self._stopped}
+        return [worker for worker in self._workers.values() if worker.pid not in out and worker.lives]
 
     def _wake(self) -> None:
         now = time.monotonic()
@@ -323,6 +330,7 @@ class _Run:
 
     def _kill(self, fault: Fault, count: int) -> None:
         killed = [worker for worker in fault.victims(self._living(), count) if worker.signal(signal.SIGKILL)]
+        self._killed |= {worker.pid for worker in killed}
         if killed:
             self._note(fault, " and ".join(map(str, killed)))
 
