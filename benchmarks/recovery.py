@@ -191,8 +191,12 @@ def _running(command: Sequence[str], env: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its workers, which lead groups of their own
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _kill_and_wait(directory: Path, steps: Path, victim: int) -> float:
