@@ -191,7 +191,7 @@ def _running(command: Sequence[str], env: dict[str, str]) -> Iterator[None]:
         yield
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)  # torchrun ends its workers, which lead groups of their own
+            os.killpg(process.pid, signal.SIGTERM)  # then torchrun ends its workers, too
         try:
             process.wait(10)
         except subprocess.TimeoutExpired:
