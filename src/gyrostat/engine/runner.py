@@ -410,7 +410,6 @@ class Runner(ABC):
 
     def _reduce(self, progress: Progress) -> list[bytes]:
         """Exchange reports with all workers, and wait for the sums."""
-        self.before_unit(progress)
         extra = self.end_pass()
         busy = (now() - self._pass_began) / 1e9
         losses = [float(loss.double().mean().item()) for loss in self._losses]
@@ -474,16 +473,6 @@ class Runner(ABC):
 
         `once`: those that are left do not do it again if a worker is lost, for not all of them would: nothing is returned then.
         """
-        group = self.group
-        self.before_unit(progress)
-        return [] if once and self.group is not group else self.exchange_now(kind, progress, say, once=once)
-
-    def before_unit(self, progress: Progress) -> None:
-        """Workers are about to do something together."""
-
-    def exchange_now(
-        self, kind: str, progress: Progress, say: Callable[[], bytes], *, once: bool = False
-    ) -> list[bytes]:
         while True:
             try:
                 payloads = self.group.exchange(kind, progress, say())

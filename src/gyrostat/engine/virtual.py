@@ -114,10 +114,9 @@ class VirtualRunner(Runner):
         self._next_placement: tuple[Placement, Group] | None = None  # once the pass is settled
         self._several_passes = False
         self._warm_reductions: dict[int, list[Reduction]] = {}  # by generation
-        self._last_loader: OrderedLoader | None = None
-        self._loop_ended = False  # since backups were last brought up to date
-        self.contexts_changed = False
-        """Since the backups were last brought up to date, other than by a pass that is running."""
+        self._ended: list[
+            tuple[DataLoop, bool]
+        ] = []  # loops since backups were last brought up to date; used up?
         self.last_buffers: torch.Tensor | None = None
         self._available: dict[int, int] = {}
 
@@ -184,7 +183,7 @@ class VirtualRunner(Runner):
         self.contexts = {rank: stay.get(rank) or Context.from_tree(contexts[rank]) for rank in self.hosted}
         if self.backups is not None:
             self.backups.hold(contexts)
-            self._loop_ended = False
+            self._ended = []
         warm = self._warm_reductions.get(group.generation) or map(self._make_reduction, self.gradients)
         self._warm_reductions = {}
         for gradients, reduction in zip(self.gradients, warm, strict=True):
@@ -421,45 +420,36 @@ class VirtualRunner(Runner):
         return self._fewest("data", fewest_here, progress)
 
     def end_loop(self, *, used_up: bool) -> None:
-        if used_up and self.feed.loader.has_sampler and self.feed.loader.num_workers == 0:
-            for rank in self._housed():
-                self._in_streams_of(rank, self._feed_of(rank).exhaust)
         for feed in (self.feed, *self._extra):
-            feed.end_loop()
+            self._end_feed(feed, used_up)
         self.save_positions()
         for feed in self._extra:
             feed.close()
-        remembers, self._last_loader = self.feed.loader.remembers_loops, self.feed.loader
-        self._end_loop_of([rank for rank in self.hosted if rank not in self._housed()])
-        self._loop_ended = True
-        self.contexts_changed = self.backups is not None and self.group.size > 1 and remembers
+        assert self._loop is not None
+        if self.backups is not None:
+            self._replay_end(self._loop, used_up, [r for r in self.hosted if r not in self._housed()])
+            self._ended.append((self._loop, used_up))
         self._extra = []
         self._feed = self._loop = None
 
-    def before_unit(self, progress: Progress) -> None:
-        """A loop has ended, which contexts remember: let the others know before anything else is done together."""
-        if not self.contexts_changed:
-            return
-
-        def changes() -> bytes:
-            assert self.backups is not None
-            mine = {rank: self.contexts[rank] for rank in self.hosted}
-            return msgspec.msgpack.encode(self.backups.changes(mine, None))
-
-        payloads = self.exchange_now("contexts after a loop", progress, changes)
-        self.contexts_changed = False
-        self.take_contexts(payloads)
+    def _end_feed(self, feed: Feed, used_up: bool) -> None:
+        if used_up and feed.loader.has_sampler and feed.loader.num_workers == 0:
+            for rank in feed.ranks:
+                self._in_streams_of(rank, feed.exhaust)
+        feed.end_loop()
 
     def save_positions(self) -> None:
         """Note in the contexts where virtual workers stand in the loop that is running."""
         if self._feed is not None and self._feed.loader.leaves_traces:
-            loader = self._feed.loader
             for rank in self._housed():
-                data = self.contexts[rank].data
-                position = data[loader.number] = self._feed_of(rank).position(rank)
-                if loader.generator is not None:
-                    owner = data.get(loader.generator_owner, Position())
-                    data[loader.generator_owner] = replace(owner, generator=position.generator)
+                self._save_position(rank, self._feed_of(rank))
+
+    def _save_position(self, rank: int, feed: Feed) -> None:
+        loader, data = feed.loader, self.contexts[rank].data
+        position = data[loader.number] = feed.position(rank)
+        if loader.generator is not None:
+            owner = data.get(loader.generator_owner, Position())
+            data[loader.generator_owner] = replace(owner, generator=position.generator)
 
     def begin_data(self, plan: StepPlan, pass_: int) -> None:
         if pass_ == 0:
@@ -596,13 +586,13 @@ class VirtualRunner(Runner):
 
     def take_contexts(self, changes: Sequence[bytes]) -> None:
         if self.backups is not None:
-            self._loop_ended = False
+            self._ended = []
             for payload in changes:
                 if payload:
                     self.backups.take(msgspec.msgpack.decode(payload, type=list[Change]))
         if self._next_placement is not None:  # what it had missed is made good: now it can follow the others
             (placement, group), self._next_placement = self._next_placement, None
-            self._follow(PeerLost("a worker was lost"), placement, group, in_pass=False)
+            self._follow(placement, group, in_pass=False)
 
     def recover(self, lost: PeerLost, kind: str, plan: StepPlan | None) -> list[bytes] | None:
         if self.rescue is None or self.backups is None:
@@ -612,24 +602,20 @@ class VirtualRunner(Runner):
         if rescued.told is not None and plan is not None:
             self._next_placement = rescued.placement, rescued.group
         else:
-            self._arrivals = self._follow(lost, rescued.placement, rescued.group, in_pass=plan is not None)
+            self._arrivals = self._follow(rescued.placement, rescued.group, in_pass=plan is not None)
         return rescued.told
 
-    def _follow(
-        self, lost: PeerLost, placement: Placement, group: Group, *, in_pass: bool
-    ) -> tuple[int, ...]:
+    def _follow(self, placement: Placement, group: Group, *, in_pass: bool) -> tuple[int, ...]:
         """Those that are left go on together. Returns the virtual workers that come here, from backed-up contexts."""
         assert self.backups is not None
-        if self.contexts_changed:
-            raise lost  # how the lost ones have ended their loop nobody knows
         before, self.hosted = self.hosted, placement.held_by(group.rank)
         self.placement, self.group = placement, group
         arrivals = tuple(rank for rank in self.hosted if rank not in before)
         self.contexts = {
             rank: self.backups.of(rank) if rank in arrivals else self.contexts[rank] for rank in self.hosted
         }
-        if self._loop_ended:
-            self._end_loop_of(arrivals)
+        for loop, used_up in self._ended:
+            self._replay_end(loop, used_up, arrivals)
         self._moves = None
         for gradients in self.gradients:
             gradients.overlap(group.size > 1)
@@ -641,12 +627,31 @@ class VirtualRunner(Runner):
             buffers.group, buffers.main = group, placement.owner(0)
         return arrivals
 
-    def _end_loop_of(self, ranks: Sequence[int]) -> None:
-        """They were in the middle of a loop when they were last heard of; it has ended since, and left nothing behind."""
-        if self._last_loader is not None and not self._last_loader.remembers_loops:
-            for rank in ranks:
-                if self._last_loader.number in self.contexts[rank].data:
-                    self.contexts[rank].data[self._last_loader.number] = Position()
+    def _replay_end(self, loop: DataLoop, used_up: bool, ranks: Sequence[int]) -> None:
+        """They were in the middle of a loop when they were last heard of: do to their contexts what its end did to others'."""
+        loader = loop.loader
+        positions = {
+            rank: at for rank, at in self._positions(loader).items() if rank in ranks and at.consumed
+        }
+        if not positions:
+            return
+        if not loader.remembers_loops:
+            for rank in positions:
+                self.contexts[rank].data[loader.number] = Position()
+            return
+        feed = make_feed(loader, sorted(positions), self.streams)
+        consumed = min(position.consumed for position in positions.values())
+        self._begin_feed(feed, replace(loop, first_batch=consumed), positions)
+        for rank in feed.ranks:
+            feed.resume(rank)
+        feed.started = True
+        if self.loop_batches is None and used_up:
+            for rank in feed.ranks:
+                self._in_streams_of(rank, lambda rank: feed.available(rank, loop.accumulate))
+        self._end_feed(feed, used_up)
+        for rank in feed.ranks:
+            self._save_position(rank, feed)
+        feed.close()
 
     def room_for_buffers(self) -> torch.Tensor:
         """Where virtual worker 0's buffers go that this worker has missed."""
