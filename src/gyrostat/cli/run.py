@@ -68,7 +68,7 @@ def run(
     grace: given.Grace = 30.0,
     recovery: given.Recovery = RecoveryMode.PEERS,
     min_workers: given.Fewest = 1,
-    silence: given.Silence = 30.0,
+    silence: given.Silence = 60.0,
     stragglers: given.Stragglers = Reaction.REPORT,
     straggler_factor: given.StragglerFactor = 1.2,
     straggler_steps: given.StragglerSteps = 10,

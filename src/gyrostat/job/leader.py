@@ -437,6 +437,8 @@ class Leader:
         """Who does not answer is killed, for it may wake up later, and counts as dead at once."""
         if not attempt.coordinator.training or attempt.watch.stopped_by is not None:
             return
+        if len(attempt.coordinator.members) == 1:
+            return  # nobody waits for a lone worker
         asks, silent = self._silence.look(attempt.coordinator.members, now)
         for member in silent:
             self._hands.signal(Seat(attempt.number, member), signal.SIGKILL)

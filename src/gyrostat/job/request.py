@@ -82,7 +82,7 @@ class RunRequest:
     """What becomes of the job if a worker dies."""
     fewest: int = 1
     """With fewer workers than that it waits for others."""
-    silence_s: float = 30.0
+    silence_s: float = 60.0
     """A worker that does not answer for so long is given up; 0: never."""
     restarts: int = 0
     """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
