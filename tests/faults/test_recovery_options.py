@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from gyrostat.core.events import EventKind
-from gyrostat.core.job import RecoveryMode
+from gyrostat.core.job import RecoveryMode, Reduction
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -66,5 +68,36 @@ def test_too_few_wait_until_there_are_enough(launch: Launch, tmp_path: Path) -> 
         2,
         4,
     )  # the lost pass was completed, and no step begun with too few
+    assert outcome.digest == undisturbed.digest
+    assert outcome.losses == undisturbed.losses
+
+
+@pytest.mark.parametrize("order", list(Reduction))
+def test_the_death_is_known_before_the_last_gradients_leave(
+    launch: Launch, tmp_path: Path, order: Reduction
+) -> None:
+    """What has been streamed out of the last backward here, but not sent, counts."""
+    script = SCRIPT.replace(
+        "            step.backward(model(x).square().mean())\n",
+        """
+            if step.virtual_rank == 1 and job.step == 3 and not (tmp / "never").exists():
+                while session.membership().superseded == 0:
+                    os.sched_yield()
+            step.backward(model(x).square().mean())
+""",
+    ).replace(
+        "    mark = pathlib.Path(sys.argv[1])\n",
+        "    mark = pathlib.Path(sys.argv[1])\n    tmp = mark.parent\n",
+    )
+    script = script.replace(
+        "    import gyrostat\n", "    import gyrostat\n    from gyrostat.engine import session\n"
+    )
+    mark, never = tmp_path / "died", tmp_path / "never"
+    for path in (mark, never):
+        path.touch()
+    undisturbed = launch(script, virtual_workers=4, workers=2, args=[str(mark)], reduction=order)
+    for path in (mark, never):
+        path.unlink()
+    outcome = launch(script, virtual_workers=4, workers=2, args=[str(mark)], reduction=order)
     assert outcome.digest == undisturbed.digest
     assert outcome.losses == undisturbed.losses

@@ -194,7 +194,9 @@ def test_a_schedule_that_cannot_be_kept() -> None:
     assert job.gone(1, "died", 1.0) == [Start(2)]
     assert job.gone(2, "died", 2.0) == [Start(3)]
     (last,) = job.gone(3, "died", 3.0)
-    assert last == GiveUp("the new worker 3 died before it joined; --schedule wants 2 workers at step 10")
+    assert last == GiveUp(
+        "the new worker 3 died before it joined; workers wait until there are 2 (scheduled: 2 workers from step 10 on)"
+    )
 
 
 def test_a_resumed_job_takes_up_its_schedule() -> None:

@@ -97,6 +97,7 @@ class Job:
         self._update_began = 0
         self._said: deque[tuple[int, Callable[[], None]]] = deque()  # by the main worker, of late
         self._say_again = False
+        self._main_lost = False
         self._started = False
         self._save_asked = Requests()
         self._left_at: list[Place] = []  # where the script left loops that were not used up
@@ -358,8 +359,9 @@ class Job:
     def _recovered(self, main_lost: bool, wait_at: int | None) -> None:
         """Another worker was lost. If it spoke for the job, whoever does now says again what may not have been heard."""
         assert self._transition is not None
-        self._transition.recovered(main_lost=main_lost, wait_at=wait_at)
+        self._transition.recovered(wait_at)
         self._say_again |= main_lost
+        self._main_lost |= main_lost
 
     # Boundaries.
 
@@ -431,6 +433,8 @@ class Job:
         if self._say_again and self.is_main:
             for _, say in self._said:
                 say()
+            if self._keeper is not None:
+                self._keeper.writer_lost()
         self._say_again = False
         epoch, self._unreported_epoch = self._unreported_epoch, None
         if epoch is None:
@@ -584,16 +588,20 @@ class Job:
                 "epochs as before or more, or start anew with --no-resume"
             )
         self._runner.exchange("end", self.progress, lambda: b"")
-        self._report_step()
-        self._compare_replicas()
-        if midway and self._keeper is not None:
-            self._keeper.left_midway(self.progress)
-        elif self._keeper is not None and self._started:
-            self._keeper.last(Boundary(self.tracked, self.state, self.progress, {}), finished=True)
-        leaves = tensor_digests(**self.tracked)
-        mine = digest_of(leaves).encode()
-        # Buffers of DDP's other ranks are their own; the job's are rank 0's.
-        shared = self._runner.exchange("digest", self.progress, lambda: mine)[0]
+        while True:
+            self._main_lost = False
+            self._report_step()
+            self._compare_replicas()
+            if midway and self._keeper is not None:
+                self._keeper.left_midway(self.progress)
+            elif self._keeper is not None and self._started:
+                self._keeper.last(Boundary(self.tracked, self.state, self.progress, {}), finished=True)
+            leaves = tensor_digests(**self.tracked)
+            mine = digest_of(leaves).encode()
+            # Buffers of DDP's other ranks are their own; the job's are rank 0's.
+            shared = self._runner.exchange("digest", self.progress, partial(bytes, mine))[0]
+            if not self._main_lost:  # else what it may have left undone is done by another
+                break
         self._runner.group.tracer.close()
         self._supervisor.finished(self.progress.step, shared.decode())
 

@@ -202,6 +202,10 @@ class Keeper:
         """Worker 0 is about to leave. It completes what it writes; another one may begin with the next."""
         self._turns.writing = False
 
+    def writer_lost(self) -> None:
+        """The worker that wrote is lost. Whoever writes from now on says so, and all hear it with the same pass."""
+        self._tell_all()
+
     def leave(self) -> None:
         """This worker is about to leave the job: return when everything it writes is in place."""
         self._collect()

@@ -64,11 +64,12 @@ class Membership:
         *,
         connect: Callable[[NextGeneration], Prepared],
         tell_prepared: Callable[[int], None],
+        tell_lost: Callable[[int, str], None] = lambda generation, why: None,
         floor: Floor | None = None,
     ) -> None:
         self._member, self._members = member, members
         self._connect, self._tell_prepared = connect, tell_prepared
-        self._floor = floor or Floor()
+        self._floor, self._tell_lost = floor or Floor(), tell_lost
         self._changed = threading.Condition()
         self._rescue_plan: NextGeneration | None = None
         self._rescue: Prepared | None = None
@@ -133,8 +134,9 @@ class Membership:
     def _reach(self, plan: NextGeneration) -> None:
         try:
             prepared = self._connect(plan)
-        except PeerLost:
-            return  # another one is lost, of which we shall hear
+        except PeerLost as lost:
+            self._tell_lost(plan.generation, str(lost))
+            return
         with self._changed:
             if self._rescue_plan is plan:
                 self._rescue = prepared
@@ -197,8 +199,10 @@ class Membership:
         """All have said what they acknowledge. From then on a fence that holds does so whatever happens."""
         with self._changed:
             self._acknowledged = False
-            if agreed is not None and self._agreed is None and self._plan is not None:
-                assert self._plan.generation == agreed.generation
+            is_ours = (
+                self._plan is not None and agreed is not None and self._plan.generation == agreed.generation
+            )
+            if is_ours and self._agreed is None:  # else it was called off by a death
                 self._agreed = agreed
             abandoned = self._take() if self._cancelled and self._agreed is None else None
         if abandoned is not None:

@@ -255,6 +255,7 @@ def _make_membership(
         tuple(range(assignment.placement.workers)),
         connect=connect,
         tell_prepared=supervisor.prepared,
+        tell_lost=supervisor.lost,
         floor=floor,
     )
 

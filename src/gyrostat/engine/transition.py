@@ -99,15 +99,16 @@ class Transition:
     def boundary(self, here: Boundary) -> None:
         """If a generation begins at this boundary, be a part of it, or leave."""
         step, began = here.progress.step, now()
-        if step in self._holds:
+        held = step in self._holds
+        if held:
             self._holds.remove(step)  # a loop that ends and one that begins can meet at one step
             prepared: Prepared | None = self._wait(here)
         else:
             if (connected := self._membership.connected()) is not None:
                 self._let_follow(connected, here)
             prepared = self._membership.at_boundary(step)
-        if prepared is not None:
-            self._switch(prepared, here, began)
+        while prepared is not None and not self._switch(prepared, here, began):
+            prepared = self._wait(here) if held else None
 
     def _wait(self, here: Boundary) -> Prepared:
         """Until the scheduled generation can begin, with whoever is left by then."""
@@ -119,7 +120,7 @@ class Transition:
             except PeerLost as lost:
                 self._runner.recover(lost, "hold", None)
 
-    def recovered(self, *, main_lost: bool, wait_at: int | None) -> None:
+    def recovered(self, wait_at: int | None) -> None:
         """Another worker was lost, and those that are left go on: what was being prepared will not be.
 
         `wait_at`: a boundary at which they wait for others, for they are too few.
@@ -129,8 +130,6 @@ class Transition:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
-        if main_lost:
-            self._keeper.writer_leaves()
 
     def _let_follow(self, prepared: Prepared, here: Boundary) -> None:
         """The donor: from this boundary on, newcomers follow what it does."""
@@ -142,13 +141,14 @@ class Transition:
             }
             self._stream = prepared.stream = Stream(prepared.wire, _optimizers(here.tracked), hints)
 
-    def _switch(self, prepared: Prepared, here: Boundary, began: int) -> None:
+    def _switch(self, prepared: Prepared, here: Boundary, began: int) -> bool:
+        """False: a worker was lost, and nobody has passed the fence."""
         old = self._runner.group
         # Who had not come so far when a worker was lost has called the change off, and will not come here.
         contexts = gather_contexts(self._runner, here.progress, once=True)
         if self._runner.group is not old:
-            return  # a worker was lost: those that are left go on without this change
-        if self._membership.is_leaving(prepared.plan, worker=0):
+            return bool(contexts)  # a worker was lost: those that are left go on without this change
+        if self._membership.is_leaving(prepared.plan, worker=self._runner.placement.owner(0)):
             self._keeper.writer_leaves()
         stream, self._stream = prepared.stream, None
         if stream is not None:
@@ -166,6 +166,7 @@ class Transition:
         self._supervisor.switched(
             prepared.plan.generation, here.progress.step, prepared.group.size, (now() - began) / 1e9
         )
+        return True
 
     def _rest(self, stream: Stream, here: Boundary, contexts: Sequence[Any], began: int) -> dict[str, Any]:
         """What newcomers do not hold yet."""

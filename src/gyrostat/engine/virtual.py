@@ -112,7 +112,8 @@ class VirtualRunner(Runner):
         self._entered = False  # somebody has been in, in this pass
         self._arrivals: tuple[int, ...] = ()  # came in the middle of the pass, and have not run
         self._next_placement: tuple[Placement, Group] | None = None  # once the pass is settled
-        self._several_passes = False
+        self._several_passes: bool | None = None  # in some steps; None: not known yet
+        self._passes = 0  # of the last step
         self._warm_reductions: dict[int, list[Reduction]] = {}  # by generation
         self._ended: list[
             tuple[DataLoop, bool]
@@ -389,7 +390,7 @@ class VirtualRunner(Runner):
         """What `iter(DataLoader)` draws belongs to a virtual worker's first micro-batch, but is drawn for all at once."""
         for feed in (self.feed, *self._extra):
             if not feed.started:
-                for rank in feed.ranks:
+                for rank in self._of_here(feed):
                     if feed.resumes:
                         feed.resume(rank)
                     else:
@@ -434,9 +435,13 @@ class VirtualRunner(Runner):
 
     def _end_feed(self, feed: Feed, used_up: bool) -> None:
         if used_up and feed.loader.has_sampler and feed.loader.num_workers == 0:
-            for rank in feed.ranks:
+            for rank in self._of_here(feed):
                 self._in_streams_of(rank, feed.exhaust)
         feed.end_loop()
+
+    def _of_here(self, feed: Feed) -> list[int]:
+        """Without those that a death at a fence has given to another worker."""
+        return [rank for rank in feed.ranks if rank in self.contexts]
 
     def save_positions(self) -> None:
         """Note in the contexts where virtual workers stand in the loop that is running."""
@@ -453,6 +458,8 @@ class VirtualRunner(Runner):
 
     def begin_data(self, plan: StepPlan, pass_: int) -> None:
         if pass_ == 0:
+            if self._passes == 1:
+                self._several_passes = bool(self._several_passes)
             if self.backups is not None:
                 self.backups.begin_step()
             self._fetched_under.clear()
@@ -461,6 +468,7 @@ class VirtualRunner(Runner):
                 feed.begin_step()
         else:
             self._several_passes = True
+        self._passes = pass_ + 1
         self._house_arrivals(plan.first_batch, pass_, plan)
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
@@ -576,7 +584,7 @@ class VirtualRunner(Runner):
             return b""
         self.save_positions()
         fetched = None
-        if pass_ == 0 and self._several_passes and self.feed.draws_here:
+        if pass_ == 0 and self._several_passes is not False and self.feed.draws_here:
             fetched = {
                 rank: [self._fetched_under[key] for key in sorted(self._fetched_under) if key[0] == rank]
                 for rank in self.hosted

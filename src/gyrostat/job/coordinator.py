@@ -221,6 +221,7 @@ class Coordinator:
     _redone: int = 0
     _paused: float = 0.0
     _look_at: float | None = None
+    _left: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self._next_member = max(self.members) + 1
@@ -384,8 +385,10 @@ class Coordinator:
         """Members have gone in the middle of training. None: there is nobody who could go on without them."""
         if not self.training or not self.recovers:
             return None
+        if lost and not set(lost) & {*self.members, *self._newcomers}:
+            return []  # nobody waits for it any more
         instructions: list[Instruction] = []
-        absent: set[int] = set(lost)
+        absent: set[int] = {*lost, *self._left}
         if self._begun is not None:  # in force for some, so for all; but who has not arrived never will
             absent |= self._waiting_for
             arriving = tuple(member for member in self._waiting_for if member not in lost)
@@ -414,6 +417,14 @@ class Coordinator:
             waits=len(survivors) < self.fewest,
         )
         return [*instructions, *(Tell(member, Recover(self._plan)) for member in survivors)]
+
+    def left(self, member: int, now: float) -> list[Instruction]:
+        """A worker has left in good order, at a fence. If those that are left have been told to wait for it, they need not."""
+        self._left.add(member)
+        if self.phase is not Phase.RECOVERING or member not in self.members:
+            return []
+        self._leaving = (*self._leaving, member)
+        return self.died((member,), self._why_lost, now) or []
 
     def lost_by(self, generation: int, now: float) -> None:
         """A worker has lost another one. Mostly we hear at once which; if not, all try to find each other again."""
@@ -574,10 +585,8 @@ class Coordinator:
             return [*broken_off, *self._go_on(now)]
         if self.phase is Phase.FENCED:
             return [*broken_off, *self._set_fence()]
-        if self.phase is Phase.RECOVERING:
-            assert self._plan is not None
-            self._waiting_for = set(self.members)
-            return [*broken_off, *(Tell(member, Recover(self._plan)) for member in self.members)]
+        if self.phase is Phase.RECOVERING:  # the leader before may have taken their meeting place with it
+            return [*broken_off, *(self.died((), self._why_lost, now) or ())]
         return [*broken_off, *self._fail(reason, now)]
 
     def retell(self, member: int) -> list[Instruction]:
@@ -615,6 +624,12 @@ class Coordinator:
     def leaving(self) -> tuple[int, ...]:
         """Those that have been sent SIGTERM."""
         return self._leaving
+
+    @property
+    def expected(self) -> tuple[int, ...]:
+        """Those for whom others wait, or soon may."""
+        connects = self.phase in (Phase.CONNECTING, Phase.FENCED)
+        return (*self.members, *(self._newcomers if connects else ()))
 
     def is_newcomer(self, member: int) -> bool:
         """Started, but not yet a member."""
@@ -760,12 +775,13 @@ class Coordinator:
         self._settle()
         if self._profiling is not None:
             return [*instructions, *self._abandon_profile(reason), *self._go_on(now)]
-        if change.at_step is None:
+        awaited = change.at_step is not None or (change.request is None and len(self.members) < self.fewest)
+        if not awaited:
             return [*instructions, Refused(change, reason), *self._go_on(now)]
         if final or self._tries >= _TRIES:
             return [
                 *instructions,
-                GiveUp(f"{reason}; --schedule wants {change.workers} workers at step {change.at_step}"),
+                GiveUp(f"{reason}; workers wait until there are {change.workers} ({change.reason})"),
             ]
         return [*instructions, *self._begin(change, now, again=True)]
 

@@ -191,6 +191,8 @@ class Leader:
         self._number = -1
         self._deaths: list[Death] = []
         self._silence = Silence(request.silence_s)
+        self._complete = False
+        """A worker has ended with the result."""
         self._restarts = Restarts(request.restarts)
         self._restart_at: float | None = None
         self._next: RunRequest | None = None
@@ -281,7 +283,10 @@ class Leader:
                 attempt.watch.failed(member, message, now)
         elif isinstance(message, Ended):
             attempt.watch.ended(member, message)
-            if not message.left:
+            if message.left:
+                self._carry_out(attempt.coordinator.left(member, now))
+            else:
+                self._complete |= member in self._tally.finished
                 self._carry_out(attempt.coordinator.over())
         elif isinstance(message, Started):
             self._obey(attempt.watch.began())
@@ -306,10 +311,16 @@ class Leader:
 
     def _spared(self, attempt: _Attempt, member: int, code: int, how: str) -> bool:
         """A member has died. True: the others go on without it."""
+        if self._complete:  # all have passed the last reduction, and one has said what came of it
+            attempt.watch.spare(member, code)
+            for other in attempt.watch.living:
+                self._hands.tell(Seat(attempt.number, other), Terminate(final=True))
+            return True
         instructions = attempt.coordinator.died((member,), f"worker {member} {how}", time.monotonic())
         if instructions is None:
             return False
         attempt.watch.spare(member, code)
+        self._tally.may_repeat()
         self._carry_out(instructions)
         return True
 
@@ -427,7 +438,8 @@ class Leader:
         if self._attempt is None:
             return
         self._obey(self._attempt.watch.orders(now))
-        self._carry_out(self._attempt.coordinator.tick(now))
+        if not self._attempt.watch.ends:
+            self._carry_out(self._attempt.coordinator.tick(now))
         self._look_for_silence(self._attempt, now)
         self._look_for_standstill(self._attempt, now)
         if self._attempt.watch.over and not self._to_do:
@@ -435,15 +447,16 @@ class Leader:
 
     def _look_for_silence(self, attempt: _Attempt, now: float) -> None:
         """Who does not answer is killed, for it may wake up later, and counts as dead at once."""
-        if not attempt.coordinator.training or attempt.watch.stopped_by is not None:
+        if not attempt.coordinator.training or attempt.watch.ends:
             return
-        if len(attempt.coordinator.members) == 1:
+        expected = attempt.coordinator.expected
+        if len(expected) == 1:
             return  # nobody waits for a lone worker
-        asks, silent = self._silence.look(attempt.coordinator.members, now)
+        asks, silent = self._silence.look(expected, now)
         for member in silent:
             self._hands.signal(Seat(attempt.number, member), signal.SIGKILL)
             self.lost(Seat(attempt.number, member), f"silent for {self._silence.patience:g} s")
-        for member in attempt.coordinator.members if asks else ():
+        for member in expected if asks else ():
             self._hands.tell(Seat(attempt.number, member), Ping())
 
     def deadline(self) -> float | None:
@@ -759,7 +772,8 @@ class Leader:
             for member in order.workers:
                 seat = Seat(self._attempt.number, member)
                 if order.signal == signal.SIGTERM and not self._request.reference:
-                    self._hands.tell(seat, Terminate())  # the signal itself would ask this one alone to leave
+                    # The signal itself would ask this one alone to leave.
+                    self._hands.tell(seat, Terminate(final=self._attempt.watch.ends))
                 else:
                     self._hands.signal(seat, order.signal)
 

@@ -188,9 +188,13 @@ class Tally:
         self.steps += new
         self.samples += sum(step.samples for step in new)
 
+    def may_repeat(self) -> None:
+        """Somebody has died: whoever speaks for the job from now on may say some things again."""
+        self._repeats = True
+
     def recovered(self, rescued: Rescued, how: str, evidence: tuple[str, ...], now: float) -> None:
-        """Workers have died, and the others went on. Whoever speaks for the job now may say some things again."""
-        self.workers, self._repeats = rescued.after, True
+        """Workers have died, and the others went on."""
+        self.workers = rescued.after
         self.events.append(
             Event(
                 kind=EventKind.FAILURE,

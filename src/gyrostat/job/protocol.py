@@ -303,6 +303,9 @@ class Terminate(msgspec.Struct, frozen=True, tag=True):
     The signal itself, to a single worker, means that this one is to leave.
     """
 
+    final: bool = False
+    """The job has failed, or is complete: nobody comes to the rescue of who has lost another."""
+
 
 ToForkParent = Hello | Fork | Signal | ServeStore
 FromForkParent = Hello | Forked | Exited | Children

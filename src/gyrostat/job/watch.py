@@ -211,8 +211,13 @@ class Watch:
         return summary if cause is Cause.KILLED else None
 
     def _can_be_spared(self, worker: int) -> bool:
-        ends = self._terminated or self.stopped_by is not None or self.stopped
-        return worker in self.crew and worker not in self._told and not ends
+        stops = self.stopped_by is not None and not (self.checkpoints and self._training)
+        return worker in self.crew and worker not in self._told and not (self._terminated or stops)
+
+    @property
+    def ends(self) -> bool:
+        """Somebody has failed, and all others are to end."""
+        return self._terminated
 
     def told_of(self, workers: Sequence[int]) -> tuple[str, ...]:
         """The evidence that these have left behind."""

@@ -200,7 +200,7 @@ def _listen(messenger: Messenger, exits: Exits) -> None:
         membership = session.membership()
         if isinstance(message, Terminate):
             exits.end_job()
-            if membership is not None:
+            if membership is not None and message.final:
                 membership.abandon()
             continue
         if isinstance(message, Ping):

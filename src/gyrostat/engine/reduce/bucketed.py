@@ -146,6 +146,10 @@ class Bucketed(ABC):
 
     def retake(self, placement: Placement, group: Group) -> bool:
         self._placement, self._group = placement, group
+        if self._missing is not None:  # of the one that was streamed, some buckets have not left
+            self._copies.wait()
+            for bucket in range(self._left, len(self._layout)):
+                self._add(self._streamed, bucket)
         self._forget()
         # What was under way may still write where it was told to.
         self._totals[:1] = [self._new_buffers()]
