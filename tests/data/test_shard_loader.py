@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch.utils.data import Dataset
 
 from gyrostat.core.errors import Misuse, ScriptFailed, UsageError
-from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.data.shard_loader import ShardLoader, make_shard_loader
 from tests.conftest import Launch
 
@@ -200,7 +200,13 @@ def test_data_workers_run_ahead_of_what_is_saved(launch: Launch) -> None:
     expected = launch(script, virtual_workers=4).digest
     policy = CheckpointPolicy(directory=str(launch.directory / "ahead"), every=2)
     with pytest.raises(ScriptFailed):
-        launch(script, placement=[2, 2], checkpoint=policy, env={"KILL_AT": "7"})
+        launch(
+            script,
+            placement=[2, 2],
+            checkpoint=policy,
+            recovery=RecoveryMode.CHECKPOINT,
+            env={"KILL_AT": "7"},
+        )
     assert launch(script, placement=[1, 3], checkpoint=policy).digest == expected
 
 
@@ -225,7 +231,13 @@ def test_killed_and_resumed_elsewhere_every_sample_counts_once(launch: Launch, k
     expected = launch(SCRIPT, virtual_workers=4).digest
     policy = CheckpointPolicy(directory=str(launch.directory / f"kill{kill_at}"), every=2)
     with pytest.raises(ScriptFailed):
-        launch(SCRIPT, placement=[2, 2], checkpoint=policy, env={"KILL_AT": str(kill_at)})
+        launch(
+            SCRIPT,
+            placement=[2, 2],
+            checkpoint=policy,
+            recovery=RecoveryMode.CHECKPOINT,
+            env={"KILL_AT": str(kill_at)},
+        )
     resumed = launch(SCRIPT, placement=[1, 1, 2], checkpoint=policy)
     assert resumed.digest == expected
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gyrostat.core.errors import CheckpointError
-from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import CheckpointStore, Disk, Snapshot, Turns, Writer, load
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk, PowerCut
@@ -302,7 +302,14 @@ def test_killed_while_one_is_written(
     launch: Launch, policy: CheckpointPolicy, undisturbed: Outcome, placement: list[int]
 ) -> None:
     args = ["save=1,4", "hold=3", "kill=7"]
-    outcome = launch(SCRIPT, placement=placement, args=args, checkpoint=policy, check=False)
+    outcome = launch(
+        SCRIPT,
+        placement=placement,
+        args=args,
+        checkpoint=policy,
+        recovery=RecoveryMode.CHECKPOINT,
+        check=False,
+    )
     assert outcome.failure is not None
     assert outcome.failure.worker == 0
     assert steps_there(policy) == [2]

@@ -173,6 +173,7 @@ class Keeper:
         """Contexts come from all workers; worker 0 alone keeps what there is to write. It refers to live tensors."""
         if self._store is None:
             return None
+        self._supervisor.checkpoints()
         contexts = gather_contexts(self._runner, state.progress)
         return self.snapshot(state, contexts, finished=finished) if self._runner.leads else None
 

@@ -54,6 +54,9 @@ class Supervisor(Protocol):
     def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
         """The digest of all tracked state after `step` steps, and of each tensor if asked for."""
 
+    def checkpoints(self) -> None:
+        """A checkpoint is about to be written: whoever resumes from it does not say again what came before."""
+
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
         """The checkpoint of step `step` is in place. That took so many seconds, and training stood still for `blocked`."""
 
@@ -116,6 +119,9 @@ class Alone:
         print(f"step {step}  " + "  ".join(f"{name} {value:.6g}" for name, value in metrics.items()))
 
     def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
+        pass
+
+    def checkpoints(self) -> None:
         pass
 
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:

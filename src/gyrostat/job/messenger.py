@@ -161,6 +161,9 @@ class Messenger:
     def probed(self, step: int, digest: str, tensors: Mapping[str, str]) -> None:
         self._send(Probed(step, digest, dict(tensors)))
 
+    def checkpoints(self) -> None:
+        self.flush()
+
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
         self._send(Checkpointed(step, path, seconds, blocked))
 
