@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import resource
 import signal
 import subprocess
 import sys
@@ -38,6 +39,7 @@ _HELP = "\n\n".join(
     ]
 )
 _READY_S = 60.0
+_OPEN_FILES = 65536
 
 
 def register(app: typer.Typer) -> None:
@@ -114,6 +116,7 @@ def up(
     layout = found_layout() if cluster is None else layout_of_file(cluster)
     if devices is not None:
         layout = layout_of_slots(devices)
+    _allow_open_files()
     roots = tuple(path.absolute() for path in workdir or ())
     daemon = Daemon(home, layout, policy, keep=keep * 3600.0, spare=spare, workdirs=roots)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
@@ -131,6 +134,14 @@ def up(
         )
         watch(daemon)
         print("gyrostat: ending", flush=True)
+
+
+def _allow_open_files() -> None:
+    """As many as the system lets us: every connection and every job that runs needs some."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
 def _told(layout: Layout) -> str:

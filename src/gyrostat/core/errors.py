@@ -57,6 +57,11 @@ class NotYet(UsageError):
 class NoSuchJob(UsageError):
     """A cluster knows no such job, or the job is another tenant's, which is not told apart."""
 
+    def __init__(self, message: str, suggestions: tuple[str, ...] = ()) -> None:
+        """`suggestions`: names that exist and are near, the nearest first."""
+        super().__init__(message)
+        self.suggestions = suggestions
+
 
 class Unplaceable(UsageError):
     """A job that this cluster can never run."""

@@ -146,9 +146,9 @@ class Office:
         found = {record.name: record for record in mine} | {record.id: record for record in mine}
         if named in found:
             return found[named]
-        near = difflib.get_close_matches(named, found, n=1)
+        near = difflib.get_close_matches(named, found)
         told = f"; did you mean {near[0]!r}?" if near else ""
-        raise NoSuchJob(f"there is no job {named!r}{told}")
+        raise NoSuchJob(f"there is no job {named!r}{told}", tuple(near))
 
     def devices(self) -> list[DeviceRecord]:
         """Every device with who is on it. Handlers hide other tenants' jobs from a tenant."""
@@ -187,42 +187,47 @@ class Office:
 
     def cancel(self, named: str, tenant: str | None) -> JobRecord:
         """End it, soon, whatever it does. A second time changes nothing; `WrongState` if it has ended otherwise."""
-        record = self.job(named, tenant)
-        if record.intent is Intent.CANCEL:
-            return record
-        self._check_not_over(record)
-        return self._wish(record, "cancelling", "its owner cancels it", Intent.CANCEL)
+        with self._registry.lock:
+            record = self.job(named, tenant)
+            if record.intent is Intent.CANCEL:
+                return record
+            self._check_not_over(record)
+            wished = self._wish(record, "cancelling", "its owner cancels it", Intent.CANCEL)
+        return self._wake(wished)
 
     def pause(self, named: str, tenant: str | None) -> JobRecord:
         """Checkpoint it and take it out of the queue until `resume`. `WrongState` if it has ended or is being cancelled."""
-        record = self.job(named, tenant)
-        if record.intent is Intent.PAUSE:
-            return record
-        self._check_not_over(record)
-        return self._wish(record, "pausing", "its owner pauses it", Intent.PAUSE)
+        with self._registry.lock:
+            record = self.job(named, tenant)
+            if record.intent is Intent.PAUSE:
+                return record
+            self._check_not_over(record)
+            wished = self._wish(record, "pausing", "its owner pauses it", Intent.PAUSE)
+        return self._wake(wished)
 
     def resume(self, named: str, tenant: str | None) -> JobRecord:
         """Back into the queue; it goes on from its checkpoint, with the same bits. `WrongState` unless it is paused."""
-        record = self.job(named, tenant)
-        self._check_not_over(record)
-        if record.intent is Intent.RUN:
-            raise WrongState(f"job {record.id} is {record.state}, not paused; there is nothing to resume")
-        return self._wish(record, "resumed", "its owner resumes it", Intent.RUN)
+        with self._registry.lock:
+            record = self.job(named, tenant)
+            self._check_not_over(record)
+            if record.intent is Intent.RUN:
+                raise WrongState(f"job {record.id} is {record.state}, not paused; there is nothing to resume")
+            wished = self._wish(record, "resumed", "its owner resumes it", Intent.RUN)
+        return self._wake(wished)
 
     def scale(self, named: str, tenant: str | None, *, min: int, max: int) -> JobRecord:
         """From now on it runs on `min` to `max` devices; equal numbers pin it. The scheduler resizes it as soon as it can.
 
         Raises `UsageError` (not within its virtual workers), `Unplaceable`, `WrongState` (it has ended).
         """
-        record = self.job(named, tenant)
-        self._check_not_over(record)
-        spec = msgspec.structs.replace(record.spec, min=min, max=max).check()
-        self._machine.check_placeable(spec, record.vc)
-        wished = self._registry.wish(
-            record.id, "scaled", f"its owner wants {min} to {max} devices", spec=spec
-        )
-        self._machine.wake(record.id)
-        return wished
+        with self._registry.lock:
+            record = self.job(named, tenant)
+            self._check_not_over(record)
+            spec = msgspec.structs.replace(record.spec, min=min, max=max).check()
+            self._machine.check_placeable(spec, record.vc)
+            reason = f"its owner wants {min} to {max} devices"
+            wished = self._registry.wish(record.id, "scaled", reason, spec=spec)
+        return self._wake(wished)
 
     def migrate(self, named: str, tenant: str | None, workers: tuple[int, ...] = ()) -> Answer:
         """Replace workers (all of them, or these numbers) by new processes, in one switch; waits until that is done.
@@ -261,9 +266,10 @@ class Office:
             raise UsageError(
                 f"of {capacity[type]} {type} devices, 0 to {capacity[type]} can be reserved; got {devices}"
             )
-        wanted = {**self._registry.store.reservations(), type: devices}
         kind = "reserved" if devices else "released"
-        self._registry.reserve(wanted, f"{devices} {type} for a serving load", kind)
+        with self._registry.lock:
+            wanted = {**self._registry.store.reservations(), type: devices}
+            self._registry.reserve(wanted, f"{devices} {type} for a serving load", kind)
         return self._machine.reserve(wanted, wait)
 
     def release(self, type: str) -> None:
@@ -284,9 +290,12 @@ class Office:
     # How.
 
     def _wish(self, record: JobRecord, kind: str, reason: str, intent: Intent) -> JobRecord:
-        wished = self._registry.wish(record.id, kind, reason, intent=intent)
+        return self._registry.wish(record.id, kind, reason, intent=intent)
+
+    def _wake(self, record: JobRecord) -> JobRecord:
+        """Never while the registry is locked: the loop, which is woken, locks it in turn."""
         self._machine.wake(record.id)
-        return wished
+        return record
 
     @staticmethod
     def _check_not_over(record: JobRecord) -> None:

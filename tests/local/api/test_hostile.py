@@ -37,6 +37,11 @@ def mallory(guarded: Guarded) -> Iterator[Cluster]:
         yield client
 
 
+def connected(guarded: Guarded) -> socket.socket:
+    host, _, port = guarded.server.address.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
 def ask(
     guarded: Guarded, method: str, path: str, body: bytes | None = None, **headers: str
 ) -> tuple[int, dict[str, Any]]:
@@ -112,11 +117,53 @@ def test_what_a_tenant_sees_of_the_cluster(
 
 
 def test_who_connects_and_is_silent_is_shown_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gyrostat.local.api.server._FIRST_REQUEST_S", 0.05)
-    host, _, port = guarded.server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    monkeypatch.setattr("gyrostat.local.api.server._REQUEST_S", 0.05)
+    with connected(guarded) as connection:
         connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Drip: ")
         assert connection.recv(1) == b""
+
+
+def test_who_is_silent_after_a_first_request_is_shown_out_too(
+    guarded: Guarded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connected(guarded) as connection:
+        connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        response = http.client.HTTPResponse(connection)
+        response.begin()
+        assert (response.status, b"version" in response.read()) == (200, True)
+        monkeypatch.setattr("gyrostat.local.api.server._REQUEST_S", 0.05)
+        connection.sendall(b"G")
+        assert connection.recv(1) == b""
+
+
+def test_one_connection_too_many_is_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gyrostat.local.api.server._MAX_CONNECTIONS", 1)
+    with connected(guarded) as first:
+        first.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert first.recv(12) == b"HTTP/1.1 200"
+        with connected(guarded) as second:
+            assert second.recv(1) == b""
+
+
+def test_what_strangers_ask_for_fills_no_log(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
+    connection = http.client.HTTPConnection(guarded.server.address)
+    with caplog.at_level(logging.WARNING, "gyrostat.api"):
+        connection.request("GET", "/v1/" + "x" * 5000)
+        assert connection.getresponse().status == 401
+    connection.close()
+    assert "x" * 100 in caplog.text
+    assert len(caplog.text) < 500
+
+
+def test_near_names_are_suggested(alice: Cluster, guarded: Guarded, mallory: Cluster) -> None:
+    mallory.submit(guarded.spec("mallory", name="resnet"))
+    status, problem = ask(guarded, "GET", "/v1/jobs/resnets")
+    assert (status, problem["suggestions"]) == (404, ["resnet"])
+
+
+def test_a_tenant_is_led_past_what_happens_to_others(alice: Cluster, guarded: Guarded) -> None:
+    status, events = ask(guarded, "GET", "/v1/events?since=0&wait=30")
+    assert (status, events["events"], events["next"]) == (200, [], 1)
 
 
 @pytest.mark.parametrize(

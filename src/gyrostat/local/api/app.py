@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gyrostat.local.office import Office
 
 _PATIENT_THREADS = 8
+"""Of every slow operation: profiles that take long keep nobody from reserving devices."""
 
 
 class Resource:
@@ -50,10 +51,9 @@ def build_app(office: Office, *, book: TokenBook | None, nobody: Principal) -> A
     metrics = Metrics(office)
     described = [*OPERATIONS, _metrics(metrics)]
     operations = [*described, _openapi(described)]
-    limiter = CapacityLimiter(_PATIENT_THREADS)
     paths: dict[str, dict[str, Endpoint]] = {}
     for operation in operations:
-        endpoint = Endpoint(operation, office, metrics.count, limiter)
+        endpoint = Endpoint(operation, office, metrics.count, CapacityLimiter(_PATIENT_THREADS))
         paths.setdefault(operation.path, {})[operation.method] = endpoint
     app = Starlette(
         routes=[Route(path, Resource(endpoints)) for path, endpoints in paths.items()],

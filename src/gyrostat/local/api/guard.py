@@ -56,7 +56,8 @@ class Guard:
                 scope.setdefault("state", {})["principal"] = self._principal(scope["path"], headers)
             except Refusal as refusal:
                 client = scope.get("client") or ("?",)
-                _log.warning("refused %s %r from %s: %s", scope["method"], scope["path"], client[0], refusal)
+                method, path = scope["method"][:16], scope["path"][:128]
+                _log.warning("refused %s %r from %s: %s", method, path, client[0], refusal)
                 await refusal.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)

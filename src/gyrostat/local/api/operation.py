@@ -78,7 +78,7 @@ class Operation:
     """Needs no token."""
     operator: bool = False
     """Only for operators."""
-    waits: Callable[[Any], bool] | None = None
+    waits: Callable[[Call, Any], bool] | None = None
     """Whether an answer has no news yet: asked again until it has, for as many seconds as `query.wait` says."""
     slow: bool = False
     """It waits for a job, in one of a few threads of its own."""
@@ -99,7 +99,7 @@ class Endpoint:
     count: Callable[[str, int], None]
     """Told every operation's name and status."""
     patient: CapacityLimiter
-    """How many threads may wait for jobs at once."""
+    """How many threads may wait at once, if it is slow."""
 
     async def __call__(self, request: Request) -> Response:
         try:
@@ -109,7 +109,7 @@ class Endpoint:
             _log.warning(
                 "refused %s %r of %s: %s",
                 request.method,
-                request.url.path,
+                request.url.path[:128],
                 principal.tenant or "a stranger",
                 refusal,
             )
@@ -143,7 +143,7 @@ class Endpoint:
             return answer
         loop = asyncio.get_running_loop()
         until = loop.time() + call.query.wait
-        while self.operation.waits(answer) and loop.time() < until:
+        while self.operation.waits(call, answer) and loop.time() < until:
             await asyncio.sleep(_LOOK_EVERY_S)
             answer = await run_in_threadpool(self.operation.run, call)
         return answer

@@ -179,8 +179,16 @@ def overview(call: Call) -> m.Overview:
 
 
 def _explained(call: Call, live: list[JobRecord]) -> list[Waiting]:
+    """The first of every queue, then the second of every queue, and so on."""
+    places: Counter[str] = Counter()
+    queued: list[tuple[int, JobRecord]] = []
+    for record in sorted(live, key=lambda record: (-record.spec.priority, record.number)):
+        if record.state.waits:
+            places[record.vc] += 1
+            queued.append((places[record.vc], record))
+    queued.sort(key=lambda placed: placed[0])
     found = []
-    for record in [record for record in live if record.state.waits][:_EXPLAINED]:
+    for _, record in queued[:_EXPLAINED]:
         try:
             waiting = call.office.why_waiting(record.id, tenant_of(call.principal))
         except NoSuchJob:
@@ -244,12 +252,14 @@ def _view(call: Call) -> View:
     return View(call.principal, {record.id for record in call.office.jobs(call.principal.tenant)})
 
 
-def _nothing_new(answer: Any) -> bool:
+def _nothing_new(call: Call, answer: Any) -> bool:
     match answer:
         case m.LogPart(lines=lines, over=over):
             return not lines and not over
-        case m.Events(events=found):
-            return not found
+        case m.Events(next=looked_to):
+            return bool(
+                looked_to == call.query.since
+            )  # others' events are none of the answer, but are passed
     return False
 
 

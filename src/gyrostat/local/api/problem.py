@@ -88,7 +88,8 @@ def told(error: Exception) -> Refusal:
         return error
     for kind, status, code in _TOLD:
         if isinstance(error, kind):
-            return Refusal(status, str(error), code=code)
+            suggestions = error.suggestions if isinstance(error, NoSuchJob) else ()
+            return Refusal(status, str(error), code=code, suggestions=suggestions)
     return broken(error)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from gyrostat.core.errors import UsageError
 from gyrostat.local.api.app import build_app
@@ -27,8 +27,8 @@ DEFAULT_LISTEN = "127.0.0.1:7460"
 _MAX_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30
 _BACKLOG = 128
-_FIRST_REQUEST_S = 10.0
-"""After so long without a whole request, a new connection is closed."""
+_REQUEST_S = 10.0
+"""A connection is closed that takes longer for the head of its first request, or of another that it has begun."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -52,15 +52,35 @@ def check_listen(address: str, tokens: Path | None) -> TokenBook | None:
 
 
 class Impatient(H11Protocol):
-    """Closes connections over which nobody asks for anything: they are counted, and keep others out."""
+    """Closes connections over which nobody asks for anything: they are counted, and keep others out.
+
+    A request that is begun has to be whole in time, the first one and every other: uvicorn's own patience with an idle
+    connection starts anew with every byte.
+    """
+
+    _answered: RequestResponseCycle | None = None
+    """After this one the next request is awaited, for a while. None: after none."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.loop.call_later(_FIRST_REQUEST_S, self._leave_if_silent)
+        if len(self.connections) > _MAX_CONNECTIONS:
+            transport.abort()
+            return
+        self._await_request()
 
-    def _leave_if_silent(self) -> None:
-        if self.cycle is None:
-            self.transport.close()  # type: ignore[unreachable]  # uvicorn says that there always is one
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        begun: RequestResponseCycle | None = self.cycle
+        if begun is not None and begun.response_complete and begun is not self._answered:
+            self._await_request()
+
+    def _await_request(self) -> None:
+        self._answered = self.cycle
+        self.loop.call_later(_REQUEST_S, self._leave_unless_asked, self.cycle)
+
+    def _leave_unless_asked(self, answered: RequestResponseCycle | None) -> None:
+        if self.cycle is answered:
+            self.transport.close()
 
 
 class ApiServer:
@@ -83,7 +103,7 @@ class ApiServer:
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
-            limit_concurrency=_MAX_CONNECTIONS,
+            limit_concurrency=_MAX_CONNECTIONS + 1,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
