@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyrostat.local.driver import Move, next_move
+from gyrostat.job.door import Answer
+from gyrostat.local import driver as module
+from gyrostat.local.driver import Began, Driver, Ended, Move, News, Troubled, next_move
+from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.occupancy import Occupancy
+from gyrostat.local.pool import HostPool
+from gyrostat.local.records import JobSpec
 
 Devices = tuple[int, ...]
 
@@ -89,3 +99,89 @@ def test_who_shares_a_device_waits_for_nobody() -> None:
     occupancy.leave("host")
     occupancy.leave("guest")
     assert occupancy.await_free((0, 1), 0.0)
+
+
+def driver_in(directory: Path, pool: HostPool, tell: Callable[[News], None]) -> Driver:
+    return Driver(
+        "j1",
+        directory / "job",
+        directory / "run",
+        spec=lambda: JobSpec(script="x.py"),
+        attempt=0,
+        slot=layout_of_slots("cpu:1").slot,
+        occupancy=Occupancy(),
+        pool=pool,
+        tell=tell,
+    )
+
+
+def test_trouble_is_told_once_and_it_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failures = [OSError("too many open files")] * 3
+
+    def is_hosted(directory: Path) -> bool:
+        if failures:
+            raise failures.pop()
+        return False
+
+    monkeypatch.setattr(module, "is_hosted", is_hosted)
+    monkeypatch.setattr(module, "_TROUBLED_S", 0.001)
+    news: SimpleQueue[News] = SimpleQueue()
+    driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), news.put)
+    driver.adopt()
+    driver.start()
+    told = news.get(timeout=20.0)
+    assert isinstance(told, Troubled)
+    assert "too many open files" in told.reason
+    assert news.get(timeout=20.0) == Ended("j1", 0, None)
+    assert not driver.hosted
+    driver.close()
+
+
+def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    never_ready = tmp_path / "host.sh"
+    never_ready.write_text("#!/bin/sh\nexec cat > /dev/null\n")
+    never_ready.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(never_ready))
+    news: SimpleQueue[News] = SimpleQueue()
+    pool = HostPool(tmp_path / "log", spare=0)
+    driver = driver_in(tmp_path, pool, news.put)
+    driver.start()
+    driver.aim((0,))
+    assert news.get(timeout=20.0) == Began("j1", 1)
+    driver.aim((), within=600.0)
+    ended = news.get(timeout=20.0)
+    assert isinstance(ended, Ended)
+    assert ended.result is not None
+    assert (ended.result.stopped, ended.result.reason) == (True, "called off before a host took it")
+    assert not driver.hosted
+    driver.close()
+    pool.close()
+
+
+def test_one_that_is_stopping_is_still_killed_if_it_should_go_on_elsewhere(tmp_path: Path) -> None:
+    driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), lambda news: None)
+    driver.aim((), within=600.0)
+    driver._stopping = True
+    driver.aim((0,))
+    assert driver._kill_at is not None
+    driver.close()
+
+
+def test_who_is_too_busy_to_leave_for_long_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), lambda news: None)
+    busy = Answer(False, "busy with a profile; retry", 3, 2, 0.0, 0.0)
+    monkeypatch.setattr(module, "_SHRINK_S", 0.0)
+    driver._actual = (0, 1)
+    driver._pending = ("grow", (0, 1, 2))
+    driver._answered(busy)
+    assert not driver._too_busy_to_leave((0, 1, 2))
+    assert not driver._too_busy_to_leave((0,)), "it has not been asked to leave yet"
+    driver._pending = ("shrink", (0,))
+    driver._answered(busy)
+    assert driver._too_busy_to_leave((0,))
+    driver._pending = ("shrink", (0,))
+    driver._answered(Answer(True, "moved", 4, 1, 1.0, 1.0))
+    assert not driver._too_busy_to_leave((0,))
+    driver.close()

@@ -98,9 +98,9 @@ def test_failures_that_are_final(record: JobRecord, end: Result, reason: str) ->
 
 
 def test_a_killed_host_is_replaced_until_it_helps_no_more() -> None:
-    assert fate_of(job(), None, entitled=True, deaths=2).state is JobState.STARTING
-    assert fate_of(job(), None, entitled=False, deaths=2).state is JobState.SUSPENDED
-    last = fate_of(job(), None, entitled=True, deaths=3)
+    assert fate_of(job(), None, entitled=True, deaths=3).state is JobState.STARTING
+    assert fate_of(job(), None, entitled=False, deaths=3).state is JobState.SUSPENDED
+    last = fate_of(job(), None, entitled=True, deaths=4)
     assert (last.state, last.fields) == (JobState.FAILED, {"exit_code": 137})
 
 

@@ -3,6 +3,7 @@ accepted job is forgotten, none ends twice, all end with the bits of an undistur
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -12,11 +13,15 @@ import msgspec
 import pytest
 
 from gyrostat.core.errors import UsageError
+from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.hosting import Result, read_host
 from gyrostat.local.layout import layout_of_slots, read_layout
-from gyrostat.local.records import JobState
+from gyrostat.local.pool import HostPool
+from gyrostat.local.records import Intent, JobSpec, JobState
+from gyrostat.local.registry import Registry
+from gyrostat.local.store import Store
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
 from tests.local.clusters import PATIENCE_S, at_step, finished, fixed, running, spec, until, write_script
@@ -119,3 +124,24 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
         (record,) = finished(daemon, "j1")
         assert "restarted" in [event.kind for event in daemon.office.events(None)]
     assert record.digest == fixed(launch, spec(tmp_path, STEPS, PAUSE_S))
+
+
+def test_the_time_for_which_the_machine_was_off_does_not_count(tmp_path: Path) -> None:
+    home, now = Home(tmp_path / "state"), [1000.0]
+    home.make()
+    store = Store(home.database, born=0.0)
+    registry = Registry(store, clock=lambda: now[0])
+    record = registry.add(JobSpec(script="x.py", time_limit=100.0), "me", "default")
+    registry.move(record.id, JobState.STARTING, "started", devices=(0,), attempts=1)
+    registry.move(record.id, JobState.RUNNING, "running")
+    logs = home.job(record.id) / "logs"
+    logs.mkdir(parents=True)
+    (logs / "output.log").touch()
+    os.utime(logs / "output.log", (1060.0, 1060.0))
+    now[0] = 90_000.0
+    layout, pool = layout_of_slots("cpu:1"), HostPool(home.log, spare=0)
+    cluster = LocalCluster(home, registry, layout, layout.books("wfs"), pool)
+    cluster.observe()
+    found = registry.get(record.id)
+    assert (found.state, found.ran, found.intent) == (JobState.SUSPENDED, 60.0, Intent.RUN)
+    store.close()

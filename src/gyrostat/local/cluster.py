@@ -24,10 +24,10 @@ from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.job.door import Status
-from gyrostat.local.driver import Began, Driver, Ended, Moved, News, NotMoved, Seen
+from gyrostat.local.driver import Began, Driver, Ended, Moved, News, NotMoved, Seen, Troubled
 from gyrostat.local.fate import fate_of
 from gyrostat.local.home import Home
-from gyrostat.local.hosting import is_hosted, read_result
+from gyrostat.local.hosting import is_hosted, last_sign_of_life, read_result
 from gyrostat.local.layout import Layout
 from gyrostat.local.occupancy import Occupancy
 from gyrostat.local.pool import HostPool
@@ -40,6 +40,8 @@ CANCEL_S = 10.0
 """For which a job that is cancelled may take to leave, before it is killed."""
 STOP_S = 600.0
 """For which one that has to leave may take to reach a boundary and checkpoint."""
+_SLACK_S = 30.0
+"""After that time, until one that is killed is gone."""
 _REPORT_S = 5.0
 """How often the scheduler hears how fast a job is."""
 _REST, _LONGEST_REST_S = 3.0, 0.25
@@ -203,12 +205,19 @@ class LocalCluster:
                 self._take_back(record, tracked)
                 tracked.driver.start()
             elif record.holds_devices:
+                self._count_to_last_sign(record)
                 result = read_result(self._home.job(record.id), record.attempts)
                 self._ended(Ended(record.id, record.attempts, result))
                 if record.id in self._tracked:
                     self._look_at(self._registry.get(record.id))
             else:
                 self._look_at(record)
+
+    def _count_to_last_sign(self, record: JobRecord) -> None:
+        """It left its devices while no daemon looked, perhaps with the whole machine: it had them until it last wrote."""
+        now, wrote = self._registry.clock(), last_sign_of_life(self._home.job(record.id))
+        ran = record.ran if wrote is None else record.ran_by(min(now, wrote))
+        self._registry.progress(record.id, ran=ran, changed=now)
 
     def _take_back(self, record: JobRecord, tracked: _Tracked) -> None:
         """It runs. The scheduler is told where it should be, or where it is if it should be nowhere."""
@@ -253,7 +262,7 @@ class LocalCluster:
         try:
             request = self._layout.request(record.id, record.spec, record.vc, record.submitted - self._born)
         except UsageError as error:  # the cluster is another than when it was accepted
-            self._registry.move(record.id, None, f"it cannot run here: {error}")
+            self._registry.move(record.id, None, f"it cannot run here: {error}", not_before=None)
             return
         tracked.request = request
         self._changes.append(Submitted(request))
@@ -305,8 +314,9 @@ class LocalCluster:
             self._wait_again(record, tracked)
             return
         step = max(record.step, result.step if result is not None else 0)
+        died = result is None and record.holds_devices
         tracked.deaths = 0 if result is not None or step > tracked.died_at else tracked.deaths
-        tracked.deaths, tracked.died_at = tracked.deaths + (result is None), step
+        tracked.deaths, tracked.died_at = tracked.deaths + died, step
         fate = fate_of(
             record,
             result,
@@ -413,6 +423,8 @@ class LocalCluster:
                 self._registry.note("moved", text, self._registry.get(job), before, after)
             case NotMoved(job, reason):
                 self._registry.note("not moved", reason, self._registry.get(job))
+            case Troubled(job, reason):
+                self._registry.note("trouble", reason, self._registry.get(job))
             case Ended():
                 self._post(news)
 
@@ -531,7 +543,8 @@ class LocalCluster:
                 self.occupancy.entitle(id_, ())
             for driver in drivers.values():
                 driver.aim((), within=STOP_S)
-            while any(driver.hosted for driver in drivers.values()):
+            deadline = time.monotonic() + STOP_S + _SLACK_S
+            while any(driver.hosted for driver in drivers.values()) and time.monotonic() < deadline:
                 with self._changed:
                     self._changed.wait(0.05)
             for item in list(self._inbox):

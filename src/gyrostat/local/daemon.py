@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 import os
 import shutil
 import threading
@@ -25,6 +26,7 @@ from gyrostat.local.cluster import Closed, LocalCluster
 from gyrostat.local.desk import Desk
 from gyrostat.local.home import Home
 from gyrostat.local.layout import Layout
+from gyrostat.local.logs import cut
 from gyrostat.local.office import Office
 from gyrostat.local.pool import HostPool
 from gyrostat.local.registry import Registry
@@ -56,6 +58,7 @@ class Daemon:
         self._keep = keep
         books = layout.books(policy)
         home.make()
+        self._house_due = time.monotonic() + _HOUSEKEEPING_S
         self._ended = threading.Event()
         self._crash: BaseException | None = None
         with contextlib.ExitStack() as stack:
@@ -63,6 +66,7 @@ class Daemon:
             self._store = Store(home.database, born=time.time())
             stack.callback(self._store.close)
             self.registry = Registry(self._store)
+            stack.callback(self.registry.write_again)
             self._pool = HostPool(home.log, spare=spare)
             stack.callback(self._pool.close)
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
@@ -91,19 +95,23 @@ class Daemon:
             self._closing.close()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Keep house until somebody asks the cluster to shut down; returns whether that has happened in time."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+        """Keep house until somebody asks the cluster to shut down; returns whether that has happened in time.
+
+        May be called again and again with less time than lies between two rounds of the house.
+        """
+        deadline = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            left = _HOUSEKEEPING_S if deadline is None else min(_HOUSEKEEPING_S, deadline - time.monotonic())
-            if self._ended.wait(max(0.0, left)):
+            if time.monotonic() >= self._house_due:
+                self.keep_house()
+                self._house_due = time.monotonic() + _HOUSEKEEPING_S
+            if self._ended.wait(max(0.0, min(self._house_due, deadline) - time.monotonic())):
                 if self._crash is not None:
                     raise GyrostatError(
                         f"the scheduling loop failed: {self._crash!r}; jobs train on, start the daemon again"
                     ) from self._crash
                 return True
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 return False
-            self.keep_house()
 
     def await_ready(self, seconds: float) -> bool:
         """Whether a job that is submitted would find a host ready, by then."""
@@ -116,6 +124,7 @@ class Daemon:
                 shutil.rmtree(self.home.job(record.id), ignore_errors=True)
         for old in self.office.recordings()[:-_RECORDINGS]:
             old.unlink(missing_ok=True)
+        cut(self.home.log)
 
     def _run(self) -> None:
         try:

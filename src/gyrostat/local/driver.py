@@ -12,12 +12,14 @@ door, and looks again.
 from __future__ import annotations
 
 import contextlib
+import logging
+import math
 import secrets
 import select
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -29,7 +31,16 @@ from gyrostat.job.door import Answer, AskStatus, AskStop, Occupy, Reply, Status,
 from gyrostat.job.protocol import Channel, ProtocolError
 from gyrostat.job.seating import Slot
 from gyrostat.job.unixsocket import connect_to
-from gyrostat.local.hosting import Order, Result, give_order, is_hosted, read_host, read_order, read_result
+from gyrostat.local.hosting import (
+    Order,
+    Result,
+    give_order,
+    is_hosted,
+    read_host,
+    read_order,
+    read_result,
+    unstarted,
+)
 from gyrostat.local.occupancy import Occupancy
 from gyrostat.local.pool import Dispatch, HostPool
 from gyrostat.local.records import JobSpec
@@ -39,6 +50,11 @@ LOOK_S = 0.5
 _SOON_S = 0.02
 _BUSY_S = 0.1
 _PATIENCE_S = 30.0
+_TROUBLED_S = 1.0
+_SHRINK_S = 5.0
+"""After so long of being too busy to leave devices that others are to have, a job is checkpointed and stopped instead."""
+_STOP_S = 600.0
+_log = logging.getLogger("gyrostat.driver")
 
 
 class Move(Enum):
@@ -118,7 +134,15 @@ class Ended:
     """False: it was to be started, waited for devices, and is not to be started any more."""
 
 
-News: TypeAlias = Began | Seen | Moved | NotMoved | Ended
+@dataclass(frozen=True)
+class Troubled:
+    """Something unforeseen keeps it from being driven. It will be tried again."""
+
+    job: str
+    reason: str
+
+
+News: TypeAlias = Began | Seen | Moved | NotMoved | Ended | Troubled
 
 
 class Driver:
@@ -161,9 +185,13 @@ class Driver:
         """An `Occupy` that is under way, and the devices it asked for."""
         self._refusals = 0
         """In a row."""
+        self._busy_since: float | None = None
+        """When it first answered that it is too busy to leave devices, if it has said nothing else since."""
         self._try_at = 0.0
         self._asked_at: float | None = None
         self._training = False
+        self._trouble: str | None = None
+        """What kept the thread from driving it when it last looked."""
         self._lock = threading.Lock()
         self._closing = False
         self._bell, self._ringer = socket.socketpair()
@@ -184,7 +212,7 @@ class Driver:
             with contextlib.closing(self._connect()) as line:
                 line.send(AskStatus())
                 deadline = time.monotonic() + 5.0
-                while select.select([line], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                while _readable([line], max(0.0, deadline - time.monotonic())):
                     replies = line.receive(wait=False)
                     if replies is None:
                         break
@@ -209,7 +237,10 @@ class Driver:
         with self._lock:
             self._wanted = devices
             self._called_off = not devices
-            self._kill_at = None if within is None else time.monotonic() + within
+            if within is not None:
+                self._kill_at = time.monotonic() + within
+            elif not self._stopping:  # one that was asked to stop still has to, before it goes on
+                self._kill_at = None
         self.ring()
 
     def go_on(self, devices: Devices) -> None:
@@ -236,16 +267,32 @@ class Driver:
 
     def _run(self) -> None:
         while not self._closing:
-            wait = self._look()
-            files: list[socket.socket | Channel[Reply]] = [self._bell]
-            if self._line is not None:
-                files.append(self._line)
-            readable = select.select(files, [], [], wait)[0]
-            if self._bell in readable:
-                with contextlib.suppress(BlockingIOError):
-                    self._bell.recv(4096)
-            if self._line is not None and self._line in readable:
-                self._listen(self._line)
+            try:
+                self._hear(self._look())
+                self._trouble = None
+            except Exception as error:
+                self._complain(error)
+                _readable([self._bell], _TROUBLED_S)
+
+    def _hear(self, wait: float | None) -> None:
+        """Until somebody rings, the job answers, or it is time to look again."""
+        files: list[_File] = [self._bell]
+        if self._line is not None:
+            files.append(self._line)
+        readable = _readable(files, wait)
+        if self._bell in readable:
+            with contextlib.suppress(BlockingIOError):
+                self._bell.recv(4096)
+        if self._line is not None and self._line in readable:
+            self._listen(self._line)
+
+    def _complain(self, error: Exception) -> None:
+        """Once for each kind of trouble: it comes again with every look."""
+        said, self._trouble = self._trouble, repr(error)
+        if self._trouble != said:
+            _log.error("driver of %s", self.job, exc_info=error)
+            with contextlib.suppress(Exception):
+                self._tell(Troubled(self.job, f"it cannot be driven at present, tried again: {error!r}"))
 
     def _look(self) -> float | None:
         """Make the next move, and say when to look again at the latest."""
@@ -278,6 +325,10 @@ class Driver:
             self._start(wanted)
         elif move is Move.STOP:
             self._stop(kill_at)
+        elif move in (Move.OCCUPY, Move.LEAVE) and self._too_busy_to_leave(wanted):
+            with self._lock:
+                self._kill_at = kill_at = time.monotonic() + _STOP_S
+            self._stop(kill_at)
         elif move in (Move.OCCUPY, Move.LEAVE):
             self._occupy(wanted if move is Move.OCCUPY else tuple(d for d in self._actual if d in wanted))
         return self._call() if self._hosted else None
@@ -294,15 +345,25 @@ class Driver:
             give_order(self._directory, order)
             self._dispatch = self._pool.send(self._directory, self._attempt)
         except OSError as error:
-            self._tell_end(self._unstarted(f"its host could not be started: {error}"))
+            reason = f"its host could not be started: {error}"
+            self._tell_end(Ended(self.job, self._attempt, unstarted(self._attempt, reason)))
 
     def _stop(self, kill_at: float | None) -> None:
+        if self._dispatch is not None and self._pool.call_off(self._dispatch):
+            self._tell_end(Ended(self.job, self._attempt, _not_taken(self._attempt)))
+            return
         if not self._stopping and self._line is not None and self._send(AskStop()):
             self._stopping, self._pending = True, None
         if kill_at is not None and time.monotonic() >= kill_at:
             host = read_host(self._directory)
             if host is not None and is_hosted(self._directory):
                 host.host.end(patience=5.0)
+
+    def _too_busy_to_leave(self, wanted: Devices) -> bool:
+        """Whether others have waited long enough for what it is to leave."""
+        if self._busy_since is None or set(self._actual) <= set(wanted):
+            return False
+        return time.monotonic() - self._busy_since >= _SHRINK_S
 
     def _occupy(self, devices: Devices) -> None:
         request = secrets.token_hex(8)
@@ -319,7 +380,7 @@ class Driver:
         self._hang_up()
         self._hosted = self._stopping = self._training = False
         self._pending, self._actual, self._dispatch = None, (), None
-        self._first, self._refusals = self._attempt + 1, 0
+        self._first, self._refusals, self._busy_since = self._attempt + 1, 0, None
         self._occupancy.leave(self.job)
         with self._lock:
             self._undecided, self._kill_at = True, None
@@ -402,11 +463,15 @@ class Driver:
         (_, devices), before, self._pending = self._pending, self._actual, None
         self._asked_at = None
         if answer.done:
-            self._refusals = 0
+            self._refusals, self._busy_since = 0, None
             self._settle(devices)
             self._tell(Moved(self.job, before, devices, answer.pause_ms))
             return
         busy = answer.text.endswith("retry")
+        if not busy or set(before) <= set(devices):
+            self._busy_since = None
+        elif self._busy_since is None:
+            self._busy_since = time.monotonic()
         self._refusals += not busy
         self._try_at = time.monotonic() + (_BUSY_S if busy else min(2.0**self._refusals, _PATIENCE_S))
         if not busy:
@@ -424,15 +489,27 @@ class Driver:
             self._line.close()
             self._line, self._pending = None, None
 
-    def _unstarted(self, reason: str) -> Ended:
-        result = Result(
-            attempt=self._attempt,
-            finished=False,
-            stopped=False,
-            exit_code=1,
-            reason=reason,
-            step=0,
-            started=False,
-            postponed=True,
-        )
-        return Ended(self.job, self._attempt, result)
+
+_File: TypeAlias = socket.socket | Channel[Reply]
+
+
+def _readable(files: Sequence[_File], wait: float | None) -> list[_File]:
+    """Those that have something, by then. Unlike `select`, for any number of open files."""
+    poll = select.poll()
+    for file in files:
+        poll.register(file, select.POLLIN)
+    found = {number for number, _ in poll.poll(None if wait is None else math.ceil(wait * 1000))}
+    return [file for file in files if file.fileno() in found]
+
+
+def _not_taken(attempt: int) -> Result:
+    """It was to stop before any host had it."""
+    return Result(
+        attempt=attempt,
+        finished=False,
+        stopped=True,
+        exit_code=0,
+        reason="called off before a host took it",
+        step=0,
+        started=False,
+    )

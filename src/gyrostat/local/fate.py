@@ -19,7 +19,7 @@ from gyrostat.local.records import Intent, JobRecord, JobState
 _FIRST_S, _LONGEST_S = 1.0, 300.0
 _POSTPONED_S = 30.0
 _DEATHS = 3
-"""So often its host may be killed without the job having come farther."""
+"""So often it is started again after its host was killed, without having come farther."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def fate_of(
         return Fate(JobState.FAILED, verdict, "failed", True, fields=_words(result))
     if record.intent is Intent.PAUSE:
         return Fate(JobState.PAUSED, "paused by its owner", "paused", True)
-    if result is None and deaths >= _DEATHS:
+    if result is None and deaths > _DEATHS:
         reason = f"its host was killed {deaths} times, and it came no farther"
         return Fate(JobState.FAILED, reason, "failed", True, fields={"exit_code": 137})
     if result is not None and result.postponed:

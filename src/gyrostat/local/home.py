@@ -20,6 +20,7 @@ import msgspec
 from gyrostat.core.errors import UsageError
 
 STATE = "GYROSTAT_STATE_DIR"
+_OTHERS = 0o077
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,14 +65,27 @@ class Home:
         return self.path / "jobs" / id_
 
     def make(self) -> None:
-        """The directories, if they are not there yet."""
+        """The directories, if they are not there yet; private even if they are."""
         for path in (self.path, self.sockets, self.recordings, self.path / "jobs"):
             try:
+                self._check_ours()
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
+                if path.stat().st_mode & _OTHERS:
+                    path.chmod(0o700)
             except OSError as error:
                 raise UsageError(
                     f"the cluster cannot keep its state in {path}: {error.strerror}; choose another place: --state DIR"
                 ) from error
+
+    def _check_ours(self) -> None:
+        """A directory that others may enter and that has more in it than a cluster is not made private unasked."""
+        if not self.path.is_dir() or not self.path.stat().st_mode & _OTHERS or self.database.exists():
+            return
+        if any(self.path.iterdir()):
+            raise UsageError(
+                f"{self.path} is open to other users and has other files in it, so the cluster cannot keep its state there; "
+                "choose a directory of its own: --state DIR"
+            )
 
     # Where the API answers.
 

@@ -43,6 +43,7 @@ from gyrostat.local.hosting import (
     is_due,
     read_order,
     sign_in,
+    unstarted,
     write_result,
 )
 from gyrostat.local.logs import RotatingFile
@@ -81,8 +82,12 @@ def host(directory: Path, attempt: int, parent: ForkParent) -> None:
         order = read_order(directory)
         if not ours or order is None or not is_due(directory, order, attempt):
             return
-        sign_in(directory, attempt, parent.pid)
-        diary = Diary(directory / LOGS)
+        try:
+            sign_in(directory, attempt, parent.pid)
+            diary = Diary(directory / LOGS)
+        except OSError as error:
+            _keep(directory, unstarted(attempt, f"its host could not begin: {error}"))
+            return
         try:
             outcome = run_job(_request(directory, order), parent=parent, observer=diary, forward_signals=True)
             result = _result(attempt, outcome, diary)

@@ -20,9 +20,10 @@ import fcntl
 import os
 import select
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import IO, TypeVar
 
 import msgspec
 
@@ -32,6 +33,7 @@ from gyrostat.local.records import JobSpec
 
 _ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
+_PATIENCE_S = 1.0
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +70,20 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     last_lines: tuple[str, ...] = ()
 
 
+def unstarted(attempt: int, reason: str) -> Result:
+    """It could not even be begun, through no fault of its own."""
+    return Result(
+        attempt=attempt,
+        finished=False,
+        stopped=False,
+        exit_code=1,
+        reason=reason,
+        step=0,
+        started=False,
+        postponed=True,
+    )
+
+
 class Process(msgspec.Struct, frozen=True):
     """A process that can be told from a later one with the same id."""
 
@@ -94,7 +110,9 @@ class Process(msgspec.Struct, frozen=True):
                 return True
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(pidfd, number)
-            return bool(select.select([pidfd], [], [], patience)[0])
+            gone = select.poll()
+            gone.register(pidfd, select.POLLIN)
+            return bool(gone.poll(patience * 1000))
         finally:
             os.close(pidfd)
 
@@ -129,6 +147,12 @@ def read_order(directory: Path) -> Order | None:
     return _read(directory / _ORDER, Order)
 
 
+def last_sign_of_life(directory: Path) -> float | None:
+    """When the job's host or workers last wrote something, in seconds since the epoch; None: never."""
+    written = [*directory.glob(f"{LOGS}/*"), *directory.glob(_result("*"))]
+    return max((path.stat().st_mtime for path in written), default=None)
+
+
 def is_hosted(directory: Path) -> bool:
     """Whether some process has the job in its hands."""
     try:
@@ -148,12 +172,7 @@ def is_hosted(directory: Path) -> bool:
 def holding(directory: Path) -> Iterator[bool]:
     """While this lasts, the job is this process's. False: it is another's."""
     with (directory / _LOCK).open("ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield False
-            return
-        yield True
+        yield _lock(file)
 
 
 def is_due(directory: Path, order: Order, attempt: int) -> bool:
@@ -179,7 +198,20 @@ def write_result(directory: Path, result: Result) -> None:
 # How.
 
 
-def _result(attempt: int) -> str:
+def _lock(file: IO[bytes]) -> bool:
+    """False: somebody has it, and not just for the moment that `is_hosted` takes."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+
+def _result(attempt: int | str) -> str:
     return f"result-{attempt}.json"
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import shutil
 from pathlib import Path
 from typing import IO
 
@@ -23,19 +25,35 @@ class RotatingFile:
         data = line.encode("utf-8", errors="replace") + b"\n"
         with contextlib.suppress(OSError):
             if self._size and self._size + len(data) > self._largest:
-                self._rotate()
+                with contextlib.suppress(OSError):
+                    self._rotate()
             self._size += self._file.write(data)
 
     def _rotate(self) -> None:
-        self._file.close()
-        for number in range(self._kept - 1, 0, -1):
-            older = self._path.with_name(f"{self._path.name}.{number}")
-            if older.exists():
-                older.replace(self._path.with_name(f"{self._path.name}.{number + 1}"))
+        beside = self._path.with_name(f"{self._path.name}.new")
+        fresh = beside.open("wb", buffering=0)  # first: what cannot be opened is not missed
+        _shift(self._path, self._kept)
         if self._kept:
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
-        self._file = self._path.open("wb", buffering=0)
-        self._size = 0
+        beside.replace(self._path)
+        self._file.close()
+        self._file, self._size = fresh, 0
 
     def close(self) -> None:
         self._file.close()
+
+
+def cut(path: Path, *, largest: int = LARGEST, kept: int = KEPT) -> None:
+    """The same for a file to which other processes append: what it has is copied, and it is emptied."""
+    with contextlib.suppress(OSError):
+        if path.stat().st_size > largest:
+            _shift(path, kept)
+            shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+            os.truncate(path, 0)
+
+
+def _shift(path: Path, kept: int) -> None:
+    for number in range(kept - 1, 0, -1):
+        older = path.with_name(f"{path.name}.{number}")
+        if older.exists():
+            older.replace(path.with_name(f"{path.name}.{number + 1}"))

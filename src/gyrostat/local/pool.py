@@ -17,6 +17,8 @@ import msgspec
 
 from gyrostat.local.host import Errand
 
+_FIRST_S, _LONGEST_S = 0.1, 30.0
+
 
 class Dispatch:
     """A job on its way to a host."""
@@ -24,7 +26,7 @@ class Dispatch:
     def __init__(self, errand: Errand) -> None:
         self.errand = errand
         self.over = False
-        """A host has had it, and has come back or died."""
+        """A host has had it, and has come back or died; or it was called off."""
 
 
 class _Host:
@@ -71,6 +73,8 @@ class HostPool:
         self._starting: list[_Host] = []
         self._ready: list[_Host] = []
         self._busy: list[_Host] = []
+        self._failures = 0
+        """Hosts that could not be started, or died before they were ready, since one last was."""
         self._closed = False
 
     def fill(self) -> None:
@@ -89,8 +93,21 @@ class HostPool:
         with self._changed:
             self._waiting.append(dispatch)
             self._hand_out()
-        self.fill()
+        try:
+            self.fill()
+        except OSError:
+            if self.call_off(dispatch):
+                raise
         return dispatch
+
+    def call_off(self, dispatch: Dispatch) -> bool:
+        """No host will take it. False: one has it already, or had it."""
+        with self._changed:
+            if dispatch not in self._waiting:
+                return False
+            self._waiting.remove(dispatch)
+            dispatch.over = True
+            return True
 
     def await_ready(self, seconds: float) -> bool:
         """Whether a host is ready by then."""
@@ -104,6 +121,7 @@ class HostPool:
             idle = [*self._starting, *self._ready]
             for host in (*idle, *self._busy):
                 host.let_go()
+            self._changed.notify_all()
         for host in idle:
             host.process.wait()
 
@@ -121,6 +139,7 @@ class HostPool:
         with stdout:
             for _ in stdout:
                 with self._changed:
+                    self._failures = 0
                     self._drop(host)
                     if self._closed or (len(self._ready) >= self._spare and not self._waiting):
                         host.let_go()
@@ -131,7 +150,25 @@ class HostPool:
         host.process.wait()
         host.let_go()
         with self._changed:
+            self._failures += host in self._starting
             self._drop(host)
+            self._changed.notify_all()
+        self._replace()
+
+    def _replace(self) -> None:
+        """Whoever waits for a host that has died gets another. If none lives long enough to be ready, that takes longer
+        each time."""
+        while True:
+            with self._changed:
+                patience = min(_FIRST_S * 2.0**self._failures, _LONGEST_S) if self._failures else 0.0
+                if self._changed.wait_for(lambda: self._closed, patience):
+                    return
+            try:
+                self.fill()
+                return
+            except OSError:
+                with self._changed:
+                    self._failures += 1
 
     def _drop(self, host: _Host) -> None:
         host.come_back()
