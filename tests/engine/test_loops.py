@@ -84,3 +84,17 @@ def test_epochs_inside_epochs() -> None:
         loops.begin_epoch(epoch)
         with pytest.raises(Misuse, match=r"inside job\.epochs"):
             loops.begin_epochs(2)
+
+
+def test_a_limit_may_depend_on_the_steps_that_are_done() -> None:
+    """`job.steps(loader, limit=20 - job.step)` means the same to a script that comes back in the middle of the loop."""
+    loops = Loops()
+    loops.resume_at(Progress(step=17, epoch=2, steps_call=1, done=3), finished=False)
+    assert list(loops.begin_epochs(5)) == [2, 3, 4]
+    loops.begin_epoch(2)
+    assert loops.begin_steps() is None
+    loops.end_steps()
+    assert loops.progress.step == 14
+    assert loops.begin_steps() == 3
+    loops.reached()
+    assert loops.progress.step == 17

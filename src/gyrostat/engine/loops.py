@@ -26,6 +26,13 @@ class Loops:
     def resume_at(self, target: Progress, *, finished: bool) -> None:
         """Skip what lies before `target`. `finished`: it is the end of the script, not the start of a step."""
         self._target, self._finished_target = target, finished
+        self._count_steps()
+
+    def _count_steps(self) -> None:
+        """Before the loop that is to be resumed, a script finds as many steps done as there were: its limit may depend on that."""
+        target = self._target
+        if target is not None and _loop(self.progress) == _loop(target):
+            self.progress = replace(self.progress, step=target.step - target.done)
 
     @property
     def target(self) -> Progress | None:
@@ -52,7 +59,7 @@ class Loops:
 
     def place(self) -> tuple[int, ...]:
         """Where between two boundaries the script is: alike in one that is on its way back there."""
-        return (self.progress.epochs_call, self.progress.epoch, self.progress.steps_call)
+        return _loop(self.progress)
 
     # job.epochs
 
@@ -80,12 +87,14 @@ class Loops:
     def begin_epoch(self, epoch: int) -> None:
         self.end_steps()
         self.progress = replace(self.progress, epoch=epoch, steps_call=0, done=0, epochs_run=epoch + 1)
+        self._count_steps()
 
     def end_epochs(self) -> None:
         self.end_steps()
         self.progress = replace(
             self.progress, epochs_call=self.progress.epochs_call + 1, epoch=-1, steps_call=0, done=0
         )
+        self._count_steps()
 
     # job.steps
 
@@ -111,6 +120,7 @@ class Loops:
         if self._in_steps:
             self._in_steps = False
             self.progress = replace(self.progress, steps_call=self.progress.steps_call + 1, done=0)
+            self._count_steps()
 
     def step_done(self) -> None:
         self.progress = replace(
@@ -122,4 +132,8 @@ class Loops:
 
 
 def _place(progress: Progress) -> tuple[int, int, int, int]:
-    return (progress.epochs_call, progress.epoch, progress.steps_call, progress.done)
+    return (*_loop(progress), progress.done)
+
+
+def _loop(progress: Progress) -> tuple[int, int, int]:
+    return (progress.epochs_call, progress.epoch, progress.steps_call)
