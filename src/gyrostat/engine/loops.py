@@ -29,7 +29,7 @@ class Loops:
         self._count_steps()
 
     def _count_steps(self) -> None:
-        """Before the loop that is to be resumed, a script finds as many steps done as there were: its limit may depend on that."""
+        """Where its loop is resumed, a script finds as many steps done as there were: the loop's limit may depend on that."""
         target = self._target
         if target is not None and _loop(self.progress) == _loop(target):
             self.progress = replace(self.progress, step=target.step - target.done)
