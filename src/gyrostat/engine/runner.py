@@ -280,7 +280,7 @@ class Runner(ABC):
     def take_contexts(self, changes: Sequence[bytes]) -> None:
         """The pass is complete: what all workers say of their contexts is so."""
 
-    def recover(self, lost: PeerLost, kind: str, plan: StepPlan | None) -> list[bytes] | None:
+    def recover(self, lost: PeerLost, plan: StepPlan | None) -> list[bytes] | None:
         """A worker was lost in the middle of a unit. Returns what all said in it, if it was completed somewhere.
 
         Otherwise it is to be done again; of a pass, `plan`, after `to_run_again` has been.
@@ -338,16 +338,17 @@ class Runner(ABC):
         yield from self._run(self.hosted, plan, progress)
         while True:
             try:
-                payloads = self._reduce(progress)
+                said, reports = self._reduce(progress)
             except PeerLost as lost:
-                told = self.recover(lost, "reduce", plan)
+                told = self.recover(lost, plan)
                 if told is None:
                     self.prepare_again(plan, progress.pass_)
                     yield from self._run(self.to_run_again(), plan, progress)
                     continue
-                payloads = told
+                said, reports = told, _decoded(told)
             break
-        self._outcome = self._settle(plan, payloads)
+        self._outcome = self._settle(plan, reports)
+        self._completed(said, was_pass=True)
 
     def _run(self, ranks: Sequence[int], plan: StepPlan, progress: Progress) -> Iterator[Any]:
         """Hand the micro-batches of these virtual workers to the script."""
@@ -408,8 +409,8 @@ class Runner(ABC):
     def outcome(self) -> PassOutcome:
         return self._outcome
 
-    def _reduce(self, progress: Progress) -> list[bytes]:
-        """Exchange reports with all workers, and wait for the sums."""
+    def _reduce(self, progress: Progress) -> tuple[list[bytes], list[PassReport]]:
+        """Exchange reports with all workers, and wait for the sums. Returns what all said, as it came and as it is meant."""
         extra = self.end_pass()
         busy = (now() - self._pass_began) / 1e9
         losses = [float(loss.double().mean().item()) for loss in self._losses]
@@ -426,26 +427,24 @@ class Runner(ABC):
             list(self.dropped),
             self.leaving(progress),
         )
-        payload = msgspec.msgpack.encode(mine)
         if self.group.size == 1:
-            return [payload]
-        others = self.group.begin_exchange("reduce", progress, payload)
+            return [], [mine]  # nobody could have missed it
+        others = self.group.begin_exchange("reduce", progress, msgspec.msgpack.encode(mine))
         self.send_off()
         payloads = others()
-        with self.group.tracer.span("reduce"):
-            self.complete([report.extra for report in _decoded(payloads)])
-        return payloads
-
-    def _settle(self, plan: StepPlan, payloads: list[bytes]) -> PassOutcome:
-        """The pass is complete on this worker: nothing can be lost any more."""
         reports = _decoded(payloads)
+        with self.group.tracer.span("reduce"):
+            self.complete([report.extra for report in reports])
+        return payloads, reports
+
+    def _settle(self, plan: StepPlan, reports: Sequence[PassReport]) -> PassOutcome:
+        """The pass is complete on this worker: nothing can be lost any more."""
         dropped = {rank for report in reports for rank in report.dropped}
         self.settle([report.extra for report in reports])
         if dropped:
             ranks = self.placement.virtual_workers
             self.make_up_for(ranks / (ranks - len(dropped)))
         self.take_contexts([report.contexts for report in reports])
-        self._completed(payloads, was_pass=True)
         shares = {rank: share for rank, share in self._shares(plan).items() if rank not in dropped}
         self._means.settle([report.means for report in reports], shares, plan.micro_batches)
         requests = Requests()
@@ -477,7 +476,7 @@ class Runner(ABC):
             try:
                 payloads = self.group.exchange(kind, progress, say())
             except PeerLost as lost:
-                told = self.recover(lost, kind, None)
+                told = self.recover(lost, None)
                 if told is None and once:
                     return []
                 if told is None:

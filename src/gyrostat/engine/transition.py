@@ -118,7 +118,7 @@ class Transition:
                     self._runner.group.generation, lambda connected: self._let_follow(connected, here)
                 )
             except PeerLost as lost:
-                self._runner.recover(lost, "hold", None)
+                self._runner.recover(lost, None)
 
     def recovered(self, wait_at: int | None) -> None:
         """Another worker was lost, and those that are left go on: what was being prepared will not be.

@@ -602,7 +602,7 @@ class VirtualRunner(Runner):
             (placement, group), self._next_placement = self._next_placement, None
             self._follow(placement, group, in_pass=False)
 
-    def recover(self, lost: PeerLost, kind: str, plan: StepPlan | None) -> list[bytes] | None:
+    def recover(self, lost: PeerLost, plan: StepPlan | None) -> list[bytes] | None:
         if self.rescue is None or self.backups is None:
             raise lost
         self._buffers_under_way = None
