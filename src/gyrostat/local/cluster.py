@@ -314,6 +314,9 @@ class LocalCluster:
             self._wait_again(record, tracked)
             return
         step = max(record.step, result.step if result is not None else 0)
+        if result is not None and result.started and record.state is JobState.STARTING:
+            # It trained from one look to the next.
+            record = self._registry.move(record.id, JobState.RUNNING, None, "running")
         died = result is None and record.holds_devices
         tracked.deaths = 0 if result is not None or step > tracked.died_at else tracked.deaths
         tracked.deaths, tracked.died_at = tracked.deaths + died, step
