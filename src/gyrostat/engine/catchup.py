@@ -14,10 +14,12 @@ spoils the copy, and is found out by the checksum.) `Follower` is the newcomer's
 
 from __future__ import annotations
 
+import os
 import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -35,6 +37,7 @@ _ROOM_FOR_UPDATES = 512 << 20
 """Bytes of gradients that may wait for newcomers; at least `_FEWEST` updates in any case."""
 _FEWEST = 4
 _COLUMNS = 4096
+_MOST_THREADS = 4
 
 Optimizers = Mapping[str, Optimizer]
 
@@ -124,6 +127,7 @@ class Stream:
     # In the thread.
 
     def _run(self, copy: Flat) -> None:
+        parted = False
         try:
             self._tell_copy(copy)
             while (update := self._next()) is not None:
@@ -133,18 +137,19 @@ class Stream:
                     self._free.append(block)
             if self._farewell is not None and not self._closed:
                 self._say_farewell(*self._farewell)
+                parted = True
         except PeerLost:
             pass  # the coordinator hears of it too
         finally:
             self._closed = True
             self._copied.set()
             self._parted.set()
-            for block in (*self._free, *(block for _, block in self._waiting)):
-                block.close()
             self._wire.close()
+            for block in (*self._free, *(block for _, block in self._waiting)):
+                block.close(gently=parted)
 
     def _tell_copy(self, flat: Flat) -> None:
-        block = self._wire.make_block(room_for(flat.skeleton))
+        block = self._wire.make_block(room_for(flat.skeleton), once=True)
         try:
             copy = copy_into(block.memory, flat)
             self._copied.set()
@@ -277,9 +282,14 @@ def owned_by(optimizers: Optimizers) -> list[torch.Tensor]:
 
 
 def checksums(optimizers: Optimizers) -> dict[str, int]:
-    """A quick checksum of everything that optimizers own, tensor by tensor. Catches accidents, not intent."""
+    """A quick checksum of everything that optimizers own, tensor by tensor. Catches accidents, not intent.
+
+    Training waits for it, so its cores are free to help.
+    """
     flat = flatten(_owned(optimizers))
-    sums = {name: _checksum(tensor) for name, tensor in flat.tensors}
+    names, tensors = [name for name, _ in flat.tensors], [tensor for _, tensor in flat.tensors]
+    with ThreadPoolExecutor(min(_MOST_THREADS, os.cpu_count() or 1), "gyrostat-checksum") as helpers:
+        sums = dict(zip(names, helpers.map(_checksum, tensors), strict=True))
     return sums | {"values": zlib.crc32(msgspec.json.encode(flat.skeleton))}
 
 

@@ -34,6 +34,7 @@ from gyrostat.engine import determinism
 from gyrostat.engine.carrier import choose_carrier, choose_order
 from gyrostat.engine.fingerprint import fingerprint
 from gyrostat.engine.group import Floor, Group
+from gyrostat.engine.heap import keep_freed_memory
 from gyrostat.engine.job import Job, Stopped
 from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.paced import PacedDevice
@@ -73,6 +74,7 @@ class _Process:
 def enter(assignment: Assignment, supervisor: Supervisor) -> None:
     """Called by the worker's bootstrap before the script runs, and before the first operator does."""
     determinism.pin(assignment)
+    keep_freed_memory()
     _Process.assignment, _Process.supervisor, _Process.job = assignment, supervisor, None
 
 

@@ -20,6 +20,7 @@ from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.position import Position
 from gyrostat.engine.catchup import Follower, Stream, owned_by
 from gyrostat.engine.handover import Handover
+from gyrostat.engine.heap import touch_room_for
 from gyrostat.engine.keeper import Boundary, Keeper, Target
 from gyrostat.engine.membership import Membership, Prepared
 from gyrostat.engine.runner import DataLoop, PassOutcome
@@ -227,6 +228,9 @@ class Transition:
         assert prepared.group is not None
         plan = prepared.plan
         self._runner.prepare_to_move(plan.placement, prepared.group, hints["reductions"])
+        touch_room_for(
+            parameter for gradients in self._runner.gradients for parameter in gradients.parameters
+        )
         if hints["loader"] in self.loaders:
             self._runner.warm_up(self.loaders[hints["loader"]], self._hosted(plan))
 

@@ -13,6 +13,7 @@ import itertools
 import mmap
 import os
 import secrets
+import time
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
@@ -30,23 +31,25 @@ from gyrostat.engine.torch_internals import gloo_group, rendezvous
 _DONOR = 0
 _MOST_UNDER_WAY = 8
 """Answers that the donor has not taken; there are three at most."""
+_LEAST_PART, _MOST_PARTS, _PAUSE_S = 2 << 20, 64, 0.02
+"""How shared memory is given back while training goes on: in parts of so many bytes, with pauses."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     skeleton: Skeleton
-    block: tuple[str, int] | None
-    """Where the tensors are, and the block's number, which no other ever bears; None: they follow."""
+    block: tuple[str, int | None] | None
+    """Where the tensors are, and the number, which no other ever bears, of a block that may come again; None: they follow."""
     size: int
 
 
 class Block:
-    """Memory for the tensors of one state, used again for the next one that fits."""
+    """Memory for the tensors of one state, used again for the next one that fits, unless it is used `once`."""
 
     _numbers = itertools.count()
 
-    def __init__(self, size: int, *, shared: bool) -> None:
+    def __init__(self, size: int, *, shared: bool, once: bool = False) -> None:
         self.size = size
-        self.number = next(self._numbers)
+        self.number = None if once else next(self._numbers)
         self.address: str | None = None
         self._file: int | None = None
         if shared:
@@ -57,10 +60,16 @@ class Block:
         else:
             self.memory = torch.empty(size, dtype=torch.uint8)
 
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+    def close(self, *, gently: bool = False) -> None:
+        """Nobody looks at it any more. `gently`: slowly enough for those who compute not to notice; this waits for it."""
+        if self._file is None:
+            return
+        if gently:
+            for left in _smaller_and_smaller(self.size):
+                os.ftruncate(self._file, left)
+                time.sleep(_PAUSE_S)
+        os.close(self._file)
+        self._file = None
 
 
 class Told:
@@ -75,7 +84,7 @@ class Told:
         return unflatten(self._skeleton, [view.clone() for view in views_of(self._memory, self._skeleton)])
 
     def acknowledge(self) -> None:
-        self.state = None
+        self.state, self._memory = None, torch.empty(0, dtype=torch.uint8)
         self._wire.acknowledge()
 
 
@@ -100,8 +109,9 @@ class Wire:
 
     # The donor.
 
-    def make_block(self, size: int) -> Block:
-        return Block(size, shared=self.shared)
+    def make_block(self, size: int, *, once: bool = False) -> Block:
+        """`once`: newcomers need not keep it at hand."""
+        return Block(size, shared=self.shared, once=once)
 
     def tell(self, flat: Flat, block: Block) -> None:
         """Tell a state whose tensors are in `block`; returns when all newcomers have acknowledged it."""
@@ -151,7 +161,9 @@ class Wire:
         with losing_peers():
             self._under_way.append((self._gloo.send([row], _DONOR, 0), row))
 
-    def _mapped(self, address: str, number: int) -> torch.Tensor:
+    def _mapped(self, address: str, number: int | None) -> torch.Tensor:
+        if number is None:
+            return _map(address)
         if number not in self._maps:
             self._maps[number] = _map(address)
         return self._maps[number]
@@ -217,6 +229,12 @@ class Wire:
         self._under_way.clear()
         self._gloo = None
         self._maps.clear()
+
+
+def _smaller_and_smaller(size: int) -> range:
+    """The sizes through which a block shrinks."""
+    part = max(_LEAST_PART, -(-size // _MOST_PARTS))
+    return range(size - part, 0, -part)
 
 
 def _map(address: str) -> torch.Tensor:

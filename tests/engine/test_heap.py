@@ -1,0 +1,42 @@
+"""What a process frees it does not have to ask the kernel for again."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+STEPS = """
+import resource, sys
+import torch
+from gyrostat.engine.heap import keep_freed_memory, touch_room_for
+
+def faults():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+def gradients():
+    return [torch.ones(256, 1024) for _ in range(40)]  # 40 MiB, of blocks that glibc would take from its heap
+
+parameters = gradients()
+if sys.argv[1] != "glibc":
+    keep_freed_memory()
+if sys.argv[1] == "touched":
+    touch_room_for(parameters)
+for _ in range(3):
+    before = faults()
+    gradients()
+    print(faults() - before)
+"""
+PAGES = 40 * 256
+
+
+@pytest.mark.parametrize(
+    ("mode", "first", "later"), [("glibc", True, True), ("kept", True, False), ("touched", False, False)]
+)
+def test_memory_is_asked_for_once(mode: str, first: bool, later: bool) -> None:
+    """`first`, `later`: whether gradients cost as many page faults as they have pages, in the first step and in the third."""
+    done = subprocess.run([sys.executable, "-c", STEPS, mode], capture_output=True, text=True, check=True)
+    faults = [int(line) for line in done.stdout.split()]
+    assert (faults[0] > PAGES // 2) is first
+    assert (faults[2] > PAGES // 2) is later
