@@ -3,8 +3,8 @@
 Every collective begins with an envelope that names its kind, generation and progress. Workers that are not at the same
 place in the script find out there, with an error that names both places, instead of adding gradients that do not
 belong together. Gradients and buffers have process groups of their own, so that they may travel while the script's thread
-talks. All are gloo's, but for that of gradients where `carrier.py` has chosen NCCL. A lone worker has the same methods
-and no process group.
+talks. All are gloo's, but for that of gradients where `carrier.py` has chosen NCCL. Workers that all live on one machine use
+shorter ways where they can (`neighbours.py`). A lone worker has the same methods and no process group.
 
 gloo tells only some of the others when a worker dies, and nobody when one falls silent. So whoever waits looks up now and
 then whether the generation has been superseded (`Floor`), and if so raises `PeerLost`, as gloo's own errors do.
@@ -26,6 +26,7 @@ import torch
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
 from gyrostat.engine.courier import Courier, StreamCourier
+from gyrostat.engine.neighbours import MOST_BYTES, PLACE_BYTES, Entrance, Neighbours, Place, available
 from gyrostat.engine.torch_internals import gloo_group, nccl_group, rendezvous
 from gyrostat.engine.trace import NoTracer
 
@@ -93,6 +94,8 @@ class Group:
         self._gloo: Any = None
         self._gradients: Any = None
         self._buffers: Any = None
+        self.neighbours: Neighbours | None = None
+        """If all workers live on one machine."""
         if size > 1:
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
@@ -101,6 +104,29 @@ class Group:
                     gloo_group(self._rendezvous(purpose), rank, size, self._timeout, host)
                     for purpose in ("control", "gradients", "buffers")
                 )
+            self.neighbours = self._find_neighbours()
+
+    def _find_neighbours(self) -> Neighbours | None:
+        """All workers find all others here, or none does."""
+        entrance = Entrance(self.size) if available() else None
+        try:
+            place = entrance.place.encode() if entrance is not None else b"".ljust(PLACE_BYTES, b"\0")
+            places = self._gather_by_gloo(place)()
+            found = None
+            if entrance is not None and all(any(place) for place in places):
+                everyone = [Place.decode(each) for each in places]
+                found = entrance.connect(
+                    self.rank, everyone, self._check_valid, self._timeout.total_seconds()
+                )
+            connected = self._gather_by_gloo(b"no" if found is None else b"ok")()
+            if all(each == b"ok" for each in connected):
+                return found
+            if found is not None:
+                found.close()
+            return None
+        finally:
+            if entrance is not None:
+                entrance.close()
 
     def use_nccl(self, device: torch.device) -> None:
         """From now on NCCL carries gradients, in the memory of `device`.
@@ -126,8 +152,11 @@ class Group:
             return lambda: [payload]
         header = self._encoder.encode(Envelope(kind, self.generation, progress, len(payload)))
         head = len(header).to_bytes(2, "little") + header
-        room = self._first_round - len(head)
-        first_round = self._gather(head + payload[:room].ljust(room, b"\0"))
+        if self.neighbours is not None:
+            first_round = self._gather(head + payload[: MOST_BYTES - len(head)])
+        else:
+            room = self._first_round - len(head)
+            first_round = self._gather(head + payload[:room].ljust(room, b"\0"))
 
         def finish() -> list[bytes]:
             with self.tracer.span(f"exchange: {kind}"):
@@ -166,6 +195,13 @@ class Group:
                 )
 
     def _gather(self, message: bytes) -> Callable[[], list[bytes]]:
+        """Everybody's message. Long ones are of the same length."""
+        if self.neighbours is not None and len(message) <= MOST_BYTES:
+            self._check_valid()
+            return self.neighbours.gather(message)
+        return self._gather_by_gloo(message)
+
+    def _gather_by_gloo(self, message: bytes) -> Callable[[], list[bytes]]:
         """Everybody's message of the same length."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         everyone = torch.empty(self.size * len(message), dtype=torch.uint8)
@@ -214,6 +250,9 @@ class Group:
         """Worker `source`'s `tensor` for everybody, in place; ready after `wait`."""
         if self._buffers is None:
             return Pending([], tensor, self._wait_for)
+        if self.neighbours is not None and 0 < tensor.nbytes <= MOST_BYTES:
+            near = self.neighbours
+            return self._pending(lambda: near.broadcast(tensor, source), tensor, _complete)
         return self._pending(lambda: self._buffers.broadcast(tensor, source), tensor)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
@@ -237,6 +276,8 @@ class Group:
             return Pending([], tensor, wait_for, error=self._superseded())
         try:
             return Pending([begin()], tensor, wait_for)
+        except PeerLost as error:
+            return Pending([], tensor, wait_for, error=error)
         except RuntimeError as error:
             return Pending([], tensor, wait_for, error=_lost(error))
 
@@ -264,6 +305,8 @@ class Group:
 
     def close(self) -> None:
         """Nobody will use it any more. Taking gloo's connections down takes a while, so that is done behind."""
+        if self.neighbours is not None:
+            self.courier.send(self.neighbours.close, "hang up")  # it may be waiting at a line
         self.courier.close()
         connections = [self._gloo, self._gradients, self._buffers]
         self._gloo = self._gradients = self._buffers = None
@@ -289,6 +332,11 @@ class Pending:
         self._wait_for(self.works)
         self.works = []
         return self.tensor
+
+
+def _complete(works: list[Any]) -> None:
+    for complete in works:
+        complete()
 
 
 def _wait_patiently(works: list[Any]) -> None:

@@ -1,7 +1,7 @@
 """The tree: its arithmetic, its folding, and what it sends.
 
 Sums also travel as they do over NCCL, by collectives and through another memory than the one they are folded in; the group
-that would be NCCL's is one of gloo's.
+that would be NCCL's is one of gloo's. That workers of one machine send nothing is switched off here: see test_shared.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from gyrostat.engine.reduce.tree import TreeOrder
 from gyrostat.engine.reduce.tree_order import maximal_nodes, siblings, split
 from gyrostat.engine.torch_internals import gloo_group
 
+pytestmark = pytest.mark.usefixtures("apart")
 HOST = torch.device("cpu")
 ELSEWHERE = torch.device("cpu", 0)  # the same memory by another name
 CARRIERS = {"gloo": None, "collectives": HOST, "collectives elsewhere": ELSEWHERE}

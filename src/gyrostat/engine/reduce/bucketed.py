@@ -16,6 +16,7 @@ import torch
 
 from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
+from gyrostat.engine.neighbours import Neighbours
 from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, shape_of
 from gyrostat.engine.reduce.hostcopy import HostCopies
@@ -39,6 +40,9 @@ class Bucketed(ABC):
         self._ranks = placement.virtual_workers
         self._home = torch.device("cpu")  # where gloo adds
         self._copies = HostCopies(self._parameters[0].device)
+        on_host = self._parameters[0].device.type == "cpu"
+        self._shared = group.neighbours is not None and on_host and not group.by_collectives
+        """Whether neighbours can look into the buffers."""
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
         self._last: FlatBuckets | None = None  # the sum before, for a peer that may have missed it
 
@@ -56,7 +60,12 @@ class Bucketed(ABC):
 
     def _new_buffers(self) -> FlatBuckets:
         pinned = self._parameters[0].is_cuda and self._home.type == "cpu"
-        return FlatBuckets(self._like, self._layout, home=self._home, pinned=pinned)
+        return FlatBuckets(self._like, self._layout, home=self._home, pinned=pinned, shared=self._shared)
+
+    @property
+    def _neighbours(self) -> Neighbours | None:
+        """If sums are made by looking into one another's buffers."""
+        return self._group.neighbours if self._shared else None
 
     def _forget(self) -> None:
         self._under_way: list[Transfer] = []
@@ -183,7 +192,9 @@ class Bucketed(ABC):
                     flat.zero_()
 
     def warm_up_beside(self, other: Reduction) -> None:
-        if self._ranks > 1 and isinstance(other, Bucketed):
+        if isinstance(other, Bucketed) and self._shared and not other._shared:
+            self.warm_up()  # nothing can be inherited
+        elif self._ranks > 1 and isinstance(other, Bucketed):
             missing = len(self._totals) + self._sets() - len(other._totals) - other._sets()
             self._spare = [self._new_buffers() for _ in range(missing)]
             for flat in (flat for buffers in self._spare for flat in buffers.flats):
@@ -191,6 +202,8 @@ class Bucketed(ABC):
 
     def inherit(self, other: Reduction) -> None:
         if not isinstance(other, Bucketed) or (other._layout, other._home) != (self._layout, self._home):
+            return
+        if self._shared and not other._shared:
             return
         if [like.stride() for like in other._like] != [like.stride() for like in self._like]:
             return

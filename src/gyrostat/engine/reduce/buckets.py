@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from gyrostat.core.errors import Refused, UsageError
+from gyrostat.engine.neighbours import Region
 from gyrostat.engine.torch_internals import FIRST_BUCKET_BYTES, assign_buckets
 
 Layout = tuple[tuple[int, ...], ...]
@@ -24,6 +25,7 @@ Layout = tuple[tuple[int, ...], ...]
 
 _HOST = torch.device("cpu")
 _MIB = 1 << 20
+_ALIGNMENT = 64
 _DEFAULT_CAP_MB = 25
 
 _REFUSED = {
@@ -106,7 +108,8 @@ def rebuilt_layout(parameters: Sequence[torch.Tensor], ready: Sequence[int], opt
 class FlatBuckets:
     """Memory for one set of gradients in a layout: a flat tensor per bucket, a view per parameter.
 
-    In host memory gradients of a GPU are copied to and fro (`hostcopy.py`), so it is pinned.
+    In host memory gradients of a GPU are copied to and fro (`hostcopy.py`), so it is pinned. Where neighbours look into it, it
+    is a `region`.
     """
 
     def __init__(
@@ -116,19 +119,43 @@ class FlatBuckets:
         *,
         home: torch.device = _HOST,
         pinned: bool = False,
+        shared: bool = False,
     ) -> None:
         self.flats: list[torch.Tensor] = []
+        self._starts: list[int] = []
+        sizes = [sum(parameters[i].numel() for i in bucket) for bucket in layout]
+        self.region: Region | None = None
+        if shared:
+            room = sum(
+                _aligned(n * parameters[b[0]].element_size()) for n, b in zip(sizes, layout, strict=True)
+            )
+            self.region = Region(max(room, 1))
         views: list[torch.Tensor | None] = [None] * len(parameters)
-        for bucket in layout:
+        start = 0
+        for bucket, size in zip(layout, sizes, strict=True):
             first = parameters[bucket[0]]
-            size = sum(parameters[i].numel() for i in bucket)
-            flat = torch.empty(size, dtype=first.dtype, device=home, pin_memory=pinned)
+            if self.region is not None:
+                length = size * first.element_size()
+                flat = self.region.memory[start : start + length].view(first.dtype)
+                self._starts.append(start)
+                start += _aligned(length)
+            else:
+                flat = torch.empty(size, dtype=first.dtype, device=home, pin_memory=pinned)
             offset = 0
             for i in bucket:
                 views[i] = view_like(flat, parameters[i], offset)
                 offset += parameters[i].numel()
             self.flats.append(flat)
         self.views: list[torch.Tensor] = [view for view in views if view is not None]
+
+    def within(self, memory: torch.Tensor, bucket: int) -> torch.Tensor:
+        """The same bucket in a neighbour's region, of the same layout."""
+        flat, start = self.flats[bucket], self._starts[bucket]
+        return memory[start : start + flat.nbytes].view(flat.dtype)
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def shape_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -140,7 +167,7 @@ def view_like(flat: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch
     """A part of `flat` in the shape of `parameter`."""
     # Like DDP, a bucket holds a dense parameter in its own memory order (channels_last stays so).
     if _is_dense(parameter):
-        return flat.as_strided(parameter.size(), parameter.stride(), offset)
+        return flat.as_strided(parameter.size(), parameter.stride(), flat.storage_offset() + offset)
     return flat.narrow(0, offset, parameter.numel()).view(parameter.size())
 
 

@@ -1,8 +1,8 @@
 """The order of unmodified DDP over gloo with N processes, for any number of workers.
 
-Where every worker runs exactly one virtual worker, gloo's own all-reduce gives these bits at native speed. Otherwise
-the virtual workers' gradients wait in flat buckets until `ring.py` adds them as gloo would. Which parameters share a
-bucket decides bits, so the layout is state.
+The virtual workers' gradients wait in flat buckets until they are added as gloo would: by `shared.py` where all workers live on
+one machine, else by `ring.py`; and by gloo's own all-reduce where every worker runs exactly one virtual worker. Which
+parameters share a bucket decides bits, so the layout is state.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
 from gyrostat.engine.reduce.buckets import DdpOptions, FlatBuckets, initial_layout, rebuilt_layout
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
+from gyrostat.engine.reduce.shared import share_in_ddp_order
 
 
 class DdpOrder(Bucketed):
@@ -28,10 +29,15 @@ class DdpOrder(Bucketed):
     ) -> None:
         super().__init__(parameters, placement, group)
         self._options = options
-        self._native = placement.workers == self._ranks and group.size > 1
+        self._native = self._is_native()
         self._held: dict[int, FlatBuckets] = {}
         self._reductions = 0
         self._use(initial_layout(self._parameters, options))
+
+    def _is_native(self) -> bool:
+        """gloo's own all-reduce will do."""
+        alone = self._placement.workers == self._ranks
+        return alone and self._group.size > 1 and self._neighbours is None
 
     def _room_for(self, rank: int) -> FlatBuckets:
         if self._native:
@@ -48,6 +54,11 @@ class DdpOrder(Bucketed):
         total = self._totals[0].flats[bucket]
         if self._native:
             return self._group.all_reduce(total, f"reduce bucket {bucket}")
+        if (near := self._neighbours) is not None:
+            held, totals = dict(self._held), self._totals[0]
+            return self._group.courier.send(
+                lambda: share_in_ddp_order(near, held, totals, bucket, self._ranks), f"reduce bucket {bucket}"
+            )
         gradients = {rank: held.flats[bucket] for rank, held in self._held.items()}
         piece = Bucket.of(gradients, total, self._ranks)
         if self._group.size == 1:
@@ -61,7 +72,7 @@ class DdpOrder(Bucketed):
         """Where gloo summed in place, nothing is left of what went in; elsewhere all of it is."""
         summed_in_place = self._native
         super().retake(placement, group)
-        self._native = placement.workers == self._ranks and group.size > 1
+        self._native = self._is_native()
         return not summed_in_place
 
     def _sets(self) -> int:

@@ -88,6 +88,24 @@ def _finish(bucket: Bucket, home: Segment, *, alone: bool = False) -> None:
             bucket.add(start, stop, above, fresh=False)
 
 
+def add_home(bucket: Bucket, home: Segment, ranks: int) -> None:
+    """Steps 1 to 3 for the chunks `home.start` … `home.stop`-1, where the gradients of all ranks can be seen."""
+    for chunk in range(home.start + 1, home.stop):
+        bucket.add(*bucket.chunks[chunk], range(chunk - 1, home.start - 1, -1), fresh=True)
+    elsewhere = [*range(home.start - 1, -1, -1), *range(ranks - 1, home.stop - 1, -1)]
+    _pass_by(bucket, home, elsewhere, first=True)
+    _finish(bucket, home)
+
+
+def _pass_by(bucket: Bucket, home: Segment, ranks: Sequence[int], *, first: bool) -> None:
+    """Step 2, for the group of chunks that end in `home`. `first`: the group's first chunk starts here."""
+    if first:
+        bucket.add(*bucket.chunks[home.start], ranks, fresh=True)
+        bucket.add(*bucket.range(home.start + 1, home.stop), ranks, fresh=False)
+    else:
+        bucket.add(*bucket.range(home.start, home.stop), ranks, fresh=False)
+
+
 class _Walk:
     """All groups on their way round the segments. Sums in transit live in their final place in `total`."""
 
@@ -104,16 +122,11 @@ class _Walk:
 
     def visit(self, here: int, hop: int) -> None:
         """Step 2: the group that set out `hop` segments above comes by."""
-        segment, bucket = self._segments[here], self._bucket
+        segment = self._segments[here]
         index = (here + hop) % len(self._segments)
-        home = self._segments[index]
         self._receive(here, index, hop)
         ranks = range(segment.stop - 1, segment.start - 1, -1)
-        if hop == 1:
-            bucket.add(*bucket.chunks[home.start], ranks, fresh=True)
-            bucket.add(*bucket.range(home.start + 1, home.stop), ranks, fresh=False)
-        else:
-            bucket.add(*bucket.range(home.start, home.stop), ranks, fresh=False)
+        _pass_by(self._bucket, self._segments[index], ranks, first=hop == 1)
         self._send(here, index, hop)
 
     def come_home(self, here: int) -> None:

@@ -4,7 +4,7 @@
    tree become that node. So it holds at most log2 V + 1 sums, whatever V is.
 2. What is left are the largest subtrees that lie entirely here: one, where the placement is aligned.
 3. Every worker is responsible for a share of the elements. It receives that share of all subtrees' sums, adds them along the
-   tree, and sends the result to everybody (`tree_exchange.py`).
+   tree, and sends the result to everybody (`tree_exchange.py`). On one machine nothing is sent (`shared.py`).
 
 Sums are folded where the gradients are; those of a GPU in pinned host memory instead, if the device has no room or if they
 travel through host memory anyway. That decides no bits: an addition rounds alike in both.
@@ -25,6 +25,7 @@ from gyrostat.engine.carrier import has_room_to_fold
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, view_like
+from gyrostat.engine.reduce.shared import share_along_tree
 from gyrostat.engine.reduce.tree_exchange import exchange_sum
 from gyrostat.engine.reduce.tree_order import Node, maximal_nodes, siblings
 from gyrostat.engine.torch_internals import assign_buckets
@@ -122,6 +123,11 @@ class TreeOrder(Bucketed):
         if self._group.size == 1:
             return None  # the folding has ended in the root
         total = self._totals[0].flats[bucket]
+        if (near := self._neighbours) is not None:
+            held, totals = dict(self._sums), self._totals[0]
+            return self._group.courier.send(
+                lambda: share_along_tree(near, held, totals, bucket, self._ranks), f"reduce bucket {bucket}"
+            )
         sums = {node: flats.flats[bucket] for node, flats in self._sums}
         return self._group.courier.send(
             lambda: exchange_sum(sums, self._nodes, total, self._group), f"reduce bucket {bucket}"

@@ -1,0 +1,328 @@
+"""Workers on one machine talk through Unix sockets, and see one another's memory: much faster than gloo over loopback.
+
+A group whose workers all live on one machine, in one network namespace and under one user, has `Neighbours`; any other talks by
+gloo alone. They connect when the group is made, and all or none of them use it. There are three lines between any two
+workers, for what must not wait for each other: `control` (exchanges), `gradients` (the courier's) and `buffers`. Whoever waits
+looks up now and then, as in `group.py`; a line that ends means that the worker at its other end has gone.
+
+A memory region (`Region`) is an unnamed file, handed over through a line when a neighbour first needs to look into it. So
+nothing is left behind by a worker that is killed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import secrets
+import select
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import torch
+
+from gyrostat.core.errors import PeerLost
+
+SWITCH = "GYROSTAT_SHARED_MEMORY"
+"""Environment: `0` has workers of one machine talk by gloo, as those of several do."""
+MOST_BYTES = 1 << 16
+"""Of one message; longer ones go by gloo."""
+PLACE_BYTES = 256
+
+_LOOK_UP_MS = 20
+_KNOCK_S = 20.0
+"""For which neighbours that could reach one another may take to do so; then all do without."""
+_FILES_AT_ONCE = 64
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Line:
+    """One connection, used by one thread at a time. Messages arrive whole, and in order."""
+
+    def __init__(self, sock: socket.socket, look_up: Callable[[], None], timeout_s: float) -> None:
+        """`look_up` raises if nobody should wait any longer."""
+        sock.setblocking(False)
+        self._sock, self._look_up, self._timeout_s = sock, look_up, timeout_s
+
+    def send(self, message: bytes, files: Sequence[int] = ()) -> None:
+        """Not empty: that would look like the end."""
+        until: float | None = None
+        while True:
+            try:
+                socket.send_fds(self._sock, [message], files)
+                return
+            except BlockingIOError:
+                until = self._wait(select.POLLOUT, until)
+            except OSError as error:
+                raise _lost(error) from error
+
+    def receive(self) -> bytes:
+        return self.receive_with_files(0)[0]
+
+    def receive_with_files(self, most: int) -> tuple[bytes, list[int]]:
+        """The files are the caller's to close."""
+        until: float | None = None
+        reset = False
+        while True:
+            try:
+                message, files, _, _ = socket.recv_fds(self._sock, MOST_BYTES, most)
+            except BlockingIOError:
+                until = self._wait(select.POLLIN, until)
+            except ConnectionResetError as error:  # told before what it had sent; then once more, or the end
+                if reset:
+                    raise _lost(error) from error
+                reset = True
+            except OSError as error:
+                raise _lost(error) from error
+            else:
+                if not message:
+                    raise _lost("its connection has ended")
+                return message, files
+
+    def close(self) -> None:
+        self._sock.close()
+
+    def _wait(self, event: int, until: float | None) -> float:
+        until = until or time.monotonic() + self._timeout_s
+        poll = select.poll()
+        poll.register(self._sock, event)
+        while not poll.poll(_LOOK_UP_MS):
+            self._look_up()
+            if time.monotonic() > until:
+                raise _lost(f"nothing was heard for {self._timeout_s:g} s")
+        return until
+
+
+def _lost(why: object) -> PeerLost:
+    return PeerLost(f"lost another worker of this machine: {why}")
+
+
+# Memory.
+
+_serials = itertools.count(1)
+_alive: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()
+
+
+class Region:
+    """Memory of this worker's that its neighbours can look into. It lasts for as long as anybody holds or sees it."""
+
+    def __init__(self, size: int) -> None:
+        self.serial = next(_serials)
+        self.file = os.memfd_create("gyrostat-gradients")
+        os.ftruncate(self.file, size)
+        self.memory = _mapped(self.file)
+        weakref.finalize(self, os.close, self.file)
+        _alive[self.serial] = self
+
+
+def _mapped(file: int) -> torch.Tensor:
+    size = os.fstat(file).st_size
+    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """Regions that the receiver has not seen yet, whose files come along; and those that it can forget."""
+
+    serials: list[int]
+    gone: list[int]
+
+
+class _View:
+    """What this worker sees of one neighbour's memory, and has shown it of its own. For the courier."""
+
+    def __init__(self, line: Line) -> None:
+        self.line = line
+        self._shown: set[int] = set()
+        self._seen: dict[int, torch.Tensor] = {}
+
+    def show(self, regions: Iterable[Region]) -> None:
+        new = [region for region in regions if region.serial not in self._shown]
+        gone = [serial for serial in self._shown if serial not in _alive]
+        self._shown.difference_update(gone)
+        self._shown.update(region.serial for region in new)
+        for start in range(0, len(new), _FILES_AT_ONCE) or (range(1) if gone else ()):
+            some, gone_now = new[start : start + _FILES_AT_ONCE], gone if start == 0 else []
+            message = msgspec.msgpack.encode(Offer([region.serial for region in some], gone_now))
+            self.line.send(b"o" + message, [region.file for region in some])
+
+    def hear(self) -> bytes:
+        """The next message that is not about memory."""
+        while True:
+            message, files = self.line.receive_with_files(_FILES_AT_ONCE)
+            if message[:1] != b"o":
+                return message[1:]
+            offer = msgspec.msgpack.decode(message[1:], type=Offer)
+            for serial in offer.gone:
+                self._seen.pop(serial, None)
+            for serial, file in zip(offer.serials, files, strict=True):
+                self._seen[serial] = _mapped(file)
+                os.close(file)
+
+    def say(self, message: bytes) -> None:
+        self.line.send(b"m" + message)
+
+    def memory(self, serial: int) -> torch.Tensor:
+        return self._seen[serial]
+
+
+# Finding one another.
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a worker lives and can be reached."""
+
+    machine: str
+    address: bytes
+    secret: bytes
+
+    def encode(self) -> bytes:
+        data = msgspec.msgpack.encode(self)
+        return (len(data).to_bytes(2, "little") + data).ljust(PLACE_BYTES, b"\0")
+
+    @classmethod
+    def decode(cls, data: bytes) -> Place:
+        length = int.from_bytes(data[:2], "little")
+        return msgspec.msgpack.decode(data[2 : 2 + length], type=cls)
+
+
+class _Hello(msgspec.Struct, frozen=True, array_like=True):
+    rank: int
+    purpose: int
+    secret: bytes
+
+
+class Entrance:
+    """Where the others of a group knock. Its name is the kernel's choice, and its secret is told through the group."""
+
+    def __init__(self, size: int) -> None:
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._listener.bind("")
+        self._listener.listen(3 * size)
+        self._listener.setblocking(False)
+        self.place = Place(_this_machine(), bytes(self._listener.getsockname()), secrets.token_bytes(16))
+
+    def connect(
+        self, rank: int, places: Sequence[Place], look_up: Callable[[], None], timeout_s: float
+    ) -> Neighbours | None:
+        """Lines to all others: to those before this one, and from those after it. None: it cannot be done."""
+        lines: list[dict[int, Line]] = [{}, {}, {}]
+        if any(place.machine != self.place.machine for place in places):
+            return None
+        try:
+            for other, place in enumerate(places[:rank]):
+                for purpose, found in enumerate(lines):
+                    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                    found[other] = Line(sock, look_up, timeout_s)
+                    sock.connect(place.address)
+                    found[other].send(msgspec.msgpack.encode(_Hello(rank, purpose, place.secret)))
+            until = time.monotonic() + _KNOCK_S
+            while any(len(found) < len(places) - 1 for found in lines):
+                self._admit(lines, look_up, timeout_s, until)
+        except (OSError, PeerLost) as error:
+            for line in (line for found in lines for line in found.values()):
+                line.close()
+            if isinstance(error, PeerLost):
+                raise
+            return None
+        control, gradients, buffers = lines
+        return Neighbours(rank, control, {other: _View(line) for other, line in gradients.items()}, buffers)
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _admit(
+        self, lines: list[dict[int, Line]], look_up: Callable[[], None], timeout_s: float, until: float
+    ) -> None:
+        if not select.select([self._listener], [], [], _LOOK_UP_MS / 1000)[0]:
+            look_up()
+            if time.monotonic() > until:
+                raise TimeoutError
+            return
+        sock, _ = self._listener.accept()
+        line = Line(sock, look_up, timeout_s)
+        size = _CREDENTIALS.size
+        _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
+        if user != os.getuid():
+            line.close()
+            return
+        try:
+            hello = msgspec.msgpack.decode(line.receive(), type=_Hello)
+        except (PeerLost, msgspec.DecodeError):
+            line.close()
+            return
+        if secrets.compare_digest(hello.secret, self.place.secret) and hello.purpose < len(lines):
+            lines[hello.purpose][hello.rank] = line
+        else:
+            line.close()
+
+
+def _this_machine() -> str:
+    """The same for workers that can reach one another: one kernel, one network namespace, one user; else empty."""
+    try:
+        kernel = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{kernel} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
+    except OSError:
+        return ""
+
+
+def available() -> bool:
+    """Whether this worker can have neighbours at all."""
+    return os.environ.get(SWITCH, "1") != "0" and hasattr(os, "memfd_create") and bool(_this_machine())
+
+
+@dataclass
+class Neighbours:
+    """All other workers of the group, from this one's side."""
+
+    rank: int
+    control: dict[int, Line]
+    views: dict[int, _View]
+    """For the courier."""
+    buffers: dict[int, Line]
+
+    def gather(self, message: bytes) -> Callable[[], list[bytes]]:
+        """Everybody's message, in worker order; at most `MOST_BYTES` each. What is returned waits for the others."""
+        for line in self.control.values():
+            line.send(message)
+
+        def wait() -> list[bytes]:
+            heard = {other: line.receive() for other, line in self.control.items()}
+            return [message if worker == self.rank else heard[worker] for worker in range(len(heard) + 1)]
+
+        return wait
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> Callable[[], None]:
+        """Fill `tensor`, of at most `MOST_BYTES`, with that of worker `source`. Call what is returned to wait for it."""
+        row = tensor.view(torch.uint8).numpy()
+        if source == self.rank:
+            message = row.tobytes()
+            for line in self.buffers.values():
+                line.send(message)
+            return lambda: None
+
+        def wait() -> None:
+            row[:] = memoryview(self.buffers[source].receive())
+
+        return wait
+
+    def show(self, regions: Sequence[Region], message: bytes) -> dict[int, bytes]:
+        """(The courier) let all others look into these, and tell them something. Returns what each of them has told."""
+        for view in self.views.values():
+            view.show(regions)
+            view.say(message)
+        return {other: view.hear() for other, view in self.views.items()}
+
+    def memory(self, worker: int, serial: int) -> torch.Tensor:
+        """(The courier) a region that a neighbour has shown."""
+        return self.views[worker].memory(serial)
+
+    def close(self) -> None:
+        for line in (*self.control.values(), *self.buffers.values()):
+            line.close()
+        for view in self.views.values():
+            view.line.close()

@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+import pytest
+
+from gyrostat.engine.neighbours import SWITCH
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers talk as if they lived on several machines."""
+    monkeypatch.setenv(SWITCH, "0")
