@@ -66,7 +66,8 @@ def test_without_a_word_the_order_is_that_of_ddp_where_there_is_no_gpu(
     assert outcome.reduction == ReductionChoice(
         order=Reduction.DDP,
         carrier=Carrier.GLOO,
-        reason="the default on devices of type cpu; gloo carries what is in host memory",
+        reason="the default on devices of type cpu; gloo carries what is in host memory; "
+        "all workers are on one machine and see one another's gradients",
     )
     with pytest.raises(ScriptFailed, match="reduction is 'ddp' there and 'tree' here"):
         launch(ZOO, placement=[3], args=args, reduction=Reduction.TREE, checkpoint=policy)

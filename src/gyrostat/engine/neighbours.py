@@ -54,7 +54,10 @@ class Line:
         until: float | None = None
         while True:
             try:
-                socket.send_fds(self._sock, [message], files)
+                if files:
+                    socket.send_fds(self._sock, [message], files)
+                else:
+                    self._sock.send(message)
                 return
             except BlockingIOError:
                 until = self._wait(select.POLLOUT, until)

@@ -282,6 +282,8 @@ def _connect_gradients(group: Group, order: Reduction, reason: str, device: torc
     carrier, because = choose_carrier(order, gpus, nccl=is_nccl_available())
     if carrier is Carrier.NCCL:
         group.use_nccl(device)
+    elif group.neighbours is not None and device.type == "cpu":
+        because += "; all workers are on one machine and see one another's gradients"
     return ReductionChoice(order=order, carrier=carrier, reason=f"{reason}; {because}")
 
 
