@@ -1,7 +1,8 @@
 """For how long a checkpoint of a 100 MB model stops training, against `torch.save` of the same state.
 
 The GPT example, widened to 25 million parameters, with AdamW: 300 MB of state. Ours is what the script sees: from the
-end of one step's body to the beginning of the next, with a checkpoint in between. Theirs is `torch.save` of the same
+end of one step's body to the beginning of the next, with a checkpoint in between, and then, before its optimizer makes the next
+update, what the job does there, which is to wait until momenta have been copied. Theirs is `torch.save` of the same
 state_dicts to a new file, which is in place when it returns, but not yet safe; in the second figure it is synced too, as
 every checkpoint of ours is. The third is the price of what goes on behind: a step while a checkpoint is written.
 """
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import gyrostat
 from figures import Figure, Options, Target, main
@@ -80,16 +82,28 @@ class Training:
         self.work = work
         self.step_while_writing = 0.0
         """Milliseconds that a step took, on average, while the last checkpoint was written."""
+        # Hooks of all optimizers come before those of a single one, in the order of their registration: ours enclose the job's.
+        register_optimizer_step_pre_hook(self._update_asked_for)
         self._job = gyrostat.init(seed=SEED, checkpoint_dir=directory)
-        self._stalled = 0.0
+        work.optimizer.register_step_pre_hook(self._update_begins)
+        self._asked = self._stalled = 0.0
         self._steps = self._run()
+
+    def _update_asked_for(self, *_: object) -> None:
+        self._asked = time.perf_counter()
+
+    def _update_begins(self, *_: object) -> None:
+        self._stalled += 1000 * (time.perf_counter() - self._asked)
 
     def step(self) -> float:
         """Run one; how long its body took, in milliseconds."""
         return next(self._steps)
 
     def stall(self) -> float:
-        """Milliseconds between the bodies of two steps, with a checkpoint taken there. Returns when it is written."""
+        """Milliseconds between the bodies of two steps, with a checkpoint taken there, and before the update of the second.
+
+        Returns when it is written.
+        """
         self._job.save()
         steps = [self.step()]
         stalled = self._stalled

@@ -459,6 +459,8 @@ class Job:
             )
         if self.current_step is not None and self.current_step.broken_off:
             self.current_step.require_complete()
+        if self._keeper is not None:
+            self._keeper.before_update()
         name = next((name for name, thing in self.tracked.items() if thing is optimizer), None)
         if self._started and name is not None:
             check_update(name, optimizer, self._modules, self._runner.reduced)

@@ -2,7 +2,8 @@
 
 Every worker looks for the newest usable checkpoint by itself, then all agree on it; worker 0 alone writes. All decide
 alike at which boundary one is taken (`checkpoint/turns.py`): that worker 0's writer is free travels with the passes, as
-requests do. What was written is told, and what could not be is raised, at the boundary after that.
+requests do. What was written is told, and what could not be is raised, at the boundary after that. One that the script has
+spoiled (`checkpoint/latecopy.py`) is asked for again along the same way.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ import msgspec
 from gyrostat.core.errors import Diverged, Misuse, OtherFingerprint
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import CheckpointStore, Snapshot, Turns, Writer, Written
+from gyrostat.engine.checkpoint import CheckpointStore, Discarded, Snapshot, Turns, Writer, Written
 from gyrostat.engine.runner import Requests
-from gyrostat.engine.snapshot import gather_contexts, put_contexts, put_shared, take_shared
+from gyrostat.engine.snapshot import (
+    gather_contexts,
+    only_updates_change,
+    put_contexts,
+    put_shared,
+    take_shared,
+)
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.virtual import VirtualRunner
 
@@ -60,7 +67,9 @@ class Keeper:
         self._policy, self._runner, self._fingerprint, self._seed = policy, runner, fingerprint, seed
         self._supervisor = supervisor
         self._store = None if policy is None else CheckpointStore(Path(policy.directory), keep=policy.keep)
-        self._writer = None if self._store is None else Writer(self._store, done=self._tell_all)
+        self._writer = (
+            None if self._store is None else Writer(self._store, done=self._tell_all, spoiled=self._ask_again)
+        )
         self._turns = Turns(every=0 if policy is None else policy.every)
         self._job: dict[str, Any] = {}
         self._found: Snapshot | None = None
@@ -144,7 +153,12 @@ class Keeper:
             with self._runner.group.tracer.span("checkpoint", step=state.progress.step):
                 snapshot = self._take(state, finished=False)
                 if self._writer is not None and snapshot is not None:
-                    self._writer.begin(snapshot, since=since)
+                    self._writer.begin(snapshot, since=since, steady=only_updates_change(state.tracked))
+
+    def before_update(self) -> None:
+        """The script is about to call an optimizer's `step`."""
+        if self._writer is not None:
+            self._writer.settle()
 
     def last(self, state: Boundary, *, finished: bool) -> None:
         """The job ends here: return when this boundary's checkpoint is in place, and those before it."""
@@ -160,11 +174,12 @@ class Keeper:
 
     def left_midway(self, progress: Progress) -> None:
         """The script went away between two boundaries: what is being written is completed, and nothing else is taken."""
-        self._collect()
+        discarded = self._collect()
         if self._writer is not None and self._runner.leads:
+            newest = "the newest checkpoint" if discarded else f"step {self._turns.last_step}"
             print(
                 f"gyrostat: the script exited inside its loops, after step {progress.step}; that is no boundary, so no "
-                f"checkpoint is taken there, and a resumed run goes on from step {self._turns.last_step}. To end training for "
+                f"checkpoint is taken there, and a resumed run goes on from {newest}. To end training for "
                 "good, leave the loops by `break`",
                 file=sys.stderr,
             )
@@ -207,14 +222,28 @@ class Keeper:
         """The worker that wrote is lost. Whoever writes from now on says so, and all hear it with the same pass."""
         self._tell_all()
 
-    def leave(self) -> None:
+    def leave(self, state: Boundary, contexts: Sequence[Any]) -> None:
         """This worker is about to leave the job: return when everything it writes is in place."""
-        self._collect()
+        since = time.monotonic()
+        if self._collect() and self._writer is not None:
+            self._supervisor.checkpoints()  # nobody else knows that one is to be taken again
+            self._tell(self._writer.write_now(self.snapshot(state, contexts), since=since))
 
-    def _collect(self) -> None:
-        """If one is being written, wait for it."""
-        if self._writer is not None and (written := self._writer.collect()):
-            self._tell(written)
+    def _collect(self) -> Discarded | None:
+        """If one is being written, wait for it. Returns why it is not in place, if it is not."""
+        outcome = None if self._writer is None else self._writer.collect()
+        if isinstance(outcome, Written):
+            self._tell(outcome)
+        if not isinstance(outcome, Discarded):
+            return None
+        print(
+            f"gyrostat: the checkpoint of step {outcome.step} is discarded: {outcome.changed!r} was changed before the next "
+            "optimizer.step(), while it was being copied. A job that goes on takes another one as soon as it can, and from now "
+            "on copies everything at once, which stops it for longer; to avoid that, change the state of an optimizer after "
+            "its step, or replace tensors there",
+            file=sys.stderr,
+        )
+        return outcome
 
     def _tell(self, written: Written) -> None:
         self._supervisor.checkpointed(written.step, str(written.path), written.seconds, written.blocked)
@@ -222,6 +251,9 @@ class Keeper:
     def _tell_all(self) -> None:
         """In the writer's thread: all workers will know when the next pass has settled."""
         self._runner.request_box.put(Requests(written=True))
+
+    def _ask_again(self) -> None:
+        self._runner.request_box.put(Requests(checkpoint=True))
 
 
 def _check_alike(worker: int, other: dict[str, Any], first: dict[str, Any]) -> None:

@@ -7,11 +7,12 @@ run them. How a snapshot is written to disk is `checkpoint`'s business.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from gyrostat.core.errors import CheckpointError, ForeignCheckpoint
 from gyrostat.core.progress import Progress
@@ -36,6 +37,15 @@ def take_shared(
         "streams": runner.streams.save().to_tree(),
         "reductions": runner.layouts(),
     }
+
+
+def only_updates_change(tracked: Mapping[str, Any]) -> Iterator[torch.Tensor]:
+    """Of that, the tensors that nobody changes but an optimizer, in its `step`."""
+    for thing in tracked.values():
+        if isinstance(thing, Optimizer):
+            for _, leaf in statetree.leaves(dict(enumerate(thing.state.values()))):
+                if isinstance(leaf, torch.Tensor):
+                    yield leaf
 
 
 def without(

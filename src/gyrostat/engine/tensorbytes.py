@@ -29,12 +29,14 @@ DTYPES: dict[str, torch.dtype] = {
 }
 """Element types that can be carried. Quantized ones are left out: their scale is not in their bytes."""
 
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
 def dtype_name(dtype: torch.dtype) -> str:
     """`float32` for `torch.float32`."""
-    return str(dtype).removeprefix("torch.")
+    return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 def why_not(tensor: torch.Tensor) -> str | None:

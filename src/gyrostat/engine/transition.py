@@ -155,7 +155,7 @@ class Transition:
         if stream is not None:
             stream.end(self._rest(stream, here, contexts, began))
         if prepared.group is None:
-            self._keeper.leave()
+            self._keeper.leave(here, contexts)
         else:
             self._runner.move(prepared.plan.placement, prepared.group, contexts, done=here.progress.done)
             old.close()

@@ -7,12 +7,14 @@ fast.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
 
+from gyrostat.engine.checkpoint.latecopy import LateCopy, choose
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot
-from gyrostat.engine.flatcopy import copy_into, room_for
+from gyrostat.engine.flatcopy import copy_rows, flat_in, room_for, rows_of
 
 
 class HostCopy:
@@ -21,15 +23,28 @@ class HostCopy:
     def __init__(self) -> None:
         self._block = torch.empty(0, dtype=torch.uint8)
 
-    def fill(self, snapshot: FlatSnapshot) -> FlatSnapshot:
-        """The same snapshot with tensors of its own. They are overwritten by the next `fill`."""
-        needed = sum(room_for(flat.skeleton) for flat in (snapshot.shared, snapshot.contexts))
+    def fill(self, snapshot: FlatSnapshot, steady: Iterable[torch.Tensor] = ()) -> LateCopy:
+        """Copy it, over the last one, but for what is `steady`. Returns what is still to be copied."""
+        middle = room_for(snapshot.shared.skeleton)
+        needed = middle + room_for(snapshot.contexts.skeleton)
         if self._block.numel() < needed:
             self._block = torch.empty(0, dtype=torch.uint8)  # let the old one go first
             self._block = torch.empty(needed, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
+        rows = [
+            *rows_of(self._block[:middle], snapshot.shared),
+            *rows_of(self._block[middle:], snapshot.contexts),
+        ]
+        tied = {snapshot.shared.tensors[number][0] for number in snapshot.shared.tied}
+        late = choose(rows, steady, tied)
+        copy_late, later = LateCopy(late), set(map(id, late))
+        copy_rows([row for row in rows if id(row) not in later], in_a_hurry=True)
+        return copy_late
+
+    def of(self, snapshot: FlatSnapshot) -> FlatSnapshot:
+        """The snapshot that was last copied, with the tensors of the copy."""
         middle = room_for(snapshot.shared.skeleton)
         return replace(
             snapshot,
-            shared=copy_into(self._block[:middle], snapshot.shared, in_a_hurry=True),
-            contexts=copy_into(self._block[middle:], snapshot.contexts),
+            shared=flat_in(self._block[:middle], snapshot.shared),
+            contexts=flat_in(self._block[middle:], snapshot.contexts),
         )

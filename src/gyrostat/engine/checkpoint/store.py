@@ -77,8 +77,8 @@ class CheckpointStore:
         """Write a checkpoint; when this returns, it will survive a loss of power."""
         return self.write(take_apart(snapshot))
 
-    def write(self, snapshot: FlatSnapshot) -> Path:
-        """As `save`, of a snapshot that was taken apart before."""
+    def write(self, snapshot: FlatSnapshot, confirm: Callable[[], None] = lambda: None) -> Path:
+        """As `save`, of a snapshot that was taken apart before. Not put in place if `confirm`, called before that, raises."""
         final = self.directory / f"step-{snapshot.progress.step:08d}"
         beside = self._beside("writing", final)
         try:
@@ -87,6 +87,7 @@ class CheckpointStore:
             self._disk.make_directory(beside)
             with _held(beside):
                 self._write_files(beside, snapshot)
+                confirm()
                 self._put_in_place(beside, final)
         except BaseException as error:
             self._try_remove(beside)

@@ -1,12 +1,16 @@
 """Writes checkpoints behind the training that goes on.
 
-    1. `begin` copies the state: so long training is blocked (hostcopy.py)
-    2. a thread writes the copy, syncs, renames it into place and removes old ones (store.py), then calls `done`
-    3. `collect` returns what became of it, or raises why it failed
+    1. `begin` copies the state, but for what only an update changes: so long training is blocked (hostcopy.py)
+    2. a thread copies the rest; an update that comes before it is done waits, in `settle` (latecopy.py)
+    3. the thread writes the copy, syncs, renames it into place and removes old ones (store.py), then calls `done`
+    4. `collect` returns what became of it, or raises why it failed
 
-Hashing, writing and syncing leave the interpreter to the training thread, and the thread's low priority leaves it the
-core. One is written at a time; turns.py sees to it. The thread lives only while it writes, and a process that ends waits
-for it.
+Somebody may have changed what was to be copied late. Then nothing is put in place, another one is asked for (`spoiled`), and
+from then on everything is copied at once.
+
+Copying, hashing, writing and syncing leave the interpreter to the training thread, and from hashing on the thread's low
+priority leaves it the core. One is written at a time; turns.py sees to it. The thread lives only while it writes, and a
+process that ends waits for it.
 """
 
 from __future__ import annotations
@@ -16,11 +20,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
 from gyrostat.engine.checkpoint.hostcopy import HostCopy
+from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Snapshot, take_apart
 from gyrostat.engine.checkpoint.store import CheckpointStore
 
@@ -38,38 +45,70 @@ class Written:
     step: int
     path: Path
     blocked: float
-    """Seconds for which training stood still."""
+    """Seconds for which training stood still: at the boundary, and before the next update."""
     seconds: float
     """Seconds until it was in place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Discarded:
+    """A checkpoint that was not put in place: it would not have been the state of its boundary."""
+
+    step: int
+    changed: str
+    """The tensor that somebody changed."""
 
 
 class Writer:
     """Writes one checkpoint at a time."""
 
-    def __init__(self, store: CheckpointStore, *, done: Callable[[], None] = lambda: None) -> None:
-        """`done` is called in the thread, as the last thing it does, whether it succeeded or not."""
-        self._store, self._done = store, done
-        self._copy = HostCopy()
-        self._thread: threading.Thread | None = None
-        self._outcome: Written | BaseException | None = None
+    def __init__(
+        self,
+        store: CheckpointStore,
+        *,
+        done: Callable[[], None] = lambda: None,
+        spoiled: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`done` is called in the thread, as the last thing it does, whether it succeeded or not.
 
-    def begin(self, snapshot: Snapshot, *, since: float) -> None:
-        """Copy and return; the copy is written behind. Training has stood still `since` this monotonic time."""
+        `spoiled` is called before that if the checkpoint was discarded, and should be taken again.
+        """
+        self._store, self._done, self._spoiled = store, done, spoiled
+        self._copy = HostCopy()
+        self._late: LateCopy | None = None  # until an update, or the end
+        self._all_at_once = False
+        self._thread: threading.Thread | None = None
+        self._outcome: Written | Discarded | BaseException | None = None
+
+    def begin(self, snapshot: Snapshot, *, since: float, steady: Iterable[torch.Tensor] = ()) -> None:
+        """Copy and return; the copy is written behind. Training has stood still `since` this monotonic time.
+
+        `steady`: what nobody is going to change before he calls `settle`.
+        """
         assert self._thread is None, "one at a time: collect the last one first"
-        copy = self._copy.fill(take_apart(snapshot))
+        flat = take_apart(snapshot)
+        self._late = late = self._copy.fill(flat, () if self._all_at_once else steady)
         blocked = time.monotonic() - since
-        self._thread = threading.Thread(target=self._write, args=(copy, since, blocked), name=THREAD)
+        self._thread = threading.Thread(target=self._write, args=(flat, late, since, blocked), name=THREAD)
         self._thread.start()
 
-    def collect(self) -> Written | None:
+    def settle(self) -> None:
+        """Training is about to make an update: return when everything has been copied."""
+        late, self._late = self._late, None
+        if late is not None:
+            late.settle()
+
+    def collect(self) -> Written | Discarded | None:
         """Wait for the one that is being written. None if there is none; raises if it could not be written."""
         if self._thread is None:
             return None
+        self.settle()
         self._thread.join()
         self._thread = None
         outcome, self._outcome = self._outcome, None
         if isinstance(outcome, BaseException):
             raise outcome
+        self._all_at_once |= isinstance(outcome, Discarded)
         return outcome
 
     def write_now(self, snapshot: Snapshot, *, since: float) -> Written:
@@ -78,13 +117,18 @@ class Writer:
         seconds = time.monotonic() - since
         return Written(step=snapshot.progress.step, path=path, blocked=seconds, seconds=seconds)
 
-    def _write(self, copy: FlatSnapshot, since: float, blocked: float) -> None:
+    def _write(self, snapshot: FlatSnapshot, late: LateCopy, since: float, blocked: float) -> None:
+        step = snapshot.progress.step
         try:
-            _step_back()
-            path = self._store.write(copy)
+            late.complete()
+            _step_back()  # only now: an update may have waited for the copy
+            path = self._store.write(self._copy.of(snapshot), confirm=late.require_exact)
             self._outcome = Written(
-                step=copy.progress.step, path=path, blocked=blocked, seconds=time.monotonic() - since
+                step=step, path=path, blocked=blocked + late.waited, seconds=time.monotonic() - since
             )
+        except Spoiled as spoiled:
+            self._outcome = Discarded(step=step, changed=spoiled.tensor)
+            self._spoiled()
         except BaseException as error:
             self._outcome = error
         finally:

@@ -31,7 +31,7 @@ def flatten(value: Any) -> Flat:
         tree = flattener.node(value, "")
     except RecursionError:
         raise UsageError("a state is nested too deeply to be stored; does it contain itself?") from None
-    return Flat(Skeleton(tree, flattener.specs), flattener.tensors)
+    return Flat(Skeleton(tree, flattener.specs), flattener.tensors, frozenset(flattener.tied))
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
@@ -69,6 +69,7 @@ class _Flattener:
     """Long ones stay in the skeleton too."""
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
+    tied: set[int] = field(default_factory=set)
     _seen: dict[Hashable, int] = field(default_factory=dict)
     _names: set[str] = field(default_factory=lambda: {"", "__metadata__"})
     """Names given so far, and the two that a safetensors file has no place for."""
@@ -148,6 +149,8 @@ class _Flattener:
             self._seen[key] = len(self.tensors)
             self.tensors.append((name, tensor))
             self.specs.append(TensorSpec(name, dtype_name(tensor.dtype), shape, stride if keep else None))
+        else:
+            self.tied.add(self._seen[key])
         return self._seen[key]
 
     def _unique(self, path: str) -> str:

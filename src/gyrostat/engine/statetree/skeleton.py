@@ -57,6 +57,8 @@ class Flat:
 
     skeleton: Skeleton
     tensors: list[tuple[str, torch.Tensor]]
+    tied: frozenset[int] = frozenset()
+    """The numbers of tensors that stand in several places."""
 
 
 def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
