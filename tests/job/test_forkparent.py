@@ -100,7 +100,63 @@ forkparent.preload()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
-    assert "has 2 OS threads after importing" in done.stderr
+    assert "has 2 OS threads" in done.stderr
+
+
+FORKED = """
+import os, select, signal, sys
+from gyrostat.core.errors import ScriptFailed
+from gyrostat.job.start import ForkParent
+
+parent = ForkParent.forked()
+parent.wait_until_ready()
+print(parent.pid, flush=True)
+"""
+
+
+def test_a_copy_is_told_from_others_by_nothing_but_its_birth(tmp_path: Path) -> None:
+    program = f"""{FORKED}
+assert parent.exits() == []
+os.kill(parent.pid, signal.SIGKILL)
+select.select([parent], [], [])
+try:
+    parent.exits()
+except ScriptFailed as error:
+    print(error)
+parent.close()
+with ForkParent.forked() as another:
+    another.wait_until_ready()
+assert another._await_end() == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pid, said = done.stdout.splitlines()
+    assert said.startswith(
+        f"the fork parent (process {pid}), from which workers are started, ended with code -9"
+    )
+    assert done.stderr == ""
+
+
+def test_a_copy_ends_with_the_process_that_it_is_a_copy_of() -> None:
+    program = f"{FORKED}\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        departure = Departure(int(process.stdout.readline()))
+        process.kill()
+        assert process.stdout.read() == b"", "the copy keeps the standard output of its parent"
+    departure.wait()
+
+
+def test_what_has_two_threads_is_not_copied() -> None:
+    program = """
+import threading
+from gyrostat.job.start import ForkParent
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+ForkParent.forked()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has 2 OS threads" in done.stderr
 
 
 def test_the_users_own_hash_seed_counts(launch: Launch, tmp_path: Path) -> None:

@@ -125,6 +125,19 @@ def status(leader: Leader) -> Status:
     return reply
 
 
+def test_who_wants_to_hear_of_the_first_step_is_told_once_then(request_: RunRequest) -> None:
+    leader = Leader(request_, Hands(), Nobody())
+    leader.begin()
+    early, late = Asker(), Asker()
+    leader.asked(AskStatus(after_a_step=True), early)
+    say(leader, 0, started(0))
+    assert early.replies == []
+    for step in (1, 2):
+        say(leader, 0, Steps([Step(step, 0, 0.1, 8, 1.0)]))
+    leader.asked(AskStatus(after_a_step=True), late)
+    assert [reply.step for reply in (*early.replies, *late.replies) if isinstance(reply, Status)] == [1, 2]
+
+
 def test_nothing_is_done_before_it_is_kept(request_: RunRequest) -> None:
     hands, asker = Hands(), Asker()
     leader = training(request_, hands)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,6 +17,7 @@ from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.occupancy import Occupancy
 from gyrostat.local.pool import HostPool
 from gyrostat.local.records import JobSpec
+from tests.local.hatchery import Hatchery
 
 Devices = tuple[int, ...]
 
@@ -137,13 +137,10 @@ def test_trouble_is_told_once_and_it_looks_again(tmp_path: Path, monkeypatch: py
     driver.close()
 
 
-def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    never_ready = tmp_path / "host.sh"
-    never_ready.write_text("#!/bin/sh\nexec cat > /dev/null\n")
-    never_ready.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(never_ready))
+def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path) -> None:
+    never_ready = Hatchery(tmp_path, "exec cat > /dev/null")
     news: SimpleQueue[News] = SimpleQueue()
-    pool = HostPool(tmp_path / "log", spare=0)
+    pool = HostPool(tmp_path / "log", spare=0, source=never_ready)
     driver = driver_in(tmp_path, pool, news.put)
     driver.start()
     driver.aim((0,))
@@ -156,6 +153,7 @@ def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path, monkeypatch
     assert not driver.hosted
     driver.close()
     pool.close()
+    never_ready.bury()
 
 
 def test_one_that_is_stopping_is_still_killed_if_it_should_go_on_elsewhere(tmp_path: Path) -> None:

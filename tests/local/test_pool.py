@@ -2,56 +2,113 @@
 
 from __future__ import annotations
 
-import sys
-import textwrap
+import errno
+import os
+import socket
 from pathlib import Path
 
 import pytest
 
-from gyrostat.local.pool import HostPool
+from gyrostat.local.pool import Dispatch, HostPool
+from tests.local.hatchery import Hatchery
+
+PATIENCE_S = 60.0
+TAKES_ONE = """
+    echo ready
+    read -r errand && echo "$errand" >> taken
+"""
 
 
-def host_script(directory: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    """What is run instead of a host."""
-    script = directory / "host.sh"
-    script.write_text("#!/bin/sh\ncd " + str(directory) + "\n" + textwrap.dedent(text))
-    script.chmod(0o700)
-    monkeypatch.setattr(sys, "executable", str(script))
+def await_end(pool: HostPool, dispatch: Dispatch) -> None:
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: dispatch.over, PATIENCE_S)
 
 
-def test_a_host_that_dies_before_it_is_ready_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    host_script(
+def test_a_host_that_dies_before_it_is_ready_is_replaced(tmp_path: Path) -> None:
+    hatchery = Hatchery(
         tmp_path,
-        monkeypatch,
-        """
+        f"""
         mkdir first 2>/dev/null && exit 1
         mkdir second 2>/dev/null && exit 1
-        echo ready
-        read -r errand
-        echo "$errand" >> taken
+        {TAKES_ONE}
         """,
     )
-    pool = HostPool(tmp_path / "log", spare=0)
-    dispatch = pool.send(tmp_path / "job", 7)
-    with pool._changed:
-        assert pool._changed.wait_for(lambda: dispatch.over, 20.0)
+    pool = HostPool(tmp_path / "log", spare=0, source=hatchery)
+    await_end(pool, pool.send(tmp_path / "job", 7))
     pool.close()
+    hatchery.bury()
     assert (tmp_path / "taken").read_text() == f'{{"directory":"{tmp_path}/job","attempt":7}}\n'
+    assert hatchery.opened == 1
 
 
-def test_what_could_not_be_sent_is_not_taken_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = HostPool(tmp_path / "log", spare=1)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError):
+def test_each_job_has_a_host_of_its_own_and_spare_ones_take_their_place(tmp_path: Path) -> None:
+    hatchery = Hatchery(tmp_path, 'echo $$ >> hosts; echo ready; read -r errand && echo "$errand" >> taken')
+    pool = HostPool(tmp_path / "log", spare=2, source=hatchery)
+    for attempt in (1, 2, 3):
+        await_end(pool, pool.send(tmp_path / "job", attempt))
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: len(pool._ready) == 2, PATIENCE_S)
+    pool.close()
+    assert not pool._ready
+    hatchery.bury()
+    assert len((tmp_path / "taken").read_text().splitlines()) == 3
+    assert len((tmp_path / "hosts").read_text().split()) == 5
+
+
+def test_a_nursery_that_died_is_opened_again(tmp_path: Path) -> None:
+    hatchery = Hatchery(tmp_path, TAKES_ONE)
+    pool = HostPool(tmp_path / "log", spare=0, source=hatchery)
+    await_end(pool, pool.send(tmp_path / "job", 1))
+    hatchery.living = False
+    await_end(pool, pool.send(tmp_path / "job", 2))
+    pool.close()
+    hatchery.bury()
+    assert hatchery.opened == 2
+
+
+def test_one_that_dies_just_when_it_is_asked_is_opened_again(tmp_path: Path) -> None:
+    class Dying(Hatchery):
+        def hatch(self, line: socket.socket) -> None:
+            self.living = self.opened > 1
+            super().hatch(line)
+
+    hatchery = Dying(tmp_path, TAKES_ONE)
+    pool = HostPool(tmp_path / "log", spare=0, source=hatchery)
+    await_end(pool, pool.send(tmp_path / "job", 1))
+    pool.close()
+    hatchery.bury()
+    assert hatchery.opened == 2
+
+
+def test_what_could_not_be_sent_is_not_taken_later(tmp_path: Path) -> None:
+    class Full(Hatchery):
+        def hatch(self, line: socket.socket) -> None:
+            if not (tmp_path / "room").exists():
+                raise OSError(errno.EMFILE, "too many open files")
+            super().hatch(line)
+
+    hatchery = Full(tmp_path, "echo ready; cat >> taken")
+    pool = HostPool(tmp_path / "log", spare=1, source=hatchery)
+    with pytest.raises(OSError, match="too many open files"):
         pool.send(tmp_path / "first", 1)
-    host_script(tmp_path, monkeypatch, "echo ready; cat > taken; echo ready")
+    (tmp_path / "room").touch()
     second = pool.send(tmp_path / "second", 1)
     with pool._changed:
-        assert pool._changed.wait_for(lambda: not pool._waiting, 20.0)
+        assert pool._changed.wait_for(lambda: not pool._waiting, PATIENCE_S)
     assert not pool.call_off(second)
     pool.close()
-    for host in list(pool._busy):
-        host.process.wait()
-    assert '"first"' not in (tmp_path / "taken").read_text()
+    hatchery.bury()
+    assert (tmp_path / "taken").read_text() == f'{{"directory":"{tmp_path}/second","attempt":1}}\n'
+
+
+def test_one_that_is_called_off_leaves_no_host_behind(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    hatchery = Hatchery(tmp_path, "read -r word < gate; echo ready; cat > left")
+    pool = HostPool(tmp_path / "log", spare=0, source=hatchery)
+    dispatch = pool.send(tmp_path / "job", 1)
+    assert pool.call_off(dispatch)
+    assert not pool.call_off(dispatch)
+    (tmp_path / "gate").write_text("go\n")
+    hatchery.bury()
+    pool.close()
+    assert (tmp_path / "left").read_text() == ""

@@ -80,7 +80,10 @@ class Profile(msgspec.Struct, frozen=True, tag=True):
 
 
 class AskStatus(msgspec.Struct, frozen=True, tag=True):
-    pass
+    """How is it?"""
+
+    after_a_step: bool = False
+    """Answered when it has trained a step since it was started, rather than at once."""
 
 
 class AskCheckpoint(msgspec.Struct, frozen=True, tag=True):

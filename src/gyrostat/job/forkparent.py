@@ -7,7 +7,8 @@ which is the child's.
 `python -m gyrostat.job.forkparent FD` serves one launcher through the socket FD: it forks a worker on
 request, passes on signals, and tells who exited. When the launcher goes away, so does it, and all its workers
 with it; should it be killed itself, the kernel kills them. Each worker leads a process group, so what a
-script started dies with its worker. The launcher's end is `start.ForkParent`.
+script started dies with its worker. The launcher's end is `start.ForkParent`. A launcher that has itself imported
+everything, and has one OS thread, need not start a fork parent: it has one as a copy of itself (`fork`).
 
 With `--outlive SOCKET SECONDS` it serves an agent, and outlives it: workers train on, and the next agent is awaited
 at SOCKET. If none comes in time, workers are asked to stop the job (SIGINT: at a boundary, with a checkpoint, if it has
@@ -25,6 +26,7 @@ import signal
 import socket
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
@@ -68,7 +70,7 @@ _GREETING_S = 5.0
 _OURS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Nursery:
+class Workers:
     """The living workers, each watched through a pidfd."""
 
     def __init__(
@@ -269,14 +271,53 @@ def preload() -> None:
     """Import what workers need, and make sure that forking is sound afterwards."""
     for name in PRELOAD:
         importlib.import_module(name)
+    check_threads()
+    gc.collect()
+    gc.freeze()  # so that the collector does not touch, and thereby copy, what children share with us
+
+
+def check_threads() -> None:
+    """Only what has one OS thread may be forked: of others the copy would have half of what they were doing."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise GyrostatError(
-            f"the fork parent has {threads} OS threads after importing, but only with one is forking sound; "
-            "a library starts threads when imported: see that OPENBLAS_NUM_THREADS=1 are set"
+            f"a process that is to be forked has {threads} OS threads, but only with one is that sound; a library starts "
+            "threads when imported: see that OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 are set"
         )
-    gc.collect()
-    gc.freeze()  # so that the collector does not touch, and thereby copy, what children share with us
+
+
+def fork() -> tuple[int, socket.socket]:
+    """A fork parent that is a copy of this process, which has imported everything: its process id, and the socket to it."""
+    check_threads()
+    ours, theirs = socket.socketpair()
+    pid = os.fork()
+    if pid == 0:
+        ours.close()
+        _be_fork_parent(theirs)
+    theirs.close()
+    return pid, ours
+
+
+def _be_fork_parent(to_launcher: socket.socket) -> NoReturn:
+    """In the copy: of the launcher's files it keeps standard error, to say what went wrong."""
+    code = 1
+    try:
+        signal.signal(signal.SIGTERM, _leave)
+        worker.die_with_parent(signal.SIGTERM)
+        os.setsid()
+        with open(os.devnull, "rb") as nothing:
+            os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)
+        channel: Channel[ToForkParent] = Channel(to_launcher, ToForkParent)
+        await_greeting(channel)
+        _serve(channel)
+        code = 0
+    except SystemExit:
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        worker.leave(code)
 
 
 def _listen_at(path: str) -> socket.socket:
@@ -287,11 +328,26 @@ def _listen_at(path: str) -> socket.socket:
     return listener
 
 
-def main() -> None:
-    def leave(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(0)
+def _leave(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(0)
 
-    signal.signal(signal.SIGTERM, leave)
+
+def _serve(
+    channel: Channel[ToForkParent], successors: socket.socket | None = None, patience: float = 0.0
+) -> None:
+    """Fork workers until the launcher goes away."""
+    workers = Workers(channel, successors, patience)
+    try:
+        greet(channel)
+        workers.serve()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the launcher went away while we told it something
+    finally:
+        workers.end()
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, _leave)
     if "--die-with-parent" in sys.argv:
         worker.die_with_parent(signal.SIGTERM)
     successors, patience = None, 0.0
@@ -301,14 +357,7 @@ def main() -> None:
     channel: Channel[ToForkParent] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkParent)
     await_greeting(channel)
     preload()
-    nursery = Nursery(channel, successors, patience)
-    try:
-        greet(channel)
-        nursery.serve()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the launcher went away while we told it something
-    finally:
-        nursery.end()
+    _serve(channel, successors, patience)
 
 
 if __name__ == "__main__":

@@ -204,6 +204,8 @@ class Leader:
         self._suspended_at = 0
         self._watchdog = Watchdog(request.watchdog) if request.watchdog is not None else None
         self._codes: dict[int, int] = {}
+        self._curious: list[Asker] = []
+        """Who wants to be told when the first step is done."""
         self._to_do: list[_ToDo] = []
         self.outcome: Outcome | None = None
 
@@ -294,6 +296,10 @@ class Leader:
         self._carry_out(self._coordinate(attempt.coordinator, member, message, now))
         if isinstance(message, Started):  # from now on a death is not the end
             self._carry_out([_Keep()])
+        if self._curious and self._tally.steps:
+            curious, self._curious = self._curious, []
+            for asker in curious:
+                asker.answer(self._status())
         self._observer.heard(member, message)
 
     def exited(self, seat: Seat, code: int, evidence: Evidence | None = None) -> None:
@@ -357,6 +363,8 @@ class Leader:
         """Somebody wants something of the job."""
         now = time.monotonic()
         match request:
+            case AskStatus(after_a_step=True) if not self._tally.steps:
+                self._curious.append(asker)
             case AskStatus():
                 asker.answer(self._status())
             case AskCheckpoint() | AskStop() if self._request.checkpoint is None:

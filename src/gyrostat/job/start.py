@@ -1,8 +1,8 @@
 """Two ways to start workers, behind one small port: from the fork parent, or each as a fresh interpreter.
 
-`ForkParent` starts its process once and forks any number of jobs from it, one after the other; `ColdStart`
-exists to be compared with. Neither imports torch here. Both are pollable: `fileno()` is readable when
-`exits()` has news.
+`ForkParent` starts its process once and forks any number of jobs from it, one after the other; it is a fresh interpreter, or
+a copy of this process (`forked`). `ColdStart` exists to be compared with. Neither imports torch here. Both are pollable:
+`fileno()` is readable when `exits()` has news.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import NoReturn, Protocol, Self, TypeVar
 import msgspec
 
 from gyrostat.core.errors import ScriptFailed
+from gyrostat.job import forkparent
 from gyrostat.job.protocol import (
     Channel,
     Children,
@@ -40,7 +41,8 @@ from gyrostat.job.protocol import (
 )
 from gyrostat.job.unixsocket import connect_to
 
-_ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+"""Set to 1 when numerical libraries are imported, they start no threads."""
 _LAST_WORDS_S = 10.0
 
 Answer = TypeVar("Answer", Hello, Forked, Children)
@@ -72,7 +74,7 @@ class ForkParent:
         `outlives`: it survives this process, and waits so many seconds at that socket for one to `adopt` it.
         """
         env = dict(os.environ if env is None else env)
-        env.update(dict.fromkeys(_ONE_THREAD, "1"))
+        env.update(dict.fromkeys(ONE_THREAD, "1"))
         env.setdefault("PYTHONHASHSEED", "0")
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "gyrostat.job.forkparent", str(theirs.fileno())]
@@ -89,6 +91,16 @@ class ForkParent:
         greet(self._channel)
 
     @classmethod
+    def forked(cls) -> ForkParent:
+        """A copy of this process, which has imported everything (`forkparent.preload`) and has one OS thread."""
+        pid, sock = forkparent.fork()
+        copy = cls.__new__(cls)
+        copy._take(sock, pid, _Child(pid))
+        copy._outlives = False
+        greet(copy._channel)
+        return copy
+
+    @classmethod
     def adopt(cls, path: Path) -> ForkParent | None:
         """The one that waits at this socket, with the workers of an agent that went away; None if there is none."""
         try:
@@ -103,7 +115,7 @@ class ForkParent:
         adopted.children = adopted._answer(Children)
         return adopted
 
-    def _take(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | None) -> None:
+    def _take(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | _Child | None) -> None:
         self._channel: Channel[FromForkParent] = Channel(sock, FromForkParent)
         self.pid, self._process = pid, process
         self.children = Children({}, [])
@@ -204,6 +216,37 @@ class ForkParent:
             f"the fork parent (process {self.pid}), from which workers are started, ended with code {code}; "
             "if it said why, that stands above"
         )
+
+
+class _Child:
+    """What is wanted here of a `Popen`, of a child that was forked."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._code: int | None = None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None:
+            self._await_death(timeout)
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        return self._code
+
+    def _await_death(self, timeout: float | None) -> None:
+        pidfd = os.pidfd_open(self._pid)
+        try:
+            death = select.poll()
+            death.register(pidfd, select.POLLIN)
+            if not death.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("the fork parent", timeout or 0.0)
+        finally:
+            os.close(pidfd)
+
+    def send_signal(self, number: int) -> None:
+        if self._code is None:
+            os.kill(self._pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
 
 class ColdStart:

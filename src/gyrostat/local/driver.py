@@ -410,15 +410,13 @@ class Driver:
             with contextlib.suppress(OSError):
                 self._line = self._connect()
                 self._asked_at = None
-            if self._line is None:
+            if self._line is None or not self._send(AskStatus(after_a_step=True)):
                 return _SOON_S
         now = time.monotonic()
         if self._asked_at is None or now - self._asked_at >= LOOK_S:
             self._asked_at = now
             self._send(AskStatus())
-        if self._training and time.monotonic() >= self._try_at:
-            return LOOK_S
-        return 2 * _SOON_S
+        return min(LOOK_S, self._try_at - now) if self._training and self._try_at > now else LOOK_S
 
     def _connect(self) -> Channel[Reply]:
         return Channel(connect_to(door_at(self._sockets / "gyrostat", self.job)), Reply)

@@ -1,9 +1,8 @@
 """The host of a job: a process of its own that runs it through `job.launcher` and outlives the daemon.
 
-`python -m gyrostat.local.host` imports everything, starts a fork parent, and waits on its standard input for jobs, one
-after the other: `{"directory": …, "attempt": …}`. So a job that is submitted to a daemon with a host to spare
-begins to train within a fraction of a second. It answers `ready` when it can take one, and again after each. When its
-standard input ends, the daemon has gone: it finishes the job that it has, and goes too.
+It is forked by the `nursery`, where everything is imported, forks a fork parent for the job's workers, says `ready`, and
+waits on its standard input for one job: `{"directory": …, "attempt": …}`. So a job that is submitted begins to train within a
+fraction of a second. If its standard input ends instead, the daemon has gone, or does not need it, and it goes too.
 
     1. lock the job's directory       (or leave it to whoever has it)
     2. see that the attempt is due    (or leave it be)
@@ -56,24 +55,27 @@ _RESTARTS = 3
 
 
 class Errand(msgspec.Struct, frozen=True):
-    """One line of standard input."""
+    """The line that comes on standard input."""
 
     directory: str
     attempt: int
 
 
 def main() -> None:
-    with ForkParent() as parent:
+    with ForkParent.forked() as parent:
         parent.wait_until_ready()
-        while True:
-            try:
-                print("ready", flush=True)
-            except BrokenPipeError:
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            if not (line := sys.stdin.buffer.readline()):
-                return
-            errand = msgspec.json.decode(line, type=Errand)
+        if (errand := _await_errand()) is not None:
             host(Path(errand.directory), errand.attempt, parent)
+
+
+def _await_errand() -> Errand | None:
+    """None: there is nothing to do, or the daemon has gone."""
+    try:
+        print("ready", flush=True)
+        line = sys.stdin.buffer.readline()
+    except ConnectionError:
+        return None
+    return msgspec.json.decode(line, type=Errand) if line else None
 
 
 def host(directory: Path, attempt: int, parent: ForkParent) -> None:
@@ -214,7 +216,3 @@ def _failed(attempt: int, reason: str, diary: Diary, *, retriable: bool) -> Resu
         retriable=retriable,
         last_lines=tuple(diary.last_lines),
     )
-
-
-if __name__ == "__main__":
-    main()

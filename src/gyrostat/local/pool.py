@@ -1,23 +1,38 @@
-"""Processes that can host a job (`host`): some are kept ready, for importing everything takes seconds.
+"""Processes that can host a job (`host`), from the daemon's side. The `nursery` forks them in milliseconds; some are kept
+ready.
 
-A job goes to whichever host is ready first. One that has finished a job takes the next. Those that nobody needs are let go:
-their standard input ends.
+A job goes to whichever host is ready first, and another takes that one's place. A host serves one job and ends. One that
+nobody needs any more is let go: its standard input ends.
 """
 
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
+import socket
 import threading
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
 from gyrostat.local.host import Errand
+from gyrostat.local.nursery import Nursery
 
 _FIRST_S, _LONGEST_S = 0.1, 30.0
+
+
+class Source(Protocol):
+    """Where hosts come from: a `nursery.Nursery`."""
+
+    def alive(self) -> bool: ...
+
+    def hatch(self, line: socket.socket) -> None:
+        """Start a host with this as its standard input and output; it remains the caller's to close."""
+
+    def end(self) -> None:
+        """Hosts live on; those that have not been started yet never will be."""
 
 
 class Dispatch:
@@ -26,53 +41,64 @@ class Dispatch:
     def __init__(self, errand: Errand) -> None:
         self.errand = errand
         self.over = False
-        """A host has had it, and has come back or died; or it was called off."""
+        """A host has had it, and has ended; or it was called off."""
 
 
 class _Host:
-    """One process, from the daemon's side."""
+    """One process, from the daemon's side: the line on which it is told of a job, and says when it is ready for one."""
 
-    def __init__(self, log: Path) -> None:
-        with log.open("ab") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "gyrostat.local.host"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=file,
-                start_new_session=True,
-            )
+    def __init__(self, source: Source) -> None:
+        self._line, theirs = socket.socketpair()
         self.dispatch: Dispatch | None = None
-
-    def come_back(self) -> None:
-        if self.dispatch is not None:
-            self.dispatch.over, self.dispatch = True, None
-
-    def send(self, errand: Errand) -> bool:
-        """False: it has ended."""
-        assert self.process.stdin is not None
         try:
-            self.process.stdin.write(msgspec.json.encode(errand) + b"\n")
-            self.process.stdin.flush()
+            with theirs:
+                source.hatch(theirs)
+        except BrokenPipeError:
+            pass  # nobody is left at the other end of the line: a host that has ended before it began
+        except BaseException:
+            self._line.close()
+            raise
+
+    def send(self, dispatch: Dispatch) -> bool:
+        """False: it has ended."""
+        try:
+            self._line.sendall(msgspec.json.encode(dispatch.errand) + b"\n")
         except OSError:
             return False
+        self.dispatch = dispatch
         return True
 
+    def says_something(self) -> bool:
+        """Waits until it does; False: it has ended."""
+        try:
+            return bool(self._line.recv(4096))
+        except ConnectionResetError:  # it left without reading what it was told
+            return False
+
     def let_go(self) -> None:
-        assert self.process.stdin is not None
         with contextlib.suppress(OSError):
-            self.process.stdin.close()
+            self._line.shutdown(socket.SHUT_WR)
+
+    def bury(self) -> None:
+        self._line.close()
+        if self.dispatch is not None:
+            self.dispatch.over = True
 
 
 class HostPool:
     """`spare` hosts are kept ready. May be used from any thread."""
 
-    def __init__(self, log: Path, *, spare: int = 1) -> None:
-        self._log, self._spare = log, spare
+    def __init__(self, log: Path, *, spare: int = 1, source: Callable[[Path], Source] = Nursery) -> None:
+        """`log`: to which hosts, and where they come from, say what is nobody's job's."""
+        self._log, self._spare, self._open_source = log, spare, source
+        self._source: Source | None = None
         self._changed = threading.Condition()
         self._waiting: deque[Dispatch] = deque()
         self._starting: list[_Host] = []
         self._ready: list[_Host] = []
         self._busy: list[_Host] = []
+        self._leaving: list[_Host] = []
+        """Let go before they had a job, and not gone yet."""
         self._failures = 0
         """Hosts that could not be started, or died before they were ready, since one last was."""
         self._closed = False
@@ -83,7 +109,7 @@ class HostPool:
             while not self._closed and len(self._starting) + len(self._ready) < self._spare + len(
                 self._waiting
             ):
-                host = _Host(self._log)
+                host = _Host(self._living_source())
                 self._starting.append(host)
                 threading.Thread(target=self._listen, args=(host,), name="host", daemon=True).start()
 
@@ -118,42 +144,59 @@ class HostPool:
         """Idle ones end; those that host a job go on without us."""
         with self._changed:
             self._closed = True
-            idle = [*self._starting, *self._ready]
-            for host in (*idle, *self._busy):
+            ready = list(self._ready)
+            for host in (*self._starting, *ready):
+                self._dismiss(host)
+            for host in self._busy:
                 host.let_go()
             self._changed.notify_all()
-        for host in idle:
-            host.process.wait()
+            self._changed.wait_for(lambda: not any(host in self._leaving for host in ready))
+            if self._source is not None:
+                self._source.end()
+            self._changed.wait_for(lambda: not self._leaving)
+
+    def _living_source(self) -> Source:
+        if self._source is not None and not self._source.alive():
+            self._source.end()
+            self._source = None
+        if self._source is None:
+            self._source = self._open_source(self._log)
+        return self._source
 
     def _hand_out(self) -> None:
         while self._waiting and self._ready:
             host = self._ready.pop()
-            if host.send(self._waiting[0].errand):
+            if host.send(self._waiting[0]):
+                self._waiting.popleft()
                 self._busy.append(host)
-                host.dispatch = self._waiting.popleft()
+
+    def _dismiss(self, host: _Host) -> None:
+        self._drop(host)
+        self._leaving.append(host)
+        host.let_go()
 
     def _listen(self, host: _Host) -> None:
         """It says `ready` when it can take a job; when it says nothing more, it has ended."""
-        stdout = host.process.stdout
-        assert stdout is not None
-        with stdout:
-            for _ in stdout:
-                with self._changed:
-                    self._failures = 0
-                    self._drop(host)
-                    if self._closed or (len(self._ready) >= self._spare and not self._waiting):
-                        host.let_go()
-                    else:
-                        self._ready.append(host)
-                        self._hand_out()
-                    self._changed.notify_all()
-        host.process.wait()
-        host.let_go()
+        while host.says_something():
+            with self._changed:
+                self._is_ready(host)
+                self._changed.notify_all()
         with self._changed:
             self._failures += host in self._starting
             self._drop(host)
+            host.bury()
             self._changed.notify_all()
         self._replace()
+
+    def _is_ready(self, host: _Host) -> None:
+        self._failures = 0
+        if host not in self._starting:
+            return
+        self._starting.remove(host)
+        self._ready.append(host)
+        self._hand_out()
+        if len(self._ready) > self._spare:
+            self._dismiss(self._ready[-1])
 
     def _replace(self) -> None:
         """Whoever waits for a host that has died gets another. If none lives long enough to be ready, that takes longer
@@ -171,7 +214,6 @@ class HostPool:
                     self._failures += 1
 
     def _drop(self, host: _Host) -> None:
-        host.come_back()
-        for hosts in (self._starting, self._ready, self._busy):
+        for hosts in (self._starting, self._ready, self._busy, self._leaving):
             if host in hosts:
                 hosts.remove(host)
