@@ -21,6 +21,7 @@ SCRIPT = """
 import copy, json, os, signal, sys, threading
 import torch, gyrostat
 from torch.utils.data import TensorDataset
+from gyrostat.engine.checkpoint import latecopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy
 from gyrostat.engine.checkpoint.writer import THREAD
 from gyrostat.engine.digest import digest
@@ -32,6 +33,7 @@ def given(name, default=""):
 def steps(name):
     return [int(step) for step in given(name).split(",") if step]
 
+latecopy._LARGE = 1
 go = threading.Event()
 settling, late = False, 0
 complete, settle, copy_piece = LateCopy.complete, LateCopy.settle, Piece.copy
@@ -277,3 +279,68 @@ def test_the_writer_is_lost_and_another_takes_over(launch: Launch, policy: Check
     assert sorted(found(policy)) == [2, 9, 12]
     assert found(policy) == expected(launch.directory, [2, 9, 12])
     assert outcome.digest == launch(SCRIPT, placement=[3]).digest
+
+
+LEAVING = """
+import json, os, signal, threading
+import torch, gyrostat
+from torch.utils.data import TensorDataset
+from gyrostat.engine.checkpoint import latecopy
+from gyrostat.engine.checkpoint.disk import Disk
+from gyrostat.engine.checkpoint.writer import THREAD
+from gyrostat.engine.digest import digest
+from gyrostat.engine.keeper import Keeper
+
+latecopy._LARGE = 1
+leaving = threading.Event()
+sync, leave = Disk.sync, Keeper.leave
+
+def held_sync(disk, descriptor):
+    if threading.current_thread().name == THREAD:
+        assert leaving.wait(60)
+    sync(disk, descriptor)
+
+def leave_and_let_go(keeper, *args):
+    leaving.set()
+    leave(keeper, *args)
+
+Disk.sync, Keeper.leave = held_sync, leave_and_let_go
+
+job = gyrostat.init(seed=4)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.AdamW(model.parameters())
+job.track(model=model, optimizer=optimizer)
+loader = job.dataloader(TensorDataset(torch.arange(96.0).view(24, 4) / 96), batch_size=2, shuffle=True)
+wrote, digests = job.is_main, {}
+
+def train():
+    for epoch in job.epochs(100_000):
+        for step in job.steps(loader):
+            if job.step == 3:
+                optimizer.state[model.weight]["exp_avg"].zero_()
+                if wrote:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            for (x,) in step:
+                step.backward(model(x).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            digests[job.step + 1] = digest(model=model, optimizer=optimizer)
+            if job.step == 2:
+                job.save()
+            if job.is_main and not wrote:
+                return
+
+train()
+with open("digests.json", "w") as file:
+    json.dump(digests, file)
+"""
+
+
+def test_a_worker_that_leaves_takes_it_again_before(launch: Launch, policy: CheckpointPolicy) -> None:
+    """It cannot ask the others any more: the one that was spoiled is still being written when it goes."""
+    heard = Heard()
+    outcome = launch(LEAVING, placement=[1, 1], checkpoint=policy, observer=heard)
+    again, last = sorted(found(policy))
+    assert 3 < again < last == outcome.steps
+    assert found(policy) == expected(launch.directory, [again, last])
+    assert len(heard.about("the checkpoint of step 3 is discarded")) == 1

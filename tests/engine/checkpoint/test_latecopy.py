@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from gyrostat.core.errors import CheckpointError
 from gyrostat.core.progress import Progress
 from gyrostat.engine import flatcopy
-from gyrostat.engine.checkpoint import CheckpointStore, Discarded, Snapshot, Writer, Written, load
+from gyrostat.engine.checkpoint import CheckpointStore, Discarded, Snapshot, Writer, Written, latecopy, load
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk
 from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled, choose
 from gyrostat.engine.checkpoint.writer import THREAD
@@ -61,6 +61,8 @@ def test_memory_that_others_may_change_does_not_wait() -> None:
         "a part": whole[:4],
         "another part": whole[4:],
         "uncounted": uncounted,
+        "with gaps": torch.zeros(8)[::2],
+        "small": torch.zeros(3),
         "none": torch.zeros(0),
     }
     steady = [
@@ -117,9 +119,10 @@ def tensors() -> list[torch.Tensor]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def small_pieces() -> Iterator[None]:
+def small_is_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatcopy, "_PIECE", 1000)
+        patch.setattr(latecopy, "_LARGE", 16)
         yield
 
 
@@ -209,7 +212,22 @@ def change_with_others(tensor: torch.Tensor) -> None:
     torch._foreach_mul_([tensor], 2.0)
 
 
-CHANGES = [change_in_place, change_an_element, change_a_view, change_with_others]
+def change_past_torch(tensor: torch.Tensor) -> None:
+    tensor.data.zero_()
+
+
+def change_as_an_array(tensor: torch.Tensor) -> None:
+    tensor.numpy()[:] += 1
+
+
+CHANGES = [
+    change_in_place,
+    change_an_element,
+    change_a_view,
+    change_with_others,
+    change_past_torch,
+    change_as_an_array,
+]
 
 
 @pytest.mark.parametrize("change", CHANGES)
@@ -229,6 +247,20 @@ def test_a_change_is_noticed_where_no_update_comes() -> None:
     late = Late([torch.arange(10.0)])
     late.tensors[0].add_(1)
     late.copy.complete()
+    with pytest.raises(Spoiled):
+        late.copy.require_exact()
+
+
+@pytest.mark.parametrize("tensor", tensors(), ids=lambda tensor: str(tuple(tensor.shape)))
+def test_samples_are_of_all_of_a_tensor(tensor: torch.Tensor) -> None:
+    late = Late([tensor.clone()])
+    last = (
+        late.tensors[0].data.view(-1)
+        if tensor.is_contiguous()
+        else late.tensors[0].data.permute(0, 2, 3, 1).view(-1)
+    )
+    last[len(last) // 2 :] += 1
+    late.copy.settle()
     with pytest.raises(Spoiled):
         late.copy.require_exact()
 

@@ -2,9 +2,9 @@
 
 Under AdamW two thirds of a job's state are momenta, and nobody changes those but the optimizer, in its `step`. So
 
-    1. at the boundary they are only noted, each with its version: torch counts the changes of a tensor in place
+    1. at the boundary they are only noted, each with its version (torch counts the changes of a tensor in place) and a sample
     2. the writer's thread copies them (`complete`), while micro-batches run
-    3. before an update training waits for that, and helps (`settle`); then it looks whether a version has changed
+    3. before an update training waits for that, and helps (`settle`); then it looks whether a version or a sample has changed
     4. if no update has come by then, the thread looks, before the checkpoint is put in place (`require_exact`)
 
 Whoever did change one in between has spoiled the copy: `Spoiled` names the tensor, and nothing of it is put in place. (The
@@ -12,12 +12,13 @@ thread looks when all has been hashed, written and synced. A change that it had 
 What replaces such a tensor instead of changing it, as `optimizer.load_state_dict`, `optimizer.state.clear()` and
 `tensor.data = …` do, changes nothing here: the memory of the boundary is held.
 
-`choose` decides which may wait: tensors in the state of tracked `torch.optim.Optimizer`s, as `state_dict` gives them, in memory
-of the CPU that they share with nothing else in the snapshot. Those of an accelerator are copied at the boundary, since order
-on its streams is not ours to keep; so is all that a script may change at any time: parameters, buffers, gradients, `job.state`.
+`choose` decides which may wait: large tensors in the state of tracked `torch.optim.Optimizer`s, as `state_dict` gives them, in
+memory of the CPU that they share with nothing else in the snapshot. Small ones are copied as quickly as noted. Those of an
+accelerator are copied at the boundary, since order on its streams is not ours to keep; so is all that a script may change at
+any time: parameters, buffers, gradients, `job.state`.
 
-Torch does not count what is written past it: through `tensor.data`, or an array of `tensor.numpy()`. A script that changes
-momenta so between a boundary and the next update is not noticed.
+Torch does not count what is written past it: through `tensor.data`, or an array of `tensor.numpy()`. That is what samples are
+for. A script that changes a few elements so, between a boundary and the next update, is not noticed.
 
 The engine itself changes no optimizer's state in place. Newcomers replay updates by their optimizers' `step`, and write no
 checkpoint while they do. Recovery runs micro-batches again, and makes no updates. A resumed job, and a newcomer at the fence,
@@ -34,6 +35,12 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from gyrostat.engine.flatcopy import Copying, Row
+from gyrostat.engine.statetree.skeleton import is_dense
+from gyrostat.engine.tensorbytes import byte_row
+
+_LARGE = 64 << 10
+_SAMPLES = 16
+"""Elements of each tensor."""
 
 
 class Spoiled(Exception):
@@ -55,9 +62,9 @@ def choose(rows: Sequence[Row], steady: Iterable[torch.Tensor], tied: Collection
         row
         for row in rows
         if id(row.tensor) in wanted
+        and row.room.numel() >= _LARGE
         and row.name not in tied
-        and row.tensor.device.type == "cpu"
-        and not row.tensor.is_inference()  # it has no version
+        and _is_plain(row.tensor)
         and _memory(row.tensor) not in others
     ]
 
@@ -68,7 +75,7 @@ class LateCopy:
     def __init__(self, rows: Sequence[Row]) -> None:
         """At the boundary."""
         held = [Row(row.name, row.tensor.detach(), row.room) for row in rows]
-        self._noted = [(row, row.tensor._version, row.tensor.data_ptr()) for row in held]
+        self._noted = [(row, _look_of(row.tensor)) for row in held]
         self._copying = Copying(held)
         self._looking = threading.Lock()
         self._looked = False
@@ -101,12 +108,26 @@ class LateCopy:
             if self._looked:
                 return
             self._looked = True
-            for row, version, address in self._noted:
-                if row.tensor._version != version or row.tensor.data_ptr() != address:
-                    self._changed = row.name
-                    break
+            changed = (row.name for row, noted in self._noted if _look_of(row.tensor) != noted)
+            self._changed = next(changed, None)
             self._noted.clear()
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """On the CPU, counted, and without gaps."""
+    return (
+        tensor.device.type == "cpu"
+        and not tensor.is_inference()  # it has no version
+        and (tensor.is_contiguous() or is_dense(tensor.shape, tensor.stride()))
+    )
 
 
 def _memory(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
+
+
+def _look_of(tensor: torch.Tensor) -> tuple[int, int, bytes]:
+    """Another one if the tensor has changed, as far as can be told without reading all of it."""
+    count = min(tensor.numel(), _SAMPLES)
+    sample = tensor.as_strided((count,), (tensor.numel() // count,))  # in whatever order its dimensions are
+    return tensor._version, tensor.data_ptr(), byte_row(sample).numpy().tobytes()
