@@ -33,7 +33,7 @@ def running(
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, list[str], list[str]]:
     """Its exit code, and the lines it printed to stdout and stderr."""
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=280)
     return process.returncode, out.splitlines(), err.splitlines()
 
 

@@ -13,7 +13,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import Change, Done
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome, Tally
-from gyrostat.job.protocol import Checkpointed, Finished, Logged, Started, Step, Steps
+from gyrostat.job.protocol import Checkpointed, Finished, Logged, NotCheckpointed, Started, Step, Steps
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Cause, Failure
 
@@ -52,6 +52,7 @@ def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) 
     assert display.ticked() == 10.0
     clock.now = 111.0
     assert display.ticked() == 10.0
+    display.heard(0, NotCheckpointed("no room for /c/5"))
     display.heard(0, Checkpointed(6, "/c/6", 0.1, 0.01))
     display.over(outcome())
     printed = capsys.readouterr()
@@ -61,6 +62,7 @@ def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) 
         "gyrostat: resumed at step 4 from /c/4",
         "worker 0 │ careful",
         "gyrostat: step 6, epoch 1, loss 0.25, 16 samples/s",
+        "gyrostat: no room for /c/5; training goes on, and the next one will be tried",
         "gyrostat: checkpoint of step 6 in /c/6",
         "gyrostat: steps 5 to 6, 64 samples in 3.0 s (21 samples/s), 4 virtual workers on 2",
         "gyrostat: digest abc",

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.gyrostat_process import finish, gyrostat, running
 
 SCRIPT = """
-import sys, torch, gyrostat
+import pathlib, sys, time, torch, gyrostat
 from torch.utils.data import TensorDataset
 job = gyrostat.init(seed=3)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 2))
@@ -27,6 +27,8 @@ for epoch in job.epochs(int(sys.argv[1])):
         optimizer.zero_grad()
         if job.is_main and job.step == 40:
             print("forty", flush=True)
+        if job.step >= 40 and sys.argv[2:] and not any(pathlib.Path("checkpoints").glob("step-*")):
+            time.sleep(0.05)  # so that it is not over before it has been asked for one
 """
 
 
@@ -76,7 +78,7 @@ def test_stopped_by_sigterm_and_killed_and_resumed(script: Path) -> None:
     undisturbed = report(script)
     assert undisturbed["steps"] == 300
 
-    with running(*run_options(script, 2), cwd=script.parent) as process:
+    with running(*run_options(script, 2), "slow", cwd=script.parent) as process:
         wait_for_forty(process)
         process.send_signal(signal.SIGTERM)
         code, _, err = finish(process)
@@ -92,7 +94,7 @@ def test_stopped_by_sigterm_and_killed_and_resumed(script: Path) -> None:
 
 
 def test_asked_for_a_checkpoint_by_signal(script: Path) -> None:
-    with running(*run_options(script, 2), cwd=script.parent) as process:
+    with running(*run_options(script, 2), "slow", cwd=script.parent) as process:
         wait_for_forty(process)
         process.send_signal(signal.SIGUSR1)
         code, _, err = finish(process)

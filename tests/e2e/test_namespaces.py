@@ -82,7 +82,7 @@ def gyrostat(network: Network, node: str, *args: str) -> str:
     return subprocess.check_output(
         [*network.inside(node), sys.executable, "-c", "from gyrostat.cli.main import main; main()", *args],
         text=True,
-        timeout=60,
+        timeout=200,
     )
 
 

@@ -8,7 +8,7 @@ from gyrostat.core.job import NextGeneration
 from gyrostat.core.placement import Placement
 from gyrostat.engine.membership import Membership, Prepared
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 
 
 def plan(generation: int) -> NextGeneration:

@@ -35,7 +35,7 @@ def chaos(tmp_path: Path, epochs: int, *options: str) -> tuple[int, list[str], d
     (tmp_path / "train.py").write_text(SCRIPT)
     verdict = tmp_path / "verdict.json"
     code, out, err = gyrostat(
-        *("chaos", "-n", "4", "-w", "2", "--seed", "3", "--paced", "800", "--checkpoint-every", "10"),
+        *("chaos", "-n", "4", "-w", "2", "--seed", "4", "--paced", "800", "--checkpoint-every", "10"),
         *("--json", str(verdict), *options, "train.py", str(epochs)),
         cwd=tmp_path,
     )
@@ -44,9 +44,10 @@ def chaos(tmp_path: Path, epochs: int, *options: str) -> tuple[int, list[str], d
 
 
 def test_a_job_that_survives_it(tmp_path: Path) -> None:
+    """A worker is stopped, one is killed, and in between the job is resized twice, as far as it is not over before."""
     code, out, verdict = chaos(tmp_path, 25, "--nodes", "1", "--faults", "4", "--every", "0.4")
     assert (code, verdict["ok"]) == (0, True), out
-    assert len(verdict["faults"]) >= 3
+    assert {"stop a worker for a while", "kill a worker"} <= {fault["kind"] for fault in verdict["faults"]}
     assert verdict["steps"] == 300
     assert all(round["samples"] == verdict["samples"] == 25 * 96 for round in verdict["rounds"])
     assert any("verdict: equal" in line for line in out)

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gyrostat.core.errors import CheckpointError
+from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import CheckpointStore, Disk, Snapshot, Turns, Writer, load
@@ -323,27 +324,28 @@ def test_killed_while_one_is_written(
 
 
 @pytest.mark.parametrize(
-    ("args", "steps"),
+    ("args", "told"),
     [
-        (["save=1,4", "full=5"], 6),  # told at the first boundary after it happened
-        (["save=1,10", "full=11"], 12),  # … or at the end
-        (["save=1", "full=11"], 12),  # the last one, which nothing waits behind
+        (["save=1,4", "full=5"], 1),  # at the first boundary after it happened; training goes on
+        (["save=1,10", "full=11"], 1),  # … or at the end
+        (["save=1", "full=11"], 0),
     ],
 )
-def test_a_full_disk_ends_the_job_and_says_so(
-    launch: Launch, policy: CheckpointPolicy, undisturbed: Outcome, args: list[str], steps: int
+def test_a_full_disk_is_told_and_ends_a_job_that_has_nothing_else_to_do(
+    launch: Launch, policy: CheckpointPolicy, undisturbed: Outcome, args: list[str], told: int
 ) -> None:
     outcome = launch(
         SCRIPT, placement=[2, 1], args=[*args, "hold=4,10", "release=5,11"], checkpoint=policy, check=False
     )
-    assert outcome.failure is not None
+    no_room = "could not be written: No space left on device; earlier ones are as they were"
+    failed = [event.reason for event in outcome.events if event.kind is EventKind.CHECKPOINT_FAILED]
+    assert [no_room in reason for reason in failed] == [True] * told
+    assert outcome.failure is not None  # the last one, which nothing comes after
     assert outcome.failure.worker == 0
     assert outcome.failure.summary.startswith("raised CheckpointError: ")
-    assert (
-        "could not be written: No space left on device; earlier ones are as they were"
-        in outcome.failure.summary
-    )
-    assert outcome.steps == steps
+    assert no_room in outcome.failure.summary
+    assert outcome.steps == 12
+    assert outcome.losses == undisturbed.losses
     assert written(outcome) == steps_there(policy) == [2]
     resumed = launch(SCRIPT, placement=[3], checkpoint=policy)
     assert (resumed.first_step, resumed.digest) == (2, undisturbed.digest)

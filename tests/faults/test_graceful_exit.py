@@ -11,11 +11,15 @@ import pytest
 
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
+from gyrostat.job.coordinator import Done
 from gyrostat.job.observer import Nobody, Stream
+from gyrostat.job.outcome import Outcome
+from gyrostat.job.watch import Failure
 from tests.conftest import Launch
 
 SCRIPT = """
     import os
+    import time
 
     import torch
 
@@ -35,17 +39,22 @@ SCRIPT = """
                 step.backward(model(x).square().mean())
             optimizer.step()
             optimizer.zero_grad()
+            if os.path.exists("slow"):
+                time.sleep(0.1)
 """
-PACED = (400.0,)
-"""Steps take 10 ms on three workers, and hardly any of the processor: somebody can leave before they are over."""
 FAST = (1e6,)
 
 
 class Terminates(Nobody):
-    """When worker 0 is at step 5, sends SIGTERM to some of the workers; once, if the job is started again."""
+    """When worker 0 is at step 5, sends SIGTERM to some of the workers; once, if the job is started again.
 
-    def __init__(self, *workers: int) -> None:
-        self._workers = workers
+    The job is slow until they have left, or have taken it with them, so that it does not come to its end before.
+    """
+
+    def __init__(self, launch: Launch, *workers: int) -> None:
+        self._workers, self._leavers = workers, len(workers)
+        self._slow = launch.directory / "slow"
+        self._slow.touch()
         self.pids: dict[int, int] = {}
 
     def printed(self, worker: int, stream: Stream, line: str) -> None:
@@ -55,6 +64,17 @@ class Terminates(Nobody):
             victims, self._workers = self._workers, ()
             for victim in victims:
                 os.kill(self.pids[victim], signal.SIGTERM)
+
+    def resized(self, done: Done) -> None:
+        self._leavers -= 1
+        if not self._leavers:
+            self._slow.unlink()
+
+    def died(self, failure: Failure, wait: float) -> None:
+        self._slow.unlink()
+
+    def over(self, outcome: Outcome) -> None:
+        self._slow.unlink(missing_ok=True)
 
 
 def resizes(events: Sequence[Event]) -> list[tuple[int | None, int | None]]:
@@ -68,7 +88,7 @@ def resizes(events: Sequence[Event]) -> list[tuple[int | None, int | None]]:
 )
 def test_others_go_on(launch: Launch, leavers: tuple[int, ...], sizes: list[tuple[int, int]]) -> None:
     undisturbed = launch(SCRIPT, virtual_workers=4, workers=3, paced=FAST)
-    outcome = launch(SCRIPT, virtual_workers=4, workers=3, paced=PACED, observer=Terminates(*leavers))
+    outcome = launch(SCRIPT, virtual_workers=4, workers=3, paced=FAST, observer=Terminates(launch, *leavers))
     assert outcome.digest == undisturbed.digest
     assert (outcome.losses, outcome.samples) == (undisturbed.losses, undisturbed.samples)
     assert outcome.exit_codes == (0, 0, 0)
@@ -85,9 +105,9 @@ def test_all_of_them_is_the_job(launch: Launch, tmp_path: Path) -> None:
         SCRIPT,
         virtual_workers=4,
         workers=2,
-        paced=PACED,
+        paced=FAST,
         checkpoint=policy,
-        observer=Terminates(0, 1),
+        observer=Terminates(launch, 0, 1),
         check=False,
     )
     assert outcome.stopped
@@ -99,7 +119,9 @@ def test_all_of_them_is_the_job(launch: Launch, tmp_path: Path) -> None:
 
 
 def test_a_lone_worker_that_does_not_checkpoint_dies_of_it(launch: Launch) -> None:
-    outcome = launch(SCRIPT, virtual_workers=2, workers=1, paced=PACED, observer=Terminates(0), check=False)
+    outcome = launch(
+        SCRIPT, virtual_workers=2, workers=1, paced=FAST, observer=Terminates(launch, 0), check=False
+    )
     assert outcome.exit_codes == (-signal.SIGTERM,)
     assert str(outcome.failure) == "worker 0 was killed by SIGTERM"
 
@@ -131,12 +153,12 @@ def test_who_finds_no_boundary_in_time_is_killed_and_the_job_goes_on_from_its_ch
         SLOW,
         virtual_workers=4,
         workers=2,
-        paced=PACED,
+        paced=FAST,
         checkpoint=policy,
         restarts=1,
         grace_s=0.3,
         recovery=RecoveryMode.CHECKPOINT,
-        observer=Terminates(1),
+        observer=Terminates(launch, 1),
     )
     assert outcome.digest == undisturbed.digest
     (failure,) = [event for event in outcome.events if event.kind is EventKind.FAILURE]

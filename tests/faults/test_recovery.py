@@ -196,7 +196,7 @@ def test_while_a_checkpoint_is_written(
     launch: Launch, undisturbed: dict[int, Outcome], tmp_path: Path, worker: int
 ) -> None:
     """Worker 0 writes it; the other one dies in the micro-batch after that."""
-    where, step = ("checkpoint", STEP) if worker == 0 else ("micro_batch", STEP)
+    where, step = ("checkpoint", None) if worker == 0 else ("micro_batch", STEP)
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=STEP)
     outcome = fail_at(step=step, where=where, worker=worker).run(
         launch, SCRIPT, virtual_workers=N, workers=2, args=["1"], checkpoint=policy
@@ -278,6 +278,6 @@ def test_stopped_for_a_moment(launch: Launch, undisturbed: dict[int, Outcome], w
 @pytest.mark.parametrize("where", ["micro_batch", pytest.param("reduce", marks=pytest.mark.full)])
 def test_stopped_for_too_long(launch: Launch, undisturbed: dict[int, Outcome], where: str) -> None:
     """It is silent, so it is given up; the others go on from peers."""
-    faults = fail_at(step=STEP, where=where, worker=1, signal=signal.SIGSTOP, seconds=20.0)
-    outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"], silence_s=1.0)
+    faults = fail_at(step=STEP, where=where, worker=1, signal=signal.SIGSTOP, seconds=60.0)
+    outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"], silence_s=4.0)
     check(outcome, undisturbed[1], lost=held_by(1, 3))

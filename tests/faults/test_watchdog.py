@@ -61,12 +61,16 @@ def test_who_hangs_is_shown_and_ended(
         args=[how],
         checkpoint=policy,
         restarts=1,
-        watchdog=WatchdogPolicy(seconds=1.0, action=Action.END),
+        watchdog=WatchdogPolicy(seconds=4.0, action=Action.END),
         log_dir=tmp_path / "logs",
     )
     assert outcome.digest == undisturbed.digest
     assert outcome.samples == undisturbed.samples
-    (found,) = [event for event in outcome.events if event.kind is EventKind.STANDSTILL]
+    found = next(
+        event
+        for event in outcome.events
+        if event.kind is EventKind.STANDSTILL and "worker 1 hangs" in event.reason
+    )
     assert found.step <= 3  # steps are told ten times a second
     assert "worker 1 hangs at " in found.reason
     assert " in hang_here, and is ended" in found.reason

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gyrostat.job.door import runtime_directory
 
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 _MAIN = "from gyrostat.cli.main import main; main()"
 
 TRAINING = """

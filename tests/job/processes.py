@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from gyrostat.job.observer import Nobody, Stream
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Departure:

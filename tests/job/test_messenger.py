@@ -26,7 +26,7 @@ from gyrostat.job.protocol import (
 )
 
 SEAT = Seat(2, 5)
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 CHOICE = ReductionChoice(order=Reduction.DDP, carrier=Carrier.GLOO, reason="a test")
 
 

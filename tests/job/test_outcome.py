@@ -9,7 +9,16 @@ import pytest
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import EventKind
 from gyrostat.job.outcome import Outcome, Tally
-from gyrostat.job.protocol import Checkpointed, Finished, Logged, Probed, Started, Step, Steps
+from gyrostat.job.protocol import (
+    Checkpointed,
+    Finished,
+    Logged,
+    NotCheckpointed,
+    Probed,
+    Started,
+    Step,
+    Steps,
+)
 from gyrostat.job.watch import Cause, Failure
 
 
@@ -33,6 +42,7 @@ def test_a_good_run_adds_up() -> None:
     counted = tally()
     counted.add(0, Logged(6, {"accuracy": 0.5}), 103.0)
     counted.add(0, Probed(6, "d6", {"model.weight": "w"}), 103.0)
+    counted.add(0, NotCheckpointed("no room"), 103.25)
     counted.add(0, Checkpointed(6, "/c/6", 0.25, 0.01), 103.5)
     counted.add(0, Finished(6, "abc", 103.5), 103.5)
     counted.add(1, Finished(6, "abc", 103.5), 103.5)
@@ -47,6 +57,7 @@ def test_a_good_run_adds_up() -> None:
     assert [(probe.step, probe.digest) for probe in outcome.probes] == [(6, "d6")]
     assert [event.as_json() for event in outcome.events] == [
         {"kind": "resume", "step": 4, "at": 1.0, "reason": "resumed from /c/4"},
+        {"kind": "checkpoint_failed", "step": 6, "at": 3.25, "reason": "no room"},
         {"kind": "checkpoint", "step": 6, "at": 3.5, "reason": "wrote /c/6"},
     ]
     assert outcome.exit_code == 0

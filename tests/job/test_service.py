@@ -29,7 +29,7 @@ from gyrostat.job.door import Answer, AskStatus, Reply, Request, Scale
 from gyrostat.job.protocol import Ended, Logged, Prepared, Seat
 from gyrostat.job.service import Client, Link, Service, Session, Unavailable, is_loopback
 
-PATIENCE_S = 20.0
+PATIENCE_S = 120.0
 SEAT = Seat(0, 3)
 ME = Attending("b", None, [WorkerFacts(SEAT, [Prepared(4)])])
 

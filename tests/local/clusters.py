@@ -72,6 +72,11 @@ def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> Job
     )
 
 
+def hurry(job: JobSpec) -> None:
+    """From now on it does not sleep: what had to happen while it ran has happened."""
+    (Path(job.workdir) / job.args[2]).touch()
+
+
 def fixed(launch: Launch, job: JobSpec) -> str:
     """What the job comes to, undisturbed on one worker."""
     path = Path(job.workdir) / job.script

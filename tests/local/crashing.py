@@ -81,7 +81,8 @@ def main() -> None:
             (directory / f"hurry-{name}").touch()
         elif name not in known:
             workers = 4 if name == "a" else 1
-            daemon.office.submit(spec(directory, STEPS, PAUSE_S, name=name, virtual_workers=workers), "me")
+            job = spec(directory, STEPS, PAUSE_S, name=name, virtual_workers=workers, checkpoint_every=10)
+            daemon.office.submit(job, "me")
             with (directory / "accepted").open("a") as file:
                 print(name, file=file)
         daemon.wait(PATIENCE_S)

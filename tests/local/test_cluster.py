@@ -16,9 +16,18 @@ from gyrostat.local.layout import read_layout
 from gyrostat.local.records import JobSpec, JobState
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
-from tests.local.clusters import SCRIPT, at_step, finished, fixed, running, spec, until, write_script
+from tests.local.clusters import SCRIPT, at_step, finished, fixed, hurry, running, spec, until, write_script
 
 _GOES_ON = (JobState.RUNNING, JobState.FINISHED)
+_TENANTS = """
+cell_types:
+  box: {of: cpu, count: 2, node: true}
+physical_cluster:
+  - {cell: box, nodes: [b0, b1]}
+virtual_clusters:
+  vision: {cells: {box: 1}}
+  speech: {cells: {box: 1}}
+"""
 
 
 def kinds(daemon: Daemon, id_: str) -> list[str]:
@@ -31,17 +40,25 @@ def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
     """Elastic weighted fair sharing, different sizes and priorities."""
     write_script(tmp_path)
     jobs = [
-        spec(tmp_path, steps, 0.02, virtual_workers=workers, priority=priority, name=f"n{number}")
-        for number, (steps, workers, priority) in enumerate(
-            [(100, 4, 1), (40, 2, 5), (50, 4, 1), (30, 1, 10), (30, 3, 2), (40, 8, 5)]
+        spec(tmp_path, steps, pause, virtual_workers=workers, priority=priority, name=f"n{number}")
+        for number, (steps, pause, workers, priority) in enumerate(
+            [
+                (100, 0.1, 4, 1),
+                (40, 0.02, 2, 5),
+                (50, 0.02, 4, 1),
+                (30, 0.02, 1, 10),
+                (30, 0.02, 3, 2),
+                (40, 0.02, 8, 5),
+            ]
         )
     ]
     with running(tmp_path, policy="wfs", spare=2) as daemon:
         first = daemon.office.submit(jobs[0], "me")
         at_step(daemon, first.id, 5)
         ids = [first.id, *(daemon.office.submit(job, "me").id for job in jobs[1:])]
+        until(daemon, lambda: {"resized", "moved"} <= set(kinds(daemon, first.id)), "is disturbed")
+        hurry(jobs[0])
         records = finished(daemon, *ids)
-        assert {"resized", "moved"} <= set(kinds(daemon, first.id)), "it was never disturbed"
         (recording,) = daemon.office.recordings()
         layout, policy = daemon.layout, daemon.policy
     assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
@@ -60,7 +77,7 @@ def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
 def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int) -> None:
     """Devices are free when `reserve` says so, no job fails, and bits stay."""
     write_script(tmp_path)
-    jobs = [spec(tmp_path, 50 + 20 * times, 0.005, name=name) for name in "ab"]
+    jobs = [spec(tmp_path, 50 + 20 * times, 0.1, name=name) for name in "ab"]
     with running(tmp_path, spare=2) as daemon:
         ids = [daemon.office.submit(job, "me").id for job in jobs]
         for id_ in ids:
@@ -77,33 +94,50 @@ def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int)
                 lambda: all(daemon.office.job(id_, None).state in _GOES_ON for id_ in ids),
                 "go on",
             )
+        for job in jobs:
+            hurry(job)
         records = finished(daemon, *ids)
         assert all("failed" not in kinds(daemon, id_) for id_ in ids)
     assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
 
 
-def test_a_guaranteed_job_drives_out_an_opportunistic_one(launch: Launch, tmp_path: Path) -> None:
+def test_tenants_get_what_is_theirs_back_from_an_opportunistic_job(launch: Launch, tmp_path: Path) -> None:
+    """Speech's job grows over the cells of both tenants. It shrinks when vision's comes, and leaves for one of its own
+    tenant; it goes on afterwards, and keeps its bits."""
     write_script(tmp_path)
-    low = spec(tmp_path, 120, 0.02, opportunistic=True, name="low")
-    high = spec(tmp_path, 30, 0.02, min=4, name="high")
-    with running(tmp_path, spare=2) as daemon:
-        first = daemon.office.submit(low, "me")
-        at_step(daemon, first.id, 3)
-        until(daemon, lambda: len(daemon.office.job("low", None).devices) == 4, "grows on what nobody uses")
-        assert daemon.office.job("low", None).borrowed == (0, 1, 2, 3)
-        second = daemon.office.submit(high, "me")
-        at_step(daemon, second.id, 1)
-        assert daemon.office.job("low", None).state is JobState.SUSPENDED
-        waiting = daemon.office.why_waiting("low", None)
+    low = spec(tmp_path, 120, 0.05, opportunistic=True, name="low")
+    theirs = spec(tmp_path, 60, 0.5, virtual_workers=2, min=2, name="theirs")
+    own = spec(tmp_path, 60, 0.5, virtual_workers=2, min=2, name="own")
+    with running(tmp_path, read_layout(_TENANTS), spare=2) as daemon:
+        office = daemon.office
+        office.submit(low, "speech")
+        until(daemon, lambda: office.job("low", "speech").workers == 4, "grows on what nobody uses")
+        assert office.job("low", "speech").borrowed == (0, 1, 2, 3)
+        office.submit(theirs, "vision")
+        at_step(daemon, "theirs", 1)
+        given = office.job("theirs", "vision")
+        left = office.job("low", "speech")
+        assert (given.vc, len(given.devices), given.borrowed) == ("vision", 2, ())
+        assert {*given.devices, *left.devices} == {0, 1, 2, 3}
+        assert (left.state, left.attempts) == (JobState.RUNNING, 1)
+        with pytest.raises(NoSuchJob, match="there is no job 'low'"):
+            office.job("low", "vision")
+        office.submit(own, "speech")
+        at_step(daemon, "own", 1)
+        assert office.job("own", "speech").devices == left.devices
+        assert office.job("low", "speech").state is JobState.SUSPENDED
+        waiting = office.why_waiting("low", "speech")
         assert waiting is not None
         assert "nobody else uses" in waiting.why
-        records = finished(daemon, first.id, second.id)
-    assert [record.digest for record in records] == [fixed(launch, low), fixed(launch, high)]
+        for job in (low, theirs, own):
+            hurry(job)
+        records = finished(daemon, "low", "theirs", "own")
+    assert [record.digest for record in records] == [fixed(launch, job) for job in (low, theirs, own)]
 
 
 def test_pause_scale_and_resume(launch: Launch, tmp_path: Path) -> None:
     write_script(tmp_path)
-    job = spec(tmp_path, 150, 0.02)
+    job = spec(tmp_path, 150, 0.1)
     with running(tmp_path) as daemon:
         office = daemon.office
         id_ = office.submit(job, "me").id
@@ -124,6 +158,7 @@ def test_pause_scale_and_resume(launch: Launch, tmp_path: Path) -> None:
         assert office.job(id_, "me").attempts == 2, "it was started again for it"
         answer = office.migrate(id_, "me")
         assert answer.done
+        hurry(job)
         (record,) = finished(daemon, id_)
         with pytest.raises(WrongState, match="has finished already"):
             office.pause(id_, "me")

@@ -129,10 +129,10 @@ def test_trouble_is_told_once_and_it_looks_again(tmp_path: Path, monkeypatch: py
     driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), news.put)
     driver.adopt()
     driver.start()
-    told = news.get(timeout=20.0)
+    told = news.get(timeout=120.0)
     assert isinstance(told, Troubled)
     assert "too many open files" in told.reason
-    assert news.get(timeout=20.0) == Ended("j1", 0, None)
+    assert news.get(timeout=120.0) == Ended("j1", 0, None)
     assert not driver.hosted
     driver.close()
 
@@ -144,9 +144,9 @@ def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path) -> None:
     driver = driver_in(tmp_path, pool, news.put)
     driver.start()
     driver.aim((0,))
-    assert news.get(timeout=20.0) == Began("j1", 1)
+    assert news.get(timeout=120.0) == Began("j1", 1)
     driver.aim((), within=600.0)
-    ended = news.get(timeout=20.0)
+    ended = news.get(timeout=120.0)
     assert isinstance(ended, Ended)
     assert ended.result is not None
     assert (ended.result.stopped, ended.result.reason) == (True, "called off before a host took it")

@@ -65,7 +65,7 @@ def test_a_process_is_told_from_a_later_one_with_its_id(tmp_path: Path) -> None:
         assert not other.alive()
         assert other.end(signal.SIGKILL), "it is gone"
         assert child.poll() is None, "somebody else was killed"
-        assert found.end(signal.SIGKILL, patience=10.0)
+        assert found.end(signal.SIGKILL, patience=60.0)
     assert Process.of(child.pid) is None
     sign_in(tmp_path, 4, child.pid)
     host = read_host(tmp_path)

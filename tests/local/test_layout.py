@@ -76,9 +76,21 @@ def test_what_a_job_may_have() -> None:
     with pytest.raises(Unplaceable, match="at least 3 devices, and virtual cluster 'vision' has 2 cpu"):
         machine.request("j1", spec(min=3), "vision", 0.0)
     with pytest.raises(
-        Unplaceable, match=r"no device has 1 CPUs and 2000 bytes of memory .*cpu: 2.* CPUs, 1000 bytes"
+        Unplaceable,
+        match=r"no device has 1 CPUs and 2000 bytes of memory .*cpu: 2 CPUs, 1000 bytes; tiny: 0.5 CPUs, .*ask for less",
     ):
         machine.request("j1", spec(cpu=1.0, memory=2000), "speech", 0.0)
+
+
+def test_a_slot_of_which_nothing_is_said_has_at_most_what_the_machine_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(layout, "_this_machine", lambda: (8, 4000))
+    machine = layout_of_slots("cpu:4")
+    assert machine.request("j1", spec(cpu=8.0, memory=4000), "default", 0.0).largest == 4
+    for more in ({"cpu": 9.0}, {"memory": 4001}):
+        with pytest.raises(Unplaceable, match=r"\(cpu: 8 CPUs, 4000 bytes\); ask for less"):
+            machine.request("j1", spec(**more), "default", 0.0)
 
 
 def test_gpus_are_found_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.hosting import Result, read_host
+from gyrostat.local.hosting import CHECKPOINTS, Result, read_host
 from gyrostat.local.layout import layout_of_slots, read_layout
 from gyrostat.local.pool import HostPool
 from gyrostat.local.records import Intent, JobSpec, JobState
@@ -24,7 +24,7 @@ from gyrostat.local.registry import Registry
 from gyrostat.local.store import Store
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
-from tests.local.clusters import PATIENCE_S, at_step, finished, fixed, running, spec, until, write_script
+from tests.local.clusters import PATIENCE_S, finished, fixed, running, spec, until, write_script
 from tests.local.crashing import PAUSE_S, STEPS
 
 CHAIN = (
@@ -110,16 +110,11 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
         assert read_host(home.job("j1")) == host
         with pytest.raises(UsageError, match=r"a cluster is running in .* already"):
             Daemon(home, layout_of_slots("cpu:4"), "wfs")
-        daemon.office.scale("a", None, min=2, max=2)  # so that there is a checkpoint from which it goes on
-        daemon.office.pause("a", None)
-        until(daemon, lambda: daemon.office.job("a", None).state is JobState.PAUSED, "pauses")
-        paused = daemon.office.job("a", None).step
-        daemon.office.resume("a", None)
-        at_step(daemon, "a", paused + 2)
-        again = read_host(home.job("j1"))
-        assert again is not None
-        assert again.host.end(patience=10.0)
-        until(daemon, lambda: daemon.office.job("a", None).attempts == 3, "is started again")
+        daemon.office.scale("a", None, min=2, max=2)
+        until(daemon, lambda: daemon.office.job("a", None).workers == 2, "shrinks")
+        until(daemon, lambda: any((home.job("j1") / CHECKPOINTS).glob("step-*")), "has a checkpoint")
+        assert host.host.end(patience=60.0)
+        until(daemon, lambda: daemon.office.job("a", None).attempts == 2, "is started again")
         (tmp_path / "hurry-a").touch()
         (record,) = finished(daemon, "j1")
         assert "restarted" in [event.kind for event in daemon.office.events(None)]

@@ -22,7 +22,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.coordinator import Change, Done, Rescued
 from gyrostat.job.observer import Stream
 from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, Started, Step, Steps
+from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, NotCheckpointed, Started, Step, Steps
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
 from gyrostat.job.watchdog import Standstill
@@ -123,6 +123,8 @@ def news(message: FromWorker) -> list[str]:
             return [*refused, f"resumed at step {step} from {path}"]
         case Checkpointed(step=step, path=path):
             return [f"checkpoint of step {step} in {path}"]
+        case NotCheckpointed(reason=reason):
+            return [f"{reason}; training goes on, and the next one will be tried"]
     return []
 
 

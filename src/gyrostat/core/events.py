@@ -11,6 +11,7 @@ class EventKind(StrEnum):
     FAILURE = "failure"
     RESUME = "resume"
     CHECKPOINT = "checkpoint"
+    CHECKPOINT_FAILED = "checkpoint_failed"
     STOP = "stop"
     STRAGGLER = "straggler"
     STANDSTILL = "standstill"

@@ -2,8 +2,8 @@
 
 Every worker looks for the newest usable checkpoint by itself, then all agree on it; worker 0 alone writes. All decide
 alike at which boundary one is taken (`checkpoint/turns.py`): that worker 0's writer is free travels with the passes, as
-requests do. What was written is told, and what could not be is raised, at the boundary after that. One that the script has
-spoiled (`checkpoint/latecopy.py`) is asked for again along the same way.
+requests do. What was written is told at the boundary after that, and so is what could not be: training goes on. Where the job
+ends or stops, it is raised. One that the script has spoiled (`checkpoint/latecopy.py`) is asked for again along the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from gyrostat.core.errors import Diverged, Misuse, OtherFingerprint
+from gyrostat.core.errors import CheckpointError, Diverged, Misuse, OtherFingerprint
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import CheckpointStore, Discarded, Snapshot, Turns, Writer, Written
@@ -147,7 +147,7 @@ class Keeper:
     def boundary(self, state: Boundary, *, asked: bool, written: bool) -> None:
         """Take a checkpoint if it is time. It is written behind; whether an earlier one was is told here."""
         if written:
-            self._collect()
+            self._collect(goes_on=True)
         if self._turns.boundary(state.progress.step, asked=asked, written=written):
             since = time.monotonic()
             with self._runner.group.tracer.span("checkpoint", step=state.progress.step):
@@ -167,7 +167,7 @@ class Keeper:
             self._collect()  # there already, or being written
             return
         snapshot = self._take(state, finished=finished)
-        self._collect()
+        self._collect(goes_on=True)
         if self._writer is not None and snapshot is not None:
             self._tell(self._writer.write_now(snapshot, since=since))
         self._turns.took(state.progress.step)
@@ -225,13 +225,22 @@ class Keeper:
     def leave(self, state: Boundary, contexts: Sequence[Any]) -> None:
         """This worker is about to leave the job: return when everything it writes is in place."""
         since = time.monotonic()
-        if self._collect() and self._writer is not None:
+        if self._collect(goes_on=True) and self._writer is not None:
             self._supervisor.checkpoints()  # nobody else knows that one is to be taken again
             self._tell(self._writer.write_now(self.snapshot(state, contexts), since=since))
 
-    def _collect(self) -> Discarded | None:
-        """If one is being written, wait for it. Returns why it is not in place, if it is not."""
-        outcome = None if self._writer is None else self._writer.collect()
+    def _collect(self, *, goes_on: bool = False) -> Discarded | None:
+        """If one is being written, wait for it. Returns why it is not in place, if it was discarded.
+
+        One that could not be written is told if the job `goes_on` without it, else raised.
+        """
+        try:
+            outcome = None if self._writer is None else self._writer.collect()
+        except CheckpointError as error:
+            if not goes_on:
+                raise
+            self._supervisor.checkpoint_failed(str(error))
+            return None
         if isinstance(outcome, Written):
             self._tell(outcome)
         if not isinstance(outcome, Discarded):

@@ -60,6 +60,9 @@ class Supervisor(Protocol):
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
         """The checkpoint of step `step` is in place. That took so many seconds, and training stood still for `blocked`."""
 
+    def checkpoint_failed(self, reason: str) -> None:
+        """One could not be written; training goes on, and the next will be tried."""
+
     def finished(self, step: int, digest: str) -> None:
         """The script has ended well after `step` steps, with this digest of all tracked state."""
 
@@ -126,6 +129,9 @@ class Alone:
 
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
         pass
+
+    def checkpoint_failed(self, reason: str) -> None:
+        print(f"gyrostat: {reason}", file=sys.stderr)
 
     def finished(self, step: int, digest: str) -> None:
         pass

@@ -31,6 +31,7 @@ from gyrostat.job.protocol import (
     Leaving,
     Logged,
     Lost,
+    NotCheckpointed,
     Pong,
     Prepared,
     Probed,
@@ -166,6 +167,9 @@ class Messenger:
 
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
         self._send(Checkpointed(step, path, seconds, blocked))
+
+    def checkpoint_failed(self, reason: str) -> None:
+        self._send(NotCheckpointed(reason))
 
     def finished(self, step: int, digest: str) -> None:
         self._send(Finished(step, digest, time.monotonic()))

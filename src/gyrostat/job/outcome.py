@@ -11,7 +11,17 @@ from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
 from gyrostat.job.coordinator import Change, Done, Rescued
-from gyrostat.job.protocol import Checkpointed, Finished, FromWorker, Logged, Probed, Started, Step, Steps
+from gyrostat.job.protocol import (
+    Checkpointed,
+    Finished,
+    FromWorker,
+    Logged,
+    NotCheckpointed,
+    Probed,
+    Started,
+    Step,
+    Steps,
+)
 from gyrostat.job.stragglers import Straggler
 from gyrostat.job.watch import Failure
 from gyrostat.job.watchdog import Standstill
@@ -179,6 +189,8 @@ class Tally:
                     CheckpointRecord(step=step, path=path, seconds=seconds, blocked=blocked)
                 )
                 self._note(EventKind.CHECKPOINT, now, f"wrote {path}")
+            case NotCheckpointed(reason=reason):
+                self._note(EventKind.CHECKPOINT_FAILED, now, reason)
             case Finished():
                 self.finished[worker] = message
 

@@ -6,7 +6,7 @@ keeps old readers alive, anything else raises VERSION, which both sides name in 
 may carry open files beside it (SCM_RIGHTS): that is how a worker gets its pipes. No pickle, ever.
 
     agent ──Fork, ServeStore, Signal──▶ fork parent ──Forked, Exited, Children──▶ agent
-    worker ──Rejoin, Steps, Logged, Probed, Checkpointed, Finished, Failed, Ended──▶ agent
+    worker ──Rejoin, Steps, Logged, Probed, Checkpointed, NotCheckpointed, Finished, Failed, Ended──▶ agent
     worker ──Ready, Prepared, Switched, Leaving──▶ agent ──Prepare, SetFence, Cancel, Terminate──▶ worker
 
 `forkparent` and `start` are the two ends of the first line; `messenger` and `crew` those of the others. What is an agent on
@@ -179,6 +179,12 @@ class Checkpointed(msgspec.Struct, frozen=True, tag=True):
     """For which training stood still."""
 
 
+class NotCheckpointed(msgspec.Struct, frozen=True, tag=True):
+    """A checkpoint could not be written; the worker trains on."""
+
+    reason: str
+
+
 class Finished(msgspec.Struct, frozen=True, tag=True):
     step: int
     digest: str
@@ -318,6 +324,7 @@ FromWorker = (
     | Logged
     | Probed
     | Checkpointed
+    | NotCheckpointed
     | Finished
     | Failed
     | Ended

@@ -28,7 +28,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.observer import Nobody, Stream
 from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Logged, Program, Started, Steps
+from gyrostat.job.protocol import FromWorker, Logged, NotCheckpointed, Program, Started, Steps
 from gyrostat.job.seating import Seating
 from gyrostat.job.start import ForkParent
 from gyrostat.job.watch import Cause
@@ -138,6 +138,8 @@ class Diary(Nobody):
             self._board.began(message.step)
         elif isinstance(message, Steps):
             self._draw(self._curves.add(message.steps, time.time(), time.monotonic()))
+        elif isinstance(message, NotCheckpointed):
+            self.say(message.reason)
 
     def say(self, line: str) -> None:
         self._host.write(line)

@@ -8,7 +8,6 @@ opportunistic jobs, which live on what nobody uses. The text is kept with every 
 
 from __future__ import annotations
 
-import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -144,24 +143,26 @@ class Layout:
             raise Unplaceable(
                 f"there are no devices of type {', '.join(unknown)} here; there are {', '.join(self.fleet.totals)}"
             )
-        found = []
-        for type_ in wanted:
-            entry = self._entry(type_)
-            enough = (spec.cpu or 0) <= (entry.cpus or math.inf) and (spec.memory or 0) <= (
-                entry.memory or math.inf
-            )
-            if enough and type_ in self.fleet.totals:
-                found.append(type_)
+        sizes = {type_: self._size(type_) for type_ in wanted if type_ in self.fleet.totals}
+        found = [
+            type_
+            for type_, (cpus, memory) in sizes.items()
+            if (spec.cpu or 0) <= cpus and (spec.memory or 0) <= memory
+        ]
         if not found:
-            sizes = ", ".join(
-                f"{type_}: {self._entry(type_).cpus or 'any'} CPUs, {self._entry(type_).memory or 'any'} bytes"
-                for type_ in wanted
-                if type_ in self.fleet.totals
+            told = "; ".join(
+                f"{type_}: {cpus:g} CPUs, {memory} bytes" for type_, (cpus, memory) in sizes.items()
             )
             raise Unplaceable(
-                f"no device has {spec.cpu or 0:g} CPUs and {spec.memory or 0} bytes of memory for a worker of the job ({sizes})"
+                f"no device has {spec.cpu or 0:g} CPUs and {spec.memory or 0} bytes of memory for a worker of the job "
+                f"({told}); ask for less: --cpu, --memory"
             )
         return tuple(found) if spec.types or len(found) < len(self.fleet.totals) else ()
+
+    def _size(self, type_: str) -> tuple[float, int]:
+        """CPUs and bytes of memory of a slot; the whole machine's where that was not said."""
+        entry, (cpus, memory) = self._entry(type_), _this_machine()
+        return entry.cpus or cpus, entry.memory or memory
 
     def _entry(self, type_: str) -> DeviceTypeEntry:
         return self.types.get(type_, DeviceTypeEntry())
@@ -236,6 +237,11 @@ def found_layout() -> Layout:
     visible = [number for numbers in gpus.values() for number in numbers]
     env = {device: {"CUDA_VISIBLE_DEVICES": str(number)} for device, number in enumerate(visible)}
     return layout_of_slots(",".join(f"{type_}:{len(numbers)}" for type_, numbers in gpus.items()), env)
+
+
+def _this_machine() -> tuple[float, int]:
+    """Its CPUs, and its memory in bytes."""
+    return len(os.sched_getaffinity(0)), os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _slug(model: str) -> str:

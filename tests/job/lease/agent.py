@@ -17,7 +17,7 @@ from gyrostat.core.errors import Deposed
 from gyrostat.job.lease import Campaign, Timing, open_store
 
 ROOT = Path(__file__).parents[3]
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 def main(address: str, name: str, ttl: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 BINARY = shutil.which("etcd")
 MISSING = "needs Debian's package etcd-server"
-READY_S = 30.0
+READY_S = 120.0
 
 
 class EtcdServer:
@@ -100,7 +100,7 @@ class EtcdServer:
 
     def request(self, path: str, body: str) -> bytes:
         """One request as an operator would send it, in the clear."""
-        with contextlib.closing(http.client.HTTPConnection(self.host, timeout=10)) as connection:
+        with contextlib.closing(http.client.HTTPConnection(self.host, timeout=60)) as connection:
             connection.request("POST", path, body)
             response = connection.getresponse()
             data = response.read()

@@ -18,7 +18,7 @@ from gyrostat.job.lease.etcd import EtcdStore
 from gyrostat.job.lease.etcd_gateway import Servers
 from tests.job.lease.etcd_server import EtcdServer
 
-PATIENCE_S = 30.0
+PATIENCE_S = 120.0
 
 
 class Views:

@@ -153,7 +153,7 @@ def test_a_watch_tells_who_leads_now_and_every_later_leader(open_another: OpenSt
 
     def told(count: int) -> View:
         with news:
-            assert news.wait_for(lambda: len(views) >= count, timeout=30)
+            assert news.wait_for(lambda: len(views) >= count, timeout=120)
             return views[count - 1]
 
     watch = watched.watch(saw)

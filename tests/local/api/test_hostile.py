@@ -39,7 +39,7 @@ def mallory(guarded: Guarded) -> Iterator[Cluster]:
 
 def connected(guarded: Guarded) -> socket.socket:
     host, _, port = guarded.server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=20)
+    return socket.create_connection((host, int(port)), timeout=120)
 
 
 def ask(
@@ -297,7 +297,7 @@ def test_a_body_that_never_says_how_long_it_is(guarded: Guarded) -> None:
     )
     chunk = b"10000\r\n" + b" " * 0x10000 + b"\r\n"
     host, _, port = guarded.server.address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=20) as connection:
+    with socket.create_connection((host, int(port)), timeout=120) as connection:
         connection.sendall(head.encode())
         try:
             for _ in range(2 + MAX_BODY // 0x10000):
