@@ -15,7 +15,7 @@ from gyrostat.core.errors import CheckpointError
 from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import CheckpointStore, Disk, Snapshot, Turns, Writer, load
+from gyrostat.engine.checkpoint import CheckpointStore, Disk, Snapshot, Turns, Writer, Written, load
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk, PowerCut
 from gyrostat.engine.digest import digest
 from gyrostat.job.outcome import Outcome
@@ -108,7 +108,7 @@ def test_what_is_written_is_a_copy(tmp_path: Path) -> None:
     assert not done.is_set()
     disk.go.set()
     written = writer.collect()
-    assert written is not None
+    assert isinstance(written, Written)
     assert done.is_set()
     assert 0 < written.blocked <= written.seconds
     assert bits(load(written.path)) == expected
@@ -125,7 +125,7 @@ def test_memory_is_used_again_and_grows(tmp_path: Path) -> None:
         tensor = torch.full((size,), float(step))
         writer.begin(_snapshot({"x": tensor}, [{}], step), since=0.0)
         written = writer.collect()
-        assert written is not None
+        assert isinstance(written, Written)
         assert torch.equal(load(written.path).shared["x"], tensor)
 
 
