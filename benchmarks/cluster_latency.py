@@ -1,12 +1,15 @@
-"""A warm cluster on one machine: from `submit` to the first training step; and from a serving load's wish to free devices.
+"""A warm cluster on one machine: from `submit` to the first training step; from a serving load's wish to free devices; and
+until a host has been forked.
 
 A daemon with a host ready runs a small job to its first step, time and again. Then two elastic jobs fill four slots, and a
 serving load asks for two, four and three of them in turn, and gives them back: jobs shrink, or checkpoint and leave.
-The peers are the figures to reach.
+Last, a nursery forks hosts, one after the other, as the daemon has it do for every job. The peers are the figures to reach.
 """
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import tempfile
 import time
 from pathlib import Path
@@ -15,10 +18,11 @@ from figures import Figure, Options, Target, main
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.layout import layout_of_slots
+from gyrostat.local.nursery import Nursery
 from gyrostat.local.records import JobSpec
 from pairs import Pair, show_progress
 
-FIRST_STEP_S, FREE_S = 2.0, 3.0
+FIRST_STEP_S, FREE_S, HOST_S = 2.0, 3.0, 0.1
 DEVICES = 4
 WISHES = (2, 4, 3)
 SCRIPT = """
@@ -43,7 +47,7 @@ for epoch in job.epochs(1_000_000):
 
 
 def measure(options: Options) -> list[Figure]:
-    starts, frees = [], []
+    starts, frees, hosts = [], [], []
     with tempfile.TemporaryDirectory(prefix="gyrostat-latency-") as directory:
         (Path(directory) / "train.py").write_text(SCRIPT)
         layout = layout_of_slots(f"cpu:{DEVICES}")
@@ -62,6 +66,10 @@ def measure(options: Options) -> list[Figure]:
             for id_ in ids:
                 end(daemon, id_)
             daemon.office.shutdown()
+        with contextlib.closing(Warm(Path(directory) / "log")) as nursery:
+            for number in range(options.pairs):
+                hosts.append(Pair(nursery.host_ready(), HOST_S))
+                show_progress(number + 1, options.pairs, f"a host after {hosts[-1].ours:.3f} s")
     return [
         Figure(
             name=name,
@@ -74,6 +82,7 @@ def measure(options: Options) -> list[Figure]:
         for name, pairs in (
             ("submit to first training step", starts),
             ("serving load asks, devices are free", frees),
+            ("a host is forked and ready", hosts),
         )
     ]
 
@@ -94,6 +103,28 @@ def free(daemon: Daemon, devices: int) -> float:
     took = time.monotonic() - began
     daemon.office.release("cpu")
     return took
+
+
+class Warm:
+    """A nursery that has imported everything."""
+
+    def __init__(self, log: Path) -> None:
+        self._nursery = Nursery(log)
+        self.host_ready()
+
+    def host_ready(self) -> float:
+        """Until a host says so; then it is let go."""
+        ours, theirs = socket.socketpair()
+        with ours:
+            began = time.monotonic()
+            with theirs:
+                self._nursery.hatch(theirs)
+            if ours.recv(64) != b"ready\n":
+                raise SystemExit("no host was forked")
+            return time.monotonic() - began
+
+    def close(self) -> None:
+        self._nursery.end()
 
 
 def submit(daemon: Daemon, job: JobSpec) -> str:

@@ -196,3 +196,14 @@ def test_hosts_outlive_the_nursery_and_the_next_job_finds_another(tmp_path: Path
         assert end_of(pool, waits).last_lines == ("went on",)
     for departure in departures:
         departure.wait()
+
+
+def test_what_was_asked_of_a_nursery_that_is_ended_is_over(tmp_path: Path) -> None:
+    """While it still imports: nobody waits for hosts that it will never fork."""
+    with hosts(tmp_path, spare=2) as pool:
+        waits = pool.send(tmp_path / "job", 1)
+        departure = Departure(nursery_of(pool))
+        assert len(pool._starting) == 3
+    departure.wait()
+    assert not pool._leaving
+    assert not waits.over, "no host had it"

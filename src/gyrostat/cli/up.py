@@ -97,7 +97,7 @@ def up(
     spare: Annotated[
         int,
         typer.Option(
-            metavar="N", min=0, help="Processes kept ready, so that jobs start at once; 300 MB each."
+            metavar="N", min=0, help="Processes kept ready, so that jobs start at once; 10 MB each."
         ),
     ] = 1,
     state: State = None,
