@@ -98,6 +98,7 @@ class World:
 
     def end(self) -> list[str | None]:
         """The fence; why each newcomer had to be told all state."""
+        self.stream.at_fence()
         self.stream.end({"epoch": 3, "buffer": torch.arange(4)})
         self.stream.join()
         reasons = []

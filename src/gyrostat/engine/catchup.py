@@ -19,7 +19,7 @@ import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import msgspec
@@ -56,6 +56,7 @@ class Stream:
         self._free: list[Block] = []
         self._farewell: tuple[Flat, Block] | None = None
         self._closed = False
+        self._sums: Future[dict[str, int]] | None = None
         copy = flatten({"what": "copy", "hints": dict(hints or {}), **_owned(optimizers)})
         threading.Thread(target=self._run, args=(copy,), name="gyrostat-stream", daemon=True).start()
 
@@ -95,8 +96,15 @@ class Stream:
             self._waiting.append(packed)
             self._changed.notify_all()
 
+    def at_fence(self) -> None:
+        """The boundary at which it ends. Unless that is called off, nothing may be changed before `join` has returned."""
+        if self.broken is None:
+            helper = ThreadPoolExecutor(1, "gyrostat-checksum")
+            self._sums = helper.submit(checksums, self._optimizers)
+            helper.shutdown(wait=False)
+
     def end(self, rest: Any) -> None:
-        """The fence holds: tell the `rest`, and compare. Nothing may be changed before `join` has returned."""
+        """The fence holds: tell the `rest`, and compare."""
         fence = {"what": "fence", "rest": rest, "streamed": self.broken is None, "why": self.broken}
         packed = self._wire.pack(fence)
         with self._changed:
@@ -181,7 +189,8 @@ class Stream:
         wire = self._wire
         wire.send(rest, block)
         if self.broken is None:
-            sums, small = wire.pack(checksums(self._optimizers))
+            assert self._sums is not None
+            sums, small = wire.pack(self._sums.result())
             wire.send(sums, small)
             wire.verdicts()
             wire.verdicts()

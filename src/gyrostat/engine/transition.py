@@ -145,6 +145,8 @@ class Transition:
     def _switch(self, prepared: Prepared, here: Boundary, began: int) -> bool:
         """False: a worker was lost, and nobody has passed the fence."""
         old = self._runner.group
+        if prepared.stream is not None:
+            prepared.stream.at_fence()
         # Who had not come so far when a worker was lost has called the change off, and will not come here.
         contexts = gather_contexts(self._runner, here.progress, once=True)
         if self._runner.group is not old:

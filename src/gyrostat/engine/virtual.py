@@ -190,9 +190,10 @@ class VirtualRunner(Runner):
         for gradients, reduction in zip(self.gradients, warm, strict=True):
             before = gradients.reduction
             gradients.overlap(group.size > 1)
-            gradients.reduction = reduction
-            gradients.reduction.load_state_dict(before.state_dict())
-            gradients.reduction.inherit(before)
+            if reduction is not before:  # a newcomer has had it since it prepared
+                gradients.reduction = reduction
+                gradients.reduction.load_state_dict(before.state_dict())
+                gradients.reduction.inherit(before)
         for buffers in self.buffers:
             buffers.group, buffers.main = group, placement.owner(0)
         self._moves = None
@@ -292,6 +293,7 @@ class VirtualRunner(Runner):
             gradients.reduction = self._make_reduction(gradients, placement, group)
             gradients.reduction.load_state_dict(layouts[gradients.name])
             gradients.reduction.warm_up()
+        self._warm_reductions = {group.generation: [gradients.reduction for gradients in self.gradients]}
 
     def begin_pass(self) -> None:
         self.adopt_changed_buffers()
