@@ -44,6 +44,15 @@ def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: p
         assert daemon.registry.trouble is None
 
 
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_the_end_that_was_asked_for_first_is_the_one(tmp_path: Path, checkpoint: bool) -> None:
+    """One may leave the daemon at once after asking for its end: jobs stop nevertheless."""
+    with daemon_in(Home(tmp_path / "state")) as daemon:
+        daemon.office.shutdown(checkpoint=checkpoint)
+        daemon.cluster.shut_down(checkpoint=not checkpoint)
+    assert daemon.cluster._checkpoint is checkpoint
+
+
 def test_what_could_not_be_written_is_written_at_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

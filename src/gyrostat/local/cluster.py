@@ -529,9 +529,10 @@ class LocalCluster:
     # The end.
 
     def shut_down(self, checkpoint: bool) -> None:
-        """The loop ends; `close` does the rest."""
+        """The loop ends; `close` does the rest. Who says so first decides whether jobs stop with it."""
         with self._changed:
-            self._closing, self._checkpoint = True, checkpoint
+            if not self._closing:
+                self._closing, self._checkpoint = True, checkpoint
             self._changed.notify_all()
 
     def close(self) -> None:
