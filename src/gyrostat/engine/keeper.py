@@ -71,6 +71,7 @@ class Keeper:
             None if self._store is None else Writer(self._store, done=self._tell_all, spoiled=self._ask_again)
         )
         self._turns = Turns(every=0 if policy is None else policy.every)
+        self._memory_ready = self._turns.every == 0  # where no turn comes, memory may never be needed
         self._job: dict[str, Any] = {}
         self._found: Snapshot | None = None
 
@@ -149,11 +150,18 @@ class Keeper:
         if written:
             self._collect(goes_on=True)
         if self._turns.boundary(state.progress.step, asked=asked, written=written):
+            self._memory_ready = True
             since = time.monotonic()
             with self._runner.group.tracer.span("checkpoint", step=state.progress.step):
                 snapshot = self._take(state, finished=False)
                 if self._writer is not None and snapshot is not None:
                     self._writer.begin(snapshot, since=since, steady=only_updates_change(state.tracked))
+        elif (
+            not self._memory_ready and self._writer is not None and self._runner.leads and state.progress.step
+        ):
+            # The first update is behind us: there is as much state now as there will be.
+            self._memory_ready = True
+            self._writer.prepare(take_shared(state.tracked, state.state, self._runner))
 
     def before_update(self) -> None:
         """The script is about to call an optimizer's `step`."""

@@ -22,6 +22,7 @@ import copy, json, os, signal, sys, threading
 import torch, gyrostat
 from torch.utils.data import TensorDataset
 from gyrostat.engine.checkpoint import latecopy
+from gyrostat.engine.checkpoint.hostcopy import HostCopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy
 from gyrostat.engine.checkpoint.writer import THREAD
 from gyrostat.engine.digest import digest
@@ -56,6 +57,14 @@ def counted_copy(self):
     copy_piece(self)
 
 LateCopy.complete, LateCopy.settle, Piece.copy = held_complete, settle_and_let_go, counted_copy
+
+prepare = HostCopy.prepare
+
+def told_prepare(self, size):
+    prepare(self, size)
+    print("memory for", size)
+
+HostCopy.prepare = told_prepare
 
 def wait_for_writer():
     for thread in threading.enumerate():
@@ -189,6 +198,19 @@ def test_every_checkpoint_is_that_of_its_boundary(
     assert found(policy) == expected(launch.directory, steps)
     assert max(int(line.split(": ")[1]) for line in heard.about("copied before updates")) > 0
     assert heard.about("discarded") == []
+
+
+@pytest.mark.parametrize(("every", "times"), [(0, 0), (1, 0), (5, 1)])
+def test_memory_is_made_ready_where_it_will_be_needed(
+    launch: Launch, policy: CheckpointPolicy, every: int, times: int
+) -> None:
+    turns = CheckpointPolicy(directory=policy.directory, every=every, keep=99)
+    heard = Heard()
+    launch(SCRIPT, placement=[2, 1], checkpoint=turns, observer=heard)
+    assert len(heard.about("memory for")) == times
+    steps = sorted(found(policy))
+    assert steps == {0: [12], 1: ODD, 5: [5, 10, 12]}[every]
+    assert found(policy) == expected(launch.directory, steps)
 
 
 @pytest.mark.parametrize("how", ["load", "clear", "swap"])

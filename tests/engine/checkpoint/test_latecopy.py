@@ -17,6 +17,7 @@ from gyrostat.core.progress import Progress
 from gyrostat.engine import flatcopy
 from gyrostat.engine.checkpoint import CheckpointStore, Discarded, Snapshot, Writer, Written, latecopy, load
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk
+from gyrostat.engine.checkpoint.hostcopy import HostCopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled, choose
 from gyrostat.engine.checkpoint.writer import THREAD
 from gyrostat.engine.digest import digest
@@ -412,3 +413,22 @@ def test_rows_know_their_names() -> None:
     rows = rows_of(torch.zeros(room_for(flat.skeleton), dtype=torch.uint8), flat)
     assert [(row.name, row.room.numel()) for row in rows] == [("a", 12), ("b.1", 8)]
     assert isinstance(rows[0], Row)
+
+
+def test_memory_can_be_made_ready_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path)
+    prepared: list[torch.Tensor] = []
+    prepare = HostCopy.prepare
+
+    def noting(copy: HostCopy, size: int) -> None:
+        prepare(copy, size)
+        prepared.append(copy._shared)
+
+    monkeypatch.setattr(HostCopy, "prepare", noting)
+    training.writer.prepare({"parameter": training.parameter, "momentum": training.momentum})
+    expected = training.take(1)
+    written = training.writer.collect()
+    assert isinstance(written, Written)
+    assert digest(**load(written.path).shared) == expected
+    (block,) = prepared
+    assert torch.equal(block[:20].view(torch.float32), training.parameter)  # it was copied there

@@ -1,8 +1,8 @@
 """A copy of a snapshot in host memory: what is written while training goes on and changes the original.
 
-The memory is one block, allocated when the first copy is made and used again for the next, so that only the first one
-pays for fresh pages. It is as large as the state. Beside an accelerator it is page-locked, which transfers need to be
-fast.
+The memory is as large as the state. It is allocated when the first copy is made and used again for the next, so that only the
+first one pays for fresh pages, which takes several times as long as to copy; or nobody does, where it is known before that
+there will be one (`prepare`). Beside an accelerator it is page-locked, which transfers need to be fast.
 """
 
 from __future__ import annotations
@@ -16,24 +16,26 @@ from gyrostat.engine.checkpoint.latecopy import LateCopy, choose
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot
 from gyrostat.engine.flatcopy import copy_rows, flat_in, room_for, rows_of
 
+_PAGE = 4096
+
 
 class HostCopy:
     """Room for one copy at a time."""
 
     def __init__(self) -> None:
-        self._block = torch.empty(0, dtype=torch.uint8)
+        self._shared = self._contexts = torch.empty(0, dtype=torch.uint8)
+
+    def prepare(self, size: int) -> None:
+        """Before the first one: make room for so many bytes of shared state. Takes a while."""
+        block = _with_room(self._shared, size)
+        block[::_PAGE] = 0
+        self._shared = block
 
     def fill(self, snapshot: FlatSnapshot, steady: Iterable[torch.Tensor] = ()) -> LateCopy:
         """Copy it, over the last one, but for what is `steady`. Returns what is still to be copied."""
-        middle = room_for(snapshot.shared.skeleton)
-        needed = middle + room_for(snapshot.contexts.skeleton)
-        if self._block.numel() < needed:
-            self._block = torch.empty(0, dtype=torch.uint8)  # let the old one go first
-            self._block = torch.empty(needed, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
-        rows = [
-            *rows_of(self._block[:middle], snapshot.shared),
-            *rows_of(self._block[middle:], snapshot.contexts),
-        ]
+        self._shared = _with_room(self._shared, room_for(snapshot.shared.skeleton))
+        self._contexts = _with_room(self._contexts, room_for(snapshot.contexts.skeleton))
+        rows = [*rows_of(self._shared, snapshot.shared), *rows_of(self._contexts, snapshot.contexts)]
         tied = {snapshot.shared.tensors[number][0] for number in snapshot.shared.tied}
         late = choose(rows, steady, tied)
         copy_late, later = LateCopy(late), set(map(id, late))
@@ -42,9 +44,14 @@ class HostCopy:
 
     def of(self, snapshot: FlatSnapshot) -> FlatSnapshot:
         """The snapshot that was last copied, with the tensors of the copy."""
-        middle = room_for(snapshot.shared.skeleton)
         return replace(
             snapshot,
-            shared=flat_in(self._block[:middle], snapshot.shared),
-            contexts=flat_in(self._block[middle:], snapshot.contexts),
+            shared=flat_in(self._shared, snapshot.shared),
+            contexts=flat_in(self._contexts, snapshot.contexts),
         )
+
+
+def _with_room(block: torch.Tensor, size: int) -> torch.Tensor:
+    if block.numel() >= size:
+        return block
+    return torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())

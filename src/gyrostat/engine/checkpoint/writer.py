@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -30,6 +31,8 @@ from gyrostat.engine.checkpoint.hostcopy import HostCopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Snapshot, take_apart
 from gyrostat.engine.checkpoint.store import CheckpointStore
+from gyrostat.engine.flatcopy import room_for
+from gyrostat.engine.statetree import flatten
 
 THREAD = "gyrostat-checkpoint"
 """The name of the thread."""
@@ -77,8 +80,15 @@ class Writer:
         self._copy = HostCopy()
         self._late: LateCopy | None = None  # until an update, or the end
         self._all_at_once = False
+        self._preparing: threading.Thread | None = None
         self._thread: threading.Thread | None = None
         self._outcome: Written | Discarded | BaseException | None = None
+
+    def prepare(self, shared: Any) -> None:
+        """One of about this shared state is to come, the first: have memory made ready for it behind training."""
+        size = room_for(flatten(shared).skeleton)
+        self._preparing = threading.Thread(target=self._prepare, args=(size,), name=f"{THREAD}-memory")
+        self._preparing.start()
 
     def begin(self, snapshot: Snapshot, *, since: float, steady: Iterable[torch.Tensor] = ()) -> None:
         """Copy and return; the copy is written behind. Training has stood still `since` this monotonic time.
@@ -86,6 +96,9 @@ class Writer:
         `steady`: what nobody is going to change before he calls `settle`.
         """
         assert self._thread is None, "one at a time: collect the last one first"
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
         flat = take_apart(snapshot)
         self._late = late = self._copy.fill(flat, () if self._all_at_once else steady)
         blocked = time.monotonic() - since
@@ -116,6 +129,10 @@ class Writer:
         path = self._store.save(snapshot)
         seconds = time.monotonic() - since
         return Written(step=snapshot.progress.step, path=path, blocked=seconds, seconds=seconds)
+
+    def _prepare(self, size: int) -> None:
+        _step_back()
+        self._copy.prepare(size)
 
     def _write(self, snapshot: FlatSnapshot, late: LateCopy, since: float, blocked: float) -> None:
         step = snapshot.progress.step
