@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, RecoveryMode, Reduction
 from gyrostat.core.placement import Placement
@@ -30,6 +31,10 @@ from gyrostat.job.protocol import Program
 from gyrostat.job.start import ForkParent
 from gyrostat.job.stragglers import StragglerPolicy
 from gyrostat.job.watchdog import WatchdogPolicy
+
+# How long an example takes says more of a busy machine than of what it tests.
+settings.register_profile("however slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("however slow")
 
 
 class Launch:

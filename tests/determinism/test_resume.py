@@ -65,7 +65,7 @@ def journeys(draw: st.DrawFn) -> list[tuple[int, list[int]]]:
     max_examples=6,
     deadline=None,
     derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_any_journey(
     launch: Launch, tmp_path_factory: pytest.TempPathFactory, journey: list[tuple[int, list[int]]]

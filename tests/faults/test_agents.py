@@ -24,7 +24,7 @@ from tests.job.lease.conftest import own_etcd, shared_etcd  # noqa: F401
 from tests.job.lease.etcd_server import EtcdServer
 
 VIRTUAL = 4
-LEASE = ("--lease", "2")
+LEASE = ("--lease", "4")
 
 Start = Callable[..., Agents]
 

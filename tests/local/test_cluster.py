@@ -73,6 +73,7 @@ def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
     assert replayed.actions >= 8
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.full)])
 def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int) -> None:
     """Devices are free when `reserve` says so, no job fails, and bits stay."""
