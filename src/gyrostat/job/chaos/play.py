@@ -308,7 +308,8 @@ class _Run:
     def _inflict(self, fault: Fault) -> None:
         match fault.kind:
             case Kind.KILL | Kind.KILL_TWO:
-                self._kill(fault, 2 if fault.kind is Kind.KILL_TWO else 1)
+                if killed := self._kill(fault, 2 if fault.kind is Kind.KILL_TWO else 1):
+                    self._note(fault, " and ".join(killed))
             case Kind.STOP:
                 for worker in fault.victims(self._living(), 1):
                     if worker.signal(signal.SIGSTOP):
@@ -328,11 +329,11 @@ class _Run:
         running = [node for node in self._nodes if node.again_at is None]
         return running or self._nodes
 
-    def _kill(self, fault: Fault, count: int) -> None:
+    def _kill(self, fault: Fault, count: int) -> list[str]:
+        """Returns whom, in words."""
         killed = [worker for worker in fault.victims(self._living(), count) if worker.signal(signal.SIGKILL)]
         self._killed |= {worker.pid for worker in killed}
-        if killed:
-            self._note(fault, " and ".join(map(str, killed)))
+        return list(map(str, killed))
 
     def _resize(self, fault: Fault) -> None:
         """In a thread: the answer comes when it is done."""
@@ -358,10 +359,9 @@ class _Run:
             return
         for node in self._nodes:
             if node.again_at is None and node.process.pid == leader:
-                if fault.kind is Kind.LEADER_AND_WORKER:
-                    self._kill(fault, 1)
+                killed = self._kill(fault, 1) if fault.kind is Kind.LEADER_AND_WORKER else []
                 node.kill(fault.seconds)
-                self._note(fault, node.name)
+                self._note(fault, " and ".join([node.name, *killed]))
 
     def _note(self, fault: Fault, whom: str, at: float | None = None, step: int | None = None) -> None:
         now = time.monotonic() if at is None else at
