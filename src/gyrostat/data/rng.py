@@ -95,8 +95,8 @@ class Streams:
         """The streams as they are now. Parts that did not change since `known` was installed are shared with it."""
         return RngState(
             torch=torch.default_generator.get_state(),
-            numpy=_numpy_state(known.numpy if known else None),
-            python=_python_state(),
+            numpy=_numpy_state(None if known is None else known.numpy),
+            python=_python_state(None if known is None else known.python),
             cuda=torch.cuda.get_rng_state() if _cuda.is_initialized() else None,
         )
 
@@ -104,9 +104,10 @@ class Streams:
         """Put `incoming` in force; returns what was."""
         outgoing = self.save(known=self._installed)
         torch.default_generator.set_state(incoming.torch)
-        if incoming.numpy != outgoing.numpy:
+        if incoming.numpy is not outgoing.numpy:
             _install_numpy(incoming.numpy, over=outgoing.numpy)
-        _install_python(incoming.python)
+        if incoming.python is not outgoing.python:
+            _install_python(incoming.python)
         if incoming.cuda is not None:
             torch.cuda.set_rng_state(incoming.cuda)
         self._installed = incoming
@@ -114,39 +115,39 @@ class Streams:
 
 
 def _numpy_state(known: TwisterState | None) -> TwisterState:
-    address = _numpy_address()
-    if address is not None and known is not None and known.normal is None:
-        # No cached normal then, and not one word drawn since: there is none now.
-        raw = ctypes.string_at(address, _RAW)
-        if raw == known.raw:
-            return known
+    memory = _numpy_memory()
+    if memory is not None and known is not None and known.normal is None and memory.raw == known.raw:
+        return known  # no cached normal then, and not one word drawn since: there is none now
     _, key, position, has_normal, normal = np.random.get_state()
     raw = np.asarray(key, dtype=np.uint32).tobytes() + int(position).to_bytes(4, "little")
     return TwisterState(raw, float(normal) if has_normal else None)
 
 
 def _install_numpy(state: TwisterState, *, over: TwisterState) -> None:
-    address = _numpy_address()
-    if address is not None and state.normal is None and over.normal is None:
-        ctypes.memmove(address, state.raw, _RAW)
+    memory = _numpy_memory()
+    if memory is not None and state.normal is None and over.normal is None:
+        memory.raw = state.raw
         return
     key = np.frombuffer(state.raw, dtype=np.uint32, count=_WORDS)
     position = int.from_bytes(state.raw[_WORDS * 4 :], "little")
     np.random.set_state(("MT19937", key, position, int(state.normal is not None), state.normal or 0.0))
 
 
-def _python_state() -> TwisterState:
-    if _python_address is not None:
+def _python_state(known: TwisterState | None) -> TwisterState:
+    if _python_memory is not None:
         # In memory the position comes first; in a state it comes last, as NumPy has it.
-        raw = ctypes.string_at(_python_address, _RAW)
-        return TwisterState(raw[4:] + raw[:4], _python.gauss_next)
+        memory, normal = _python_memory.raw, _python.gauss_next
+        raw = memory[4:] + memory[:4]
+        if known is not None and raw == known.raw and normal == known.normal:
+            return known
+        return TwisterState(raw, normal)
     _, words, normal = random.getstate()
     return TwisterState(_packed(words), normal)
 
 
 def _install_python(state: TwisterState) -> None:
-    if _python_address is not None:
-        ctypes.memmove(_python_address, state.raw[-4:] + state.raw[:-4], _RAW)
+    if _python_memory is not None:
+        _python_memory.raw = state.raw[-4:] + state.raw[:-4]
         _python.gauss_next = state.normal
     else:
         random.setstate((3, tuple(np.frombuffer(state.raw, dtype=np.uint32).tolist()), state.normal))
@@ -156,37 +157,42 @@ def _packed(words: Sequence[int]) -> bytes:
     return np.asarray(words, dtype=np.uint32).tobytes()
 
 
-def _find_python() -> int | None:
-    """Where CPython keeps the state of `random`'s generator, if it looks as expected."""
+def _memory_at(address: int) -> Any:
+    """The memory of a Mersenne Twister: reading `raw` copies it out, setting `raw` copies into it."""
+    return (ctypes.c_char * _RAW).from_address(address)
+
+
+def _find_python() -> Any:
+    """Where CPython keeps the state of `random`'s generator; None if it does not look as expected."""
     if sys.implementation.name != "cpython":
         return None
-    address = id(_python) + object.__basicsize__
+    memory = _memory_at(id(_python) + object.__basicsize__)
     words = _python.getstate()[1]
-    return address if ctypes.string_at(address, _RAW) == _packed([words[-1], *words[:-1]]) else None
+    return memory if memory.raw == _packed([words[-1], *words[:-1]]) else None
 
 
 _python: Any = random._inst
-_python_address = _find_python()
+_python_memory = _find_python()
 
 
 class _NumpyMemory:
-    """Where NumPy's global generator keeps its state, if it looks as expected."""
+    """Where NumPy's global generator keeps its state; None if it does not look as expected."""
 
     generator: Any = None
-    address: int | None = None
+    memory: Any = None
 
 
-def _numpy_address() -> int | None:
+def _numpy_memory() -> Any:
     generator = _numpy_random.get_bit_generator()
     if generator is not _NumpyMemory.generator:
-        _NumpyMemory.generator, _NumpyMemory.address = generator, _checked_address(generator)
-    return _NumpyMemory.address
+        _NumpyMemory.generator, _NumpyMemory.memory = generator, _checked_memory(generator)
+    return _NumpyMemory.memory
 
 
-def _checked_address(generator: Any) -> int | None:
+def _checked_memory(generator: Any) -> Any:
     state: Any = np.random.get_state()
     if state[0] != "MT19937":
         return None
-    address = int(generator.ctypes.state_address)
+    memory = _memory_at(int(generator.ctypes.state_address))
     expected = np.asarray(state[1], dtype=np.uint32).tobytes() + int(state[2]).to_bytes(4, "little")
-    return address if ctypes.string_at(address, _RAW) == expected else None
+    return memory if memory.raw == expected else None

@@ -8,8 +8,7 @@ enough. They stay as they came, in bytes, until somebody needs them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -20,6 +19,7 @@ from gyrostat.engine import statetree
 from gyrostat.engine.context import Context
 
 _NOTHING = b""
+_Value = TypeVar("_Value")
 
 
 class Twister(msgspec.Struct, frozen=True, array_like=True):
@@ -28,7 +28,7 @@ class Twister(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Change(msgspec.Struct, frozen=True, array_like=True):
-    """What is new in one context. None: as it was."""
+    """What is new in one context. None: as it was; but what is known of a context is all of it."""
 
     rank: int
     torch: bytes | None = None
@@ -41,48 +41,32 @@ class Change(msgspec.Struct, frozen=True, array_like=True):
     """Of a step's first pass: the streams under which micro-batches 1, 2 … were fetched."""
 
 
-@dataclass
-class _Known:
-    """One context: what was last told of it, or heard."""
-
-    rng: RngState
-    rest: bytes = _NOTHING
-    fetched: list[RngState] = field(default_factory=list)
-
-    def context(self) -> Context:
-        if not self.rest:
-            return Context(self.rng)
-        tree = statetree.decode(self.rest)
-        return Context.from_tree({"rng": self.rng.to_tree(), **tree})
-
-
 class Backups:
     """What one worker knows of everybody's contexts."""
 
     def __init__(self) -> None:
-        self._known: dict[int, _Known] = {}
-        self._at_step: dict[int, _Known] = {}
+        self._known: dict[int, Change] = {}
+        self._at_step: dict[int, Change] = {}
 
     def hold(self, contexts: Sequence[Any]) -> None:
         """All contexts are known, as trees in order of rank: when a job begins or goes on, and at fences."""
         for rank, tree in enumerate(contexts):
-            context = Context.from_tree(tree)
-            self._known[rank] = _Known(context.rng, _rest(context))
+            self._known[rank] = _all_of(rank, Context.from_tree(tree), fetched=[])
 
     def begin_step(self) -> None:
         """A later pass over a step's micro-batches needs to know where they began."""
         self._at_step = dict(self._known)
 
     def of(self, rank: int) -> Context:
-        return self._known[rank].context()
+        return _context(self._known[rank])
 
     def at_step(self, rank: int) -> Context:
         """As it was when the step began."""
-        return self._at_step[rank].context()
+        return _context(self._at_step[rank])
 
     def fetched(self, rank: int) -> list[RngState]:
         """The streams under which the step's second, third … micro-batch was fetched in its first pass."""
-        return self._known[rank].fetched
+        return [_streams(*raw) for raw in self._known[rank].fetched or ()]
 
     def changes(
         self, contexts: Mapping[int, Context], fetched: Mapping[int, Sequence[RngState]] | None
@@ -94,44 +78,55 @@ class Backups:
         ]
 
     def _change(self, rank: int, context: Context, fetched: Sequence[RngState] | None) -> Change:
-        known, rng = self._known[rank], context.rng
-        new_torch, new_numpy, new_python = rng.changed_since(known.rng)
-        new_cuda = rng.cuda is not None and (
-            known.rng.cuda is None or not torch.equal(rng.cuda, known.rng.cuda)
-        )
-        rest = _rest(context)
+        known, now = self._known[rank], _all_of(rank, context, fetched)
         return Change(
             rank,
-            None if new_torch is None else _bytes(new_torch),
-            None if new_numpy is None else _twister(new_numpy),
-            None if new_python is None else _twister(new_python),
-            _bytes(rng.cuda) if new_cuda and rng.cuda is not None else None,
-            None if rest == known.rest else rest,
-            None
-            if fetched is None
-            else [(_bytes(s.torch), _twister(s.numpy), _twister(s.python)) for s in fetched],
+            _if_new(now.torch, known.torch),
+            _if_new(now.numpy, known.numpy),
+            _if_new(now.python, known.python),
+            _if_new(now.cuda, known.cuda),
+            _if_new(now.rest, known.rest),
+            now.fetched,
         )
 
     def take(self, changes: Iterable[Change]) -> None:
         """A pass is complete: this is what it has changed."""
         for change in changes:
             known = self._known[change.rank]
-            streams = (
-                None if change.torch is None else _tensor(change.torch),
-                None if change.numpy is None else _state(change.numpy),
-                None if change.python is None else _state(change.python),
+            self._known[change.rank] = Change(
+                change.rank,
+                known.torch if change.torch is None else change.torch,
+                known.numpy if change.numpy is None else change.numpy,
+                known.python if change.python is None else change.python,
+                known.cuda if change.cuda is None else change.cuda,
+                known.rest if change.rest is None else change.rest,
+                known.fetched if change.fetched is None else change.fetched,
             )
-            rng = known.rng.changed(streams)
-            if change.cuda is not None:
-                rng = RngState(rng.torch, rng.numpy, rng.python, _tensor(change.cuda))
-            fetched = known.fetched
-            if change.fetched is not None:
-                fetched = [
-                    RngState(_tensor(torch_), _state(numpy), _state(python))
-                    for torch_, numpy, python in change.fetched
-                ]
-            rest = known.rest if change.rest is None else change.rest
-            self._known[change.rank] = _Known(rng, rest, fetched)
+
+
+def _all_of(rank: int, context: Context, fetched: Sequence[RngState] | None) -> Change:
+    rng = context.rng
+    return Change(
+        rank,
+        *_raw(rng),
+        None if rng.cuda is None else _bytes(rng.cuda),
+        _rest(context),
+        None if fetched is None else [_raw(streams) for streams in fetched],
+    )
+
+
+def _context(known: Change) -> Context:
+    assert known.torch is not None
+    assert known.numpy is not None
+    assert known.python is not None
+    rng = _streams(known.torch, known.numpy, known.python, known.cuda)
+    if not known.rest:
+        return Context(rng)
+    return Context.from_tree({"rng": rng.to_tree(), **statetree.decode(known.rest)})
+
+
+def _if_new(now: _Value, known: _Value) -> _Value | None:
+    return None if now == known else now
 
 
 def _rest(context: Context) -> bytes:
@@ -140,6 +135,14 @@ def _rest(context: Context) -> bytes:
     tree = context.to_tree()
     del tree["rng"]
     return statetree.encode(tree)
+
+
+def _raw(rng: RngState) -> tuple[bytes, Twister, Twister]:
+    return _bytes(rng.torch), _twister(rng.numpy), _twister(rng.python)
+
+
+def _streams(torch_: bytes, numpy: Twister, python: Twister, cuda: bytes | None = None) -> RngState:
+    return RngState(_tensor(torch_), _state(numpy), _state(python), None if cuda is None else _tensor(cuda))
 
 
 def _twister(state: TwisterState) -> Twister:

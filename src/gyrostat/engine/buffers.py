@@ -18,7 +18,7 @@ from torch import nn
 
 from gyrostat.core.errors import Misuse
 from gyrostat.engine.group import Group, Pending
-from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
+from gyrostat.engine.torch_internals import copy_all, keeping_versions, outside_graphs
 
 
 class ModuleBuffers:
@@ -150,13 +150,16 @@ class ModuleBuffers:
             self._load(self._published[forward])
 
     def _load(self, tensors: list[torch.Tensor]) -> None:
-        with torch.no_grad():
-            for (holder, key), tensor in zip(self._slots, tensors, strict=True):
-                held = holder[key]
-                if held.shape == tensor.shape and held.dtype == tensor.dtype:
-                    held.copy_(tensor)
-                else:  # the module put another tensor there
-                    holder[key] = tensor.clone()
+        set_: list[torch.Tensor] = []
+        to: list[torch.Tensor] = []
+        for (holder, key), tensor in zip(self._slots, tensors, strict=True):
+            held = holder[key]
+            if held.shape == tensor.shape and held.dtype == tensor.dtype:
+                set_.append(held)
+                to.append(tensor)
+            else:  # the module put another tensor there
+                holder[key] = tensor.clone()
+        copy_all(set_, to)
 
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -177,13 +180,20 @@ def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot."""
-    return [
-        (part._buffers, key)
-        for part in module.modules()
-        for key, tensor in part._buffers.items()
-        if tensor is not None
-    ]
+    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot.
+
+    In the order of `module.modules()`, which takes several times as long, and this is asked for every virtual worker.
+    """
+    slots: list[tuple[dict[str, Any], str]] = []
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module] = [module]
+    while waiting:
+        part = waiting.pop()
+        if part not in seen:
+            seen.add(part)
+            slots += [(part._buffers, key) for key, tensor in part._buffers.items() if tensor is not None]
+            waiting += [child for child in reversed(part._modules.values()) if child is not None]
+    return slots
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -155,6 +155,9 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     """Where virtual workers that will be elsewhere then will stand in the data: a tree of positions by rank, or nothing."""
 
 
+_REPORT = msgspec.msgpack.Decoder(PassReport)
+
+
 @dataclass
 class MicroBatch:
     """The micro-batch that is running now."""
@@ -370,7 +373,9 @@ class Runner(ABC):
                 yield batch
                 if self.supervisor is not None:
                     self.supervisor.ran()
-                tracer.add(f"virtual worker {rank}", began, now(), step=progress.step, pass_=progress.pass_)
+                if tracer.active:
+                    span = f"virtual worker {rank}"
+                    tracer.add(span, began, now(), step=progress.step, pass_=progress.pass_)
                 self.micro_batch = None
                 if not micro_batch.backward_done:
                     raise Misuse(
@@ -413,7 +418,7 @@ class Runner(ABC):
         """Exchange reports with all workers, and wait for the sums. Returns what all said, as it came and as it is meant."""
         extra = self.end_pass()
         busy = (now() - self._pass_began) / 1e9
-        losses = [float(loss.double().mean().item()) for loss in self._losses]
+        losses = [_value_of(loss) for loss in self._losses]
         self._requests |= self.request_box.take()  # kept, if this has to be done again
         mine = PassReport(
             losses,
@@ -445,8 +450,9 @@ class Runner(ABC):
             ranks = self.placement.virtual_workers
             self.make_up_for(ranks / (ranks - len(dropped)))
         self.take_contexts([report.contexts for report in reports])
-        shares = {rank: share for rank, share in self._shares(plan).items() if rank not in dropped}
-        self._means.settle([report.means for report in reports], shares, plan.micro_batches)
+        if any(report.means for report in reports):
+            shares = {rank: share for rank, share in self._shares(plan).items() if rank not in dropped}
+            self._means.settle([report.means for report in reports], shares, plan.micro_batches)
         requests = Requests()
         for report in reports:
             requests |= report.requests
@@ -585,7 +591,12 @@ class Runner(ABC):
 
 
 def _decoded(payloads: Sequence[bytes]) -> list[PassReport]:
-    return [msgspec.msgpack.decode(payload, type=PassReport) for payload in payloads]
+    return [_REPORT.decode(payload) for payload in payloads]
+
+
+def _value_of(loss: torch.Tensor) -> float:
+    """The mean, of a loss that the script has not reduced to one number."""
+    return float((loss if loss.numel() == 1 else loss.double().mean()).item())
 
 
 def _agreed(fences: Sequence[Fence | None]) -> Fence | None:

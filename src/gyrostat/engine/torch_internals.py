@@ -85,3 +85,10 @@ def outside_graphs(hook: Callable[..., None]) -> Callable[..., None]:
 def keeping_versions(tensors: Sequence[torch.Tensor]) -> Any:
     """A context in which changes of `tensors` are hidden from autograd's version check, as DDP hides its broadcasts."""
     return _torch.autograd._unsafe_preserve_version_counter(tuple(tensors))
+
+
+def copy_all(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """`target.copy_(source)` for each, in one call."""
+    if targets:
+        with torch.no_grad():
+            _torch._foreach_copy_(targets, sources)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 SCRIPT, COURIER = 1, 2
+_NOTHING = nullcontext()
 _TRACKS = {SCRIPT: "script", COURIER: "courier"}
 
 
@@ -24,7 +25,7 @@ class NoTracer:
     active = False
 
     def span(self, name: str, *, track: int = SCRIPT, **details: Any) -> AbstractContextManager[None]:
-        return nullcontext()
+        return _NOTHING
 
     def add(self, name: str, start: int, stop: int, *, track: int = SCRIPT, **details: Any) -> None:
         pass

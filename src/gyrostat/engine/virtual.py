@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import Any, Protocol
 
 import msgspec
@@ -43,6 +43,8 @@ from gyrostat.engine.reduce.gradients import ModuleGradients, Part
 from gyrostat.engine.reduce.tree import TreeOrder
 from gyrostat.engine.runner import DataLoop, MicroBatch, Runner, StepPlan
 
+_CHANGES = msgspec.msgpack.Decoder(list[Change])
+_PARTS = msgspec.msgpack.Decoder(list[Part])
 _LEAD = 2
 """Steps for which a change is known before it takes place, where data workers look ahead."""
 
@@ -544,14 +546,14 @@ class VirtualRunner(Runner):
             self._buffers_under_way = self.group.broadcast(packed, self.placement.owner(0))
 
     def complete(self, extras: Sequence[bytes]) -> None:
-        parts = _parts(extras)
+        parts = _parts(tuple(extras))
         for number, gradients in enumerate(self.gradients):
             gradients.complete([worker[number] for worker in parts], self.placement.virtual_workers)
         if self._buffers_under_way is not None:
             self._buffers_under_way.wait()
 
     def settle(self, extras: Sequence[bytes]) -> None:
-        parts = _parts(extras)
+        parts = _parts(tuple(extras))
         for number, gradients in enumerate(self.gradients):
             gradients.settle([worker[number] for worker in parts])
         self._share_buffers()
@@ -599,7 +601,7 @@ class VirtualRunner(Runner):
             self._ended = []
             for payload in changes:
                 if payload:
-                    self.backups.take(msgspec.msgpack.decode(payload, type=list[Change]))
+                    self.backups.take(_CHANGES.decode(payload))
         if self._next_placement is not None:  # what it had missed is made good: now it can follow the others
             (placement, group), self._next_placement = self._next_placement, None
             self._follow(placement, group, in_pass=False)
@@ -700,6 +702,8 @@ class VirtualRunner(Runner):
 
     def _house_arrivals(self, first_batch: int, pass_: int = 0, plan: StepPlan | None = None) -> None:
         """Virtual workers that came in the middle of the loop get a feed of their own."""
+        if self.feed.ranks == self.hosted:
+            return
         housed = self._housed()
         ranks = [rank for rank in self.hosted if rank not in housed]
         if not ranks:
@@ -742,5 +746,6 @@ class VirtualRunner(Runner):
                 self._in_streams_of(rank, partial(feed.fetch, number=number))
 
 
-def _parts(extras: Sequence[bytes]) -> list[list[Part]]:
-    return [msgspec.msgpack.decode(extra, type=list[Part]) for extra in extras]
+@lru_cache(maxsize=1)  # wanted twice in a pass, and mostly the same as in the pass before
+def _parts(extras: tuple[bytes, ...]) -> list[list[Part]]:
+    return [_PARTS.decode(extra) for extra in extras]

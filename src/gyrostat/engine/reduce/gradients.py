@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -18,6 +19,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.base import Reduction
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.torch_internals import copy_all
 
 
 @dataclass(frozen=True)
@@ -42,17 +44,19 @@ class ModuleGradients:
         self._before: list[torch.Tensor | None] = []
         self._dirty = False
         self._started: list[tuple[torch.Tensor, int] | None] = []
-        self._own: list[torch.Tensor | None] = []
+        self._own: list[torch.Tensor | None] = []  # of the last virtual worker here
         self._used = [False] * len(self.parameters)
         self._touched = 0
         self._ready: list[int] | None = None
         self._hooks: list[torch.utils.hooks.RemovableHandle] = []
         self._rank = -1
         self._weight: float | None = None
+        self._last_here = False
         self._watching = False
         self._in_bucket = [False] * len(self.parameters)
         self._may_stream = False
-        self._streamed: set[int] = set()
+        self._streams = False  # gradients are leaving one by one
+        self._seen: set[int] = set()  # which became ready, as long as that is watched
         self.reduction: Reduction
         self.overlap(overlap)
 
@@ -63,7 +67,7 @@ class ModuleGradients:
 
     def begin_pass(self) -> None:
         """Remember what `.grad` holds: every virtual worker starts from it."""
-        self._before = [parameter.grad for parameter in self.parameters]
+        self._before = self._gradients()
         self._dirty = any(gradient is not None for gradient in self._before)
         self._used = [False] * len(self.parameters)
         self._touched = 0
@@ -71,7 +75,7 @@ class ModuleGradients:
 
     def begin_rank(self, rank: int, *, weight: float | None, last_here: bool) -> None:
         """Virtual worker `rank` comes in: `.grad` is as it was before the pass. `weight`: its share, if not 1/N."""
-        self._rank, self._weight = rank, weight
+        self._rank, self._weight, self._last_here = rank, weight, last_here
         # A hook that the script registered after ours would change the gradient when it has left already.
         self._may_stream = last_here and self._overlaps and not self._has_foreign_hooks()
         self._started = []
@@ -85,44 +89,45 @@ class ModuleGradients:
 
     def begin_last_micro_batch(self) -> None:
         """Gradients that become ready from now on are final for this virtual worker."""
-        self._streamed = set()
-        self._watching = True
-        if self._rank == 0 and self.reduction.wants_ready_order():
+        self._seen, self._streams = set(), False
+        recording = self._rank == 0 and self.reduction.wants_ready_order()
+        if recording:
             self._ready = []
-        if not self._hooks and (self._overlaps or self._ready is not None):
+        self._watching = self._may_stream or recording
+        if not self._hooks and (self._overlaps or recording):
             for number, parameter in enumerate(self.parameters):
-                hook = parameter.register_post_accumulate_grad_hook(_Hook(self, number))  # type: ignore[no-untyped-call]
+                hook = parameter.register_post_accumulate_grad_hook(partial(self._became_ready, number))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
     def before_backward(self, *, first: bool) -> None:
         """Look at `.grad` as backward finds it. `first`: nothing has been accumulated in this pass."""
         if self.options.gradient_as_bucket_view and first:
             self._in_bucket = [parameter.grad is not None for parameter in self.parameters]
-        if first and not self._dirty and any(parameter.grad is not None for parameter in self.parameters):
+        if first and not self._dirty and any(gradient is not None for gradient in self._gradients()):
             raise Misuse(
                 f"{self.name!r} has gradients before step.backward(loss) in a micro-batch of virtual worker {self._rank}: a "
                 "backward() of the script's own? DDP would reduce it by itself; add the losses and call step.backward once"
             )
 
-    def became_ready(self, number: int, gradient: torch.Tensor | None) -> None:
-        """A gradient is complete, in the middle of backward."""
-        if not self._watching or gradient is None:
+    def _became_ready(self, number: int, parameter: torch.Tensor) -> None:
+        """Called by autograd, in the middle of backward: the gradient of this parameter is complete."""
+        if not self._watching or (gradient := parameter.grad) is None:
             return
-        recording = self._ready is not None and self._rank == 0
-        if number in self._streamed or (recording and number in (self._ready or ())):
+        if number in self._seen:
             if self.options.static_graph:
                 return
             raise Misuse(
                 f"parameter {self.names[number]!r} of {self.name!r} became ready twice in one backward (reentrant "
                 "checkpointing?); DDP refuses that too. Track with ddp={'static_graph': True}"
             )
-        if recording and self._ready is not None:
+        self._seen.add(number)
+        if self._ready is not None and self._rank == 0:
             self._ready.append(number)
         if self._may_stream and gradient.layout is torch.strided:
-            if not self._streamed:
+            if not self._streams:
+                self._streams = True
                 self.reduction.stream(self._rank, self._divides(), self._weight)
-            self._streamed.add(number)
-            self.reduction.ready(number, gradient.detach())
+            self.reduction.ready(number, _without_graph(gradient))
 
     def end_rank(self) -> None:
         """Backward is done: hand what has not been streamed to the reduction, and clear `.grad`."""
@@ -131,18 +136,23 @@ class ModuleGradients:
             for hook in self._hooks:
                 hook.remove()
             self._hooks.clear()
-        gradients = [parameter.grad for parameter in self.parameters]
+        gradients = self._gradients()
         used = self._used_by(gradients)
         if any(used):
             self._check(self._rank, gradients, used)
             self._touched += 1
-            self._used = [a or b for a, b in zip(self._used, used, strict=True)]
-            self._own = gradients
-        if not self._streamed and (any(used) or self.options.tolerates_unused):
+            if self.options.tolerates_unused:
+                self._used = [a or b for a, b in zip(self._used, used, strict=True)]
+            if self._last_here:
+                self._own = gradients
+        if not self._streams and (any(used) or self.options.tolerates_unused):
             with torch.no_grad():
                 self.reduction.take(self._rank, gradients, self._divides(), self._weight)
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        return [parameter.grad for parameter in self.parameters]
 
     def _divides(self) -> list[bool]:
         """DDP divides instead of multiplying where the gradient already lives in its bucket."""
@@ -198,22 +208,28 @@ class ModuleGradients:
             self.reduction.discard()
             self._put_back([True] * len(self.parameters))
             return
-        used = [
-            any(part.used is None or part.used[i] for part in parts if part.touched)
-            for i in range(len(self.parameters))
-        ]
+        used = self._used_anywhere(parts)
         means = self.reduction.mean()
-        own = self._own if self._own else [None] * len(means)
-        with torch.no_grad():
-            for parameter, mean, mine, is_used in zip(self.parameters, means, own, used, strict=True):
-                if is_used:
-                    # As in DDP, `.grad` is memory of its own that the script may keep or change.
-                    parameter.grad = torch.empty_like(parameter) if mine is None else mine.detach()
-                    if mine is not mean:
-                        parameter.grad.copy_(mean)
-        self._own = []
+        own, self._own = self._own or [None] * len(means), []
+        set_: list[torch.Tensor] = []
+        to: list[torch.Tensor] = []
+        for parameter, mean, mine, is_used in zip(self.parameters, means, own, used, strict=True):
+            if is_used:
+                # As in DDP, `.grad` is memory of its own that the script may keep or change.
+                parameter.grad = torch.empty_like(parameter) if mine is None else _without_graph(mine)
+                if mine is not mean:
+                    set_.append(parameter.grad)
+                    to.append(mean)
+        copy_all(set_, to)
         self._put_back([not is_used for is_used in used])
         self.reduction.close_pass(next((part.ready for part in parts if part.ready is not None), None))
+
+    def _used_anywhere(self, parts: Sequence[Part]) -> list[bool]:
+        """For each parameter whether any virtual worker of the job used it."""
+        told = [part.used for part in parts if part.touched]
+        if None in told:
+            return [True] * len(self.parameters)
+        return [any(flags) for flags in zip(*(used for used in told if used is not None), strict=True)]
 
     def _has_foreign_hooks(self) -> bool:
         hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self.parameters)
@@ -261,14 +277,9 @@ class ModuleGradients:
                 )
 
 
-class _Hook:
-    """Called by autograd when a parameter's gradient is complete."""
-
-    def __init__(self, gradients: ModuleGradients, number: int) -> None:
-        self._gradients, self._number = gradients, number
-
-    def __call__(self, parameter: torch.Tensor) -> None:
-        self._gradients.became_ready(self._number, parameter.grad)
+def _without_graph(gradient: torch.Tensor) -> torch.Tensor:
+    """After a backward with `create_graph` a gradient has a history."""
+    return gradient.detach() if gradient.requires_grad else gradient
 
 
 def split_parameters(
