@@ -18,7 +18,7 @@ from torch import nn
 
 from gyrostat.core.errors import Misuse
 from gyrostat.engine.group import Group, Pending
-from gyrostat.engine.torch_internals import copy_all, keeping_versions, outside_graphs
+from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
 
 
 class ModuleBuffers:
@@ -32,6 +32,7 @@ class ModuleBuffers:
         self.main = 0
         """The worker that runs virtual worker 0."""
         self._slots = slots_of(module)
+        self._holders: list[dict[str, Any]] = []  # of all parts, at the start of the pass
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
         self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
         self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
@@ -63,7 +64,8 @@ class ModuleBuffers:
 
     def begin_pass(self, *, several: bool) -> None:
         """Before the first virtual worker. `several`: more than one runs here, or may, so what it changes must be undone."""
-        self._slots = slots_of(self._module)
+        self._holders = _holders_of(self._module)
+        self._slots = _slots_in(self._holders)
         self._shared = _copies(self.current()) if several else None
         self._next_shared = None
         self._published.clear()
@@ -107,8 +109,7 @@ class ModuleBuffers:
         self._marks = [(tensor, tensor._version) for tensor in self.current()]
 
     def _check_slots(self, rank: int) -> None:
-        now = slots_of(self._module)
-        if len(now) != len(self._slots):
+        if len(_slots_in(self._holders)) != len(self._slots):
             raise Misuse(
                 f"{self.name!r} got or lost a buffer in a micro-batch of virtual worker {rank}; register all buffers, with "
                 "their final shapes, before job.track"
@@ -150,16 +151,13 @@ class ModuleBuffers:
             self._load(self._published[forward])
 
     def _load(self, tensors: list[torch.Tensor]) -> None:
-        set_: list[torch.Tensor] = []
-        to: list[torch.Tensor] = []
-        for (holder, key), tensor in zip(self._slots, tensors, strict=True):
-            held = holder[key]
-            if held.shape == tensor.shape and held.dtype == tensor.dtype:
-                set_.append(held)
-                to.append(tensor)
-            else:  # the module put another tensor there
-                holder[key] = tensor.clone()
-        copy_all(set_, to)
+        with torch.no_grad():
+            for (holder, key), tensor in zip(self._slots, tensors, strict=True):
+                held = holder[key]
+                if held.shape == tensor.shape and held.dtype == tensor.dtype:
+                    held.copy_(tensor)
+                else:  # the module put another tensor there
+                    holder[key] = tensor.clone()
 
 
 def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
@@ -180,20 +178,16 @@ def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot.
+    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot."""
+    return _slots_in(_holders_of(module))
 
-    In the order of `module.modules()`, which takes several times as long, and this is asked for every virtual worker.
-    """
-    slots: list[tuple[dict[str, Any], str]] = []
-    seen: set[nn.Module] = set()
-    waiting: list[nn.Module] = [module]
-    while waiting:
-        part = waiting.pop()
-        if part not in seen:
-            seen.add(part)
-            slots += [(part._buffers, key) for key, tensor in part._buffers.items() if tensor is not None]
-            waiting += [child for child in reversed(part._modules.values()) if child is not None]
-    return slots
+
+def _holders_of(module: nn.Module) -> list[dict[str, Any]]:
+    return [part._buffers for part in module.modules()]
+
+
+def _slots_in(holders: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    return [(holder, key) for holder in holders for key, tensor in holder.items() if tensor is not None]
 
 
 def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
