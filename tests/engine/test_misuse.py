@@ -207,6 +207,13 @@ CASES = {
         "model = Late()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + TRACK + LOOP,
         "got or lost a buffer in a micro-batch",
     ),
+    "part with a buffer that comes later": (
+        START + "class Growing(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 2)\n"
+        "        self.register_buffer('seen', torch.zeros(1))\n"
+        "    def forward(self, x):\n        self.part = nn.BatchNorm1d(2, affine=False)\n        return super().forward(x)\n"
+        "model = Growing()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n" + TRACK + LOOP,
+        "got or lost a buffer in a micro-batch",
+    ),
     "checkpoint_dir under run": (HEAD + "gyrostat.init(checkpoint_dir='there')", "--checkpoint-dir DIR"),
     "checkpoint_every alone": (HEAD + "gyrostat.init(checkpoint_every=3)", "needs checkpoint_dir"),
     "lazy parameter": (START + "job.track(model=nn.LazyLinear(2))", "is not initialized"),

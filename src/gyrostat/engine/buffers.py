@@ -85,7 +85,7 @@ class ModuleBuffers:
 
     def leave(self, rank: int, *, alone: bool) -> list[torch.Tensor] | None:
         """Virtual worker `rank` goes out; returns the buffers it must keep. `alone`: nobody comes in after it."""
-        self._check_slots(rank)
+        self._check_slots(_slots_in(self._holders), f"virtual worker {rank}")
         shared = not self._trained or (self._synchronise and self._broadcast)
         keep = None if shared else _copies(self.current())
         if rank == 0 and not alone:
@@ -95,6 +95,7 @@ class ModuleBuffers:
 
     def end_pass(self) -> None:
         """After the last virtual worker: virtual worker 0's buffers stand in the model, where it ran."""
+        self._check_slots(slots_of(self._module), "a virtual worker")  # parts may have come
         if self._next_shared is not None:
             self._load(self._next_shared)
         sending, self._sending = self._sending, []
@@ -108,10 +109,10 @@ class ModuleBuffers:
         """The pass is over: what the script changes from now on, it changes for all virtual workers."""
         self._marks = [(tensor, tensor._version) for tensor in self.current()]
 
-    def _check_slots(self, rank: int) -> None:
-        if len(_slots_in(self._holders)) != len(self._slots):
+    def _check_slots(self, now: list[tuple[dict[str, Any], str]], whose: str) -> None:
+        if len(now) != len(self._slots):
             raise Misuse(
-                f"{self.name!r} got or lost a buffer in a micro-batch of virtual worker {rank}; register all buffers, with "
+                f"{self.name!r} got or lost a buffer in a micro-batch of {whose}; register all buffers, with "
                 "their final shapes, before job.track"
             )
 
