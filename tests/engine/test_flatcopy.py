@@ -14,7 +14,7 @@ from gyrostat.engine.statetree import flatten, unflatten
 @pytest.mark.parametrize("in_a_hurry", [False, True])
 def test_copies(in_a_hurry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flatcopy, "_PIECE", 1000)
-    monkeypatch.setattr(flatcopy, "_WORTH_A_THREAD", 1000)
+    monkeypatch.setattr(flatcopy, "_HANDFUL", 1000)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     large = torch.randn(3001)
     state = {

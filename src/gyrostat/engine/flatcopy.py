@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +19,8 @@ from gyrostat.engine.tensorbytes import DTYPES, byte_row
 _ALIGNMENT = 64
 _PIECE = 32 << 20
 """What one thread copies at once. From about 20 MB on the C library writes around the cache, almost twice as fast."""
-_WORTH_A_THREAD = 4 << 20
+_HANDFUL = 4 << 20
+"""What a thread takes at least: to take turns costs more than to copy what is small."""
 _MOST_THREADS = 4
 """One core rarely moves as much as memory can; four do."""
 
@@ -61,7 +62,7 @@ class Copying:
     """Rows on their way into the block. As many threads as call `complete` share the work."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
-        self._pieces = (piece for row in rows for piece in row.pieces())
+        self._handfuls = _handfuls(rows)
         self._changed = threading.Condition()
         self._in_hand = 0
         self.failure: BaseException | None = None
@@ -70,18 +71,33 @@ class Copying:
         """Copy what is left; return when all is copied, or some of it could not be: then `failure` says why."""
         while True:
             with self._changed:
-                piece = next(self._pieces, None)
-                if piece is None:
+                handful = next(self._handfuls, None)
+                if handful is None:
                     self._changed.wait_for(lambda: not self._in_hand)
                     return
                 self._in_hand += 1
             try:
-                piece.copy()
+                for piece in handful:
+                    piece.copy()
             except BaseException as error:
                 self.failure = error
             with self._changed:
                 self._in_hand -= 1
                 self._changed.notify_all()
+
+
+def _handfuls(rows: Sequence[Row]) -> Iterator[list[Piece]]:
+    handful: list[Piece] = []
+    size = 0
+    for row in rows:
+        for piece in row.pieces():
+            handful.append(piece)
+            size += piece.stop - piece.start
+            if size >= _HANDFUL:
+                yield handful
+                handful, size = [], 0
+    if handful:
+        yield handful
 
 
 def room_for(skeleton: Skeleton) -> int:
@@ -109,8 +125,7 @@ def copy_rows(rows: Sequence[Row], *, in_a_hurry: bool) -> None:
     size = sum(row.room.numel() for row in rows)
     copying = Copying(rows)
     others = [
-        threading.Thread(target=copying.complete)
-        for _ in range(1, most if size >= most * _WORTH_A_THREAD else 1)
+        threading.Thread(target=copying.complete) for _ in range(1, most if size >= most * _HANDFUL else 1)
     ]
     for other in others:
         other.start()

@@ -123,6 +123,7 @@ def tensors() -> list[torch.Tensor]:
 def small_is_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(flatcopy, "_PIECE", 1000)
+        patch.setattr(flatcopy, "_HANDFUL", 1000)
         patch.setattr(latecopy, "_LARGE", 16)
         yield
 
