@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import socket
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -135,9 +138,8 @@ def test_who_waits_looks_up(tmp_path: Path) -> None:
 
 
 def test_on_several_machines_gloo_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = iter(["here", "there", "here"])
-    monkeypatch.setattr(module, "_this_machine", lambda: next(names, "here"))
-    monkeypatch.setattr(module, "available", lambda: True)
+    names = itertools.count()
+    monkeypatch.setattr(module, "_this_machine", lambda: f"machine {next(names)}")
 
     def work(group: Group) -> list[bytes]:
         assert group.neighbours is None
@@ -171,5 +173,91 @@ def test_a_stranger_is_not_let_in() -> None:
 
 
 def test_a_place_survives_being_told() -> None:
-    place = Place("a machine", b"\0abc", b"\0" * 16)
+    place = Place("a machine", b"\0abc", b"\0" * 16, 1024)
     assert Place.decode(place.encode()) == place
+
+
+def test_who_has_given_up_says_no_more(tmp_path: Path) -> None:
+    """Else others would take it for what it has not said."""
+
+    def work(group: Group) -> list[str]:
+        near = group.neighbours
+        assert near is not None
+        if group.rank == 1:
+            return [near.views[0].hear().decode()]
+        floor.generation = 2
+        for message in (b"first", b"second"):
+            with pytest.raises(PeerLost):
+                near.show((), message)
+        return []
+
+    floor = Floor()
+    assert together(2, tmp_path / "store", work, floor)[1] == ["first"]
+
+
+def test_where_files_are_few_gradients_are_sent(tmp_path: Path) -> None:
+    def work(group: Group) -> list[bool]:
+        assert group.neighbours is not None
+        group.neighbours.files = 1024
+        return [group.neighbours.can_see(ranks) for ranks in (2, 100, 5000)]
+
+    assert together(2, tmp_path / "store", work) == [[True, True, False]] * 2
+
+
+def test_without_such_memory_there_are_no_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(name: str) -> int:
+        raise PermissionError(name)
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    assert together(2, tmp_path / "store", lambda group: group.neighbours) == [None, None]
+
+
+def test_a_fork_has_no_part_in_it(tmp_path: Path) -> None:
+    """A data worker that outlives its worker must not look like it."""
+
+    def work(group: Group) -> str:
+        group.exchange("test", Progress())
+        if group.rank == 1:
+            assert group.neighbours is not None
+            return "gone"
+        with pytest.raises(PeerLost) as lost:
+            group.exchange("test", Progress(step=1))
+        return str(lost.value)
+
+    ready, go = os.pipe()
+    region = Region(100)
+
+    def both(rank: int) -> str:
+        group = Group(rank=rank, size=2, generation=1, store=str(tmp_path / "store"), timeout_s=60)
+        barrier.wait()
+        if rank == 1:
+            children.append(_fork(ready, go, region))
+        barrier.wait()
+        try:
+            return work(group)
+        finally:
+            group.close()
+
+    barrier = threading.Barrier(2)
+    children: list[int] = []
+    with ThreadPoolExecutor(2) as threads:
+        said = list(threads.map(both, range(2)))
+    os.close(go)
+    os.close(ready)
+    assert "lost another worker of this machine" in said[0]
+    assert os.waitpid(children[0], 0)[1] == 0
+
+
+def _fork(ready: int, go: int, region: Region) -> int:
+    """A process that lives until it may go, and has nothing open of what is its parent's alone."""
+    pid = os.fork()
+    if pid == 0:
+        os.close(go)
+        try:
+            os.fstat(region.file)
+            code = 1
+        except OSError:
+            code = 0
+        os.read(ready, 1)
+        os._exit(code)
+    return pid

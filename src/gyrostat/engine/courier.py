@@ -35,6 +35,7 @@ class Errand:
         except BaseException as error:  # whatever it is belongs to whoever waits
             self._error = error
         finally:
+            self._work = _nothing  # what it held is not needed any more
             self._done.set()
 
     def wait(self) -> None:
@@ -43,6 +44,10 @@ class Errand:
             self._look_up()
         if self._error is not None:
             raise self._error
+
+
+def _nothing() -> None:
+    """Done already."""
 
 
 class Courier:

@@ -26,7 +26,7 @@ import torch
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.progress import Progress
 from gyrostat.engine.courier import Courier, StreamCourier
-from gyrostat.engine.neighbours import MOST_BYTES, PLACE_BYTES, Entrance, Neighbours, Place, available
+from gyrostat.engine.neighbours import MOST_BYTES, PLACE_BYTES, Neighbours, Place, open_entrance
 from gyrostat.engine.torch_internals import gloo_group, nccl_group, rendezvous
 from gyrostat.engine.trace import NoTracer
 
@@ -108,7 +108,7 @@ class Group:
 
     def _find_neighbours(self) -> Neighbours | None:
         """All workers find all others here, or none does."""
-        entrance = Entrance(self.size) if available() else None
+        entrance = open_entrance(self.size)
         try:
             place = entrance.place.encode() if entrance is not None else b"".ljust(PLACE_BYTES, b"\0")
             places = self._gather_by_gloo(place)()

@@ -11,8 +11,10 @@ nothing is left behind by a worker that is killed.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
+import resource
 import secrets
 import select
 import socket
@@ -26,7 +28,7 @@ from pathlib import Path
 import msgspec
 import torch
 
-from gyrostat.core.errors import PeerLost
+from gyrostat.core.errors import GyrostatError, PeerLost
 
 SWITCH = "GYROSTAT_SHARED_MEMORY"
 """Environment: `0` has workers of one machine talk by gloo, as those of several do."""
@@ -35,8 +37,12 @@ MOST_BYTES = 1 << 16
 PLACE_BYTES = 256
 
 _LOOK_UP_MS = 20
-_KNOCK_S = 20.0
+_KNOCK_S = 5.0
 """For which neighbours that could reach one another may take to do so; then all do without."""
+_MOST_RANKS = 4096
+"""Virtual workers whose places fit into one message."""
+_DO_NOT_FORK = 10  # of madvise(2)
+_ENOUGH_FILES = 1 << 16
 _FILES_AT_ONCE = 64
 _CREDENTIALS = struct.Struct("3i")
 
@@ -47,7 +53,9 @@ class Line:
     def __init__(self, sock: socket.socket, look_up: Callable[[], None], timeout_s: float) -> None:
         """`look_up` raises if nobody should wait any longer."""
         sock.setblocking(False)
-        self._sock, self._look_up, self._timeout_s = sock, look_up, timeout_s
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MOST_BYTES)
+        self._sock, self._look_up, self.timeout_s = sock, look_up, timeout_s
+        _lines.add(self)
 
     def send(self, message: bytes, files: Sequence[int] = ()) -> None:
         """Not empty: that would look like the end."""
@@ -73,7 +81,7 @@ class Line:
         reset = False
         while True:
             try:
-                message, files, _, _ = socket.recv_fds(self._sock, MOST_BYTES, most)
+                message, files, flags, _ = socket.recv_fds(self._sock, MOST_BYTES, most)
             except BlockingIOError:
                 until = self._wait(select.POLLIN, until)
             except ConnectionResetError as error:  # told before what it had sent; then once more, or the end
@@ -83,6 +91,12 @@ class Line:
             except OSError as error:
                 raise _lost(error) from error
             else:
+                if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                    for file in files:
+                        os.close(file)
+                    raise GyrostatError(
+                        "a neighbour's message did not fit; are there too many open files? See ulimit -n"
+                    )
                 if not message:
                     raise _lost("its connection has ended")
                 return message, files
@@ -91,18 +105,21 @@ class Line:
         self._sock.close()
 
     def _wait(self, event: int, until: float | None) -> float:
-        until = until or time.monotonic() + self._timeout_s
+        until = until or time.monotonic() + self.timeout_s
         poll = select.poll()
         poll.register(self._sock, event)
         while not poll.poll(_LOOK_UP_MS):
             self._look_up()
             if time.monotonic() > until:
-                raise _lost(f"nothing was heard for {self._timeout_s:g} s")
+                raise _lost(f"nothing was heard for {self.timeout_s:g} s")
         return until
 
 
 def _lost(why: object) -> PeerLost:
     return PeerLost(f"lost another worker of this machine: {why}")
+
+
+_lines: weakref.WeakSet[Line] = weakref.WeakSet()
 
 
 # Memory.
@@ -118,14 +135,33 @@ class Region:
         self.serial = next(_serials)
         self.file = os.memfd_create("gyrostat-gradients")
         os.ftruncate(self.file, size)
+        self._closing = weakref.finalize(self, os.close, self.file)
+        self._closing.atexit = False
         self.memory = _mapped(self.file)
-        weakref.finalize(self, os.close, self.file)
         _alive[self.serial] = self
+
+    def let_go(self) -> None:
+        """In a process that was forked from this worker's, and has nothing to do with its memory."""
+        self._closing()
 
 
 def _mapped(file: int) -> torch.Tensor:
     size = os.fstat(file).st_size
-    return torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+    memory = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=size, dtype=torch.uint8)
+    # Data workers are forks of this process: they would keep what it has long given back.
+    ctypes.CDLL(None).madvise(ctypes.c_void_p(memory.data_ptr()), ctypes.c_size_t(size), _DO_NOT_FORK)
+    return memory
+
+
+def _forked() -> None:
+    """In a fork: nobody may take it for this worker because it has the other end of a line."""
+    for line in _lines:
+        line.close()
+    for region in list(_alive.values()):
+        region.let_go()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
@@ -172,6 +208,10 @@ class _View:
     def memory(self, serial: int) -> torch.Tensor:
         return self._seen[serial]
 
+    def close(self) -> None:
+        self.line.close()
+        self._seen.clear()
+
 
 # Finding one another.
 
@@ -182,6 +222,8 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     machine: str
     address: bytes
     secret: bytes
+    files: int
+    """How many it may have open."""
 
     def encode(self) -> bytes:
         data = msgspec.msgpack.encode(self)
@@ -207,7 +249,12 @@ class Entrance:
         self._listener.bind("")
         self._listener.listen(3 * size)
         self._listener.setblocking(False)
-        self.place = Place(_this_machine(), bytes(self._listener.getsockname()), secrets.token_bytes(16))
+        self.place = Place(
+            machine=_this_machine(),
+            address=bytes(self._listener.getsockname()),
+            secret=secrets.token_bytes(16),
+            files=resource.getrlimit(resource.RLIMIT_NOFILE)[0],
+        )
 
     def connect(
         self, rank: int, places: Sequence[Place], look_up: Callable[[], None], timeout_s: float
@@ -223,17 +270,17 @@ class Entrance:
                     found[other] = Line(sock, look_up, timeout_s)
                     sock.connect(place.address)
                     found[other].send(msgspec.msgpack.encode(_Hello(rank, purpose, place.secret)))
-            until = time.monotonic() + _KNOCK_S
+            until = time.monotonic() + min(_KNOCK_S, timeout_s / 4)
             while any(len(found) < len(places) - 1 for found in lines):
                 self._admit(lines, look_up, timeout_s, until)
-        except (OSError, PeerLost) as error:
+        except (OSError, PeerLost):
             for line in (line for found in lines for line in found.values()):
                 line.close()
-            if isinstance(error, PeerLost):
-                raise
+            look_up()  # if another worker is lost, gloo or this says so
             return None
         control, gradients, buffers = lines
-        return Neighbours(rank, control, {other: _View(line) for other, line in gradients.items()}, buffers)
+        views = {other: _View(line) for other, line in gradients.items()}
+        return Neighbours(rank, control, views, buffers, files=min(place.files for place in places))
 
     def close(self) -> None:
         self._listener.close()
@@ -241,13 +288,15 @@ class Entrance:
     def _admit(
         self, lines: list[dict[int, Line]], look_up: Callable[[], None], timeout_s: float, until: float
     ) -> None:
-        if not select.select([self._listener], [], [], _LOOK_UP_MS / 1000)[0]:
+        poll = select.poll()
+        poll.register(self._listener, select.POLLIN)
+        if not poll.poll(_LOOK_UP_MS):
             look_up()
             if time.monotonic() > until:
                 raise TimeoutError
             return
         sock, _ = self._listener.accept()
-        line = Line(sock, look_up, timeout_s)
+        line = Line(sock, look_up, max(0.0, until - time.monotonic()))
         size = _CREDENTIALS.size
         _, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
         if user != os.getuid():
@@ -259,6 +308,7 @@ class Entrance:
             line.close()
             return
         if secrets.compare_digest(hello.secret, self.place.secret) and hello.purpose < len(lines):
+            line.timeout_s = timeout_s
             lines[hello.purpose][hello.rank] = line
         else:
             line.close()
@@ -273,9 +323,27 @@ def _this_machine() -> str:
         return ""
 
 
-def available() -> bool:
-    """Whether this worker can have neighbours at all."""
-    return os.environ.get(SWITCH, "1") != "0" and hasattr(os, "memfd_create") and bool(_this_machine())
+def allow_open_files() -> None:
+    """As many as this worker may have without asking anybody, within reason."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    enough = _ENOUGH_FILES if hard == resource.RLIM_INFINITY else min(_ENOUGH_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < enough:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
+
+
+def open_entrance(size: int) -> Entrance | None:
+    """None: this worker cannot have neighbours, or is not meant to."""
+    if os.environ.get(SWITCH, "1") == "0" or not _this_machine():
+        return None
+    try:
+        Region(1)
+        return Entrance(size)
+    except (
+        OSError,
+        RuntimeError,
+        AttributeError,
+    ):  # not everywhere may one have such memory and such sockets
+        return None
 
 
 @dataclass
@@ -287,6 +355,14 @@ class Neighbours:
     views: dict[int, _View]
     """For the courier."""
     buffers: dict[int, Line]
+    files: int
+    """How many the one with the fewest may have open."""
+    _given_up: bool = False
+
+    def can_see(self, ranks: int) -> bool:
+        """Whether there may be enough open files for all to show the gradients of so many virtual workers to all others."""
+        workers = len(self.views) + 1
+        return ranks <= _MOST_RANKS and (ranks + 2 * workers) * workers <= self.files // 4
 
     def gather(self, message: bytes) -> Callable[[], list[bytes]]:
         """Everybody's message, in worker order; at most `MOST_BYTES` each. What is returned waits for the others."""
@@ -315,10 +391,15 @@ class Neighbours:
 
     def show(self, regions: Sequence[Region], message: bytes) -> dict[int, bytes]:
         """(The courier) let all others look into these, and tell them something. Returns what each of them has told."""
+        if self._given_up:  # the others must not take what comes after for what did not come
+            raise _lost("an earlier bucket was given up")
+        self._given_up = True
         for view in self.views.values():
             view.show(regions)
             view.say(message)
-        return {other: view.hear() for other, view in self.views.items()}
+        heard = {other: view.hear() for other, view in self.views.items()}
+        self._given_up = False
+        return heard
 
     def memory(self, worker: int, serial: int) -> torch.Tensor:
         """(The courier) a region that a neighbour has shown."""
@@ -328,4 +409,4 @@ class Neighbours:
         for line in (*self.control.values(), *self.buffers.values()):
             line.close()
         for view in self.views.values():
-            view.line.close()
+            view.close()

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.distributed import is_nccl_available
 
-from gyrostat.core.errors import Misuse, UsageError
+from gyrostat.core.errors import Misuse, PeerLost, UsageError
 from gyrostat.core.job import (
     Assignment,
     Carrier,
@@ -37,6 +37,7 @@ from gyrostat.engine.group import Floor, Group
 from gyrostat.engine.heap import keep_freed_memory
 from gyrostat.engine.job import Job, Stopped
 from gyrostat.engine.membership import Membership, Prepared
+from gyrostat.engine.neighbours import allow_open_files
 from gyrostat.engine.paced import PacedDevice
 from gyrostat.engine.reduce.selftest import knows_gloo_order
 from gyrostat.engine.reference import ReferenceRunner
@@ -75,6 +76,7 @@ def enter(assignment: Assignment, supervisor: Supervisor) -> None:
     """Called by the worker's bootstrap before the script runs, and before the first operator does."""
     determinism.pin(assignment)
     keep_freed_memory()
+    allow_open_files()
     _Process.assignment, _Process.supervisor, _Process.job = assignment, supervisor, None
 
 
@@ -247,7 +249,11 @@ def _make_membership(
             tracer=tracer,
             floor=floor,
         )
-        connect_gradients(group)
+        try:
+            connect_gradients(group)
+        except PeerLost:
+            group.close()
+            raise
         if not plan.is_rescue and member not in plan.newcomers:
             warm(plan.placement, group)
         return Prepared(plan, group, wire)

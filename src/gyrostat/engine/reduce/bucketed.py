@@ -40,8 +40,9 @@ class Bucketed(ABC):
         self._ranks = placement.virtual_workers
         self._home = torch.device("cpu")  # where gloo adds
         self._copies = HostCopies(self._parameters[0].device)
-        on_host = self._parameters[0].device.type == "cpu"
-        self._shared = group.neighbours is not None and on_host and not group.by_collectives
+        on_host = self._parameters[0].device.type == "cpu" and not group.by_collectives
+        near = group.neighbours
+        self._shared = near is not None and on_host and near.can_see(self._ranks)
         """Whether neighbours can look into the buffers."""
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
         self._last: FlatBuckets | None = None  # the sum before, for a peer that may have missed it

@@ -72,7 +72,8 @@ class DdpOrder(Bucketed):
         """Where gloo summed in place, nothing is left of what went in; elsewhere all of it is."""
         summed_in_place = self._native
         super().retake(placement, group)
-        self._native = self._is_native()
+        # What waits in buffers stays there, whatever the new group could do.
+        self._native = summed_in_place and self._is_native()
         return not summed_in_place
 
     def _sets(self) -> int:

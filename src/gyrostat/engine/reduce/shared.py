@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 import torch
 
+from gyrostat.core.errors import PeerLost
 from gyrostat.core.placement import Segment
 from gyrostat.engine.neighbours import Neighbours, Region
 from gyrostat.engine.reduce.buckets import FlatBuckets
@@ -31,6 +32,10 @@ class Parts(msgspec.Struct, frozen=True, array_like=True):
     held: list[tuple[Node, int]]
     """Sums over these virtual workers, in the region of this serial number."""
     total: int
+
+
+_DONE = b"done"
+_decoder = msgspec.msgpack.Decoder(Parts)
 
 
 def share_in_ddp_order(
@@ -78,14 +83,16 @@ def _share(
     parts = {node: flats.flats[bucket] for node, flats in held.items()}
     totals: dict[int, torch.Tensor] = {}
     for worker, message in heard.items():
-        theirs = msgspec.msgpack.decode(message, type=Parts)
-        assert theirs.bucket == bucket
+        theirs = _decoder.decode(message)
+        if theirs.bucket != bucket:
+            raise PeerLost(f"worker {worker} has given up bucket {bucket}: another worker is lost")
         for node, serial in theirs.held:
             parts[node] = total.within(neighbours.memory(worker, serial), bucket)
         totals[worker] = total.within(neighbours.memory(worker, theirs.total), bucket)
     if shares[neighbours.rank].stop > shares[neighbours.rank].start:
         add(parts)
-    neighbours.show((), b"done")
+    if any(answer != _DONE for answer in neighbours.show((), _DONE).values()):
+        raise PeerLost(f"another worker has given up bucket {bucket}, for one is lost")
     for worker, theirs_total in totals.items():
         share = shares[worker]
         total.flats[bucket][share].copy_(theirs_total[share])
