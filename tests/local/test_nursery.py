@@ -167,7 +167,7 @@ print(json.dumps({
         "cwd": str(directory),
         "argv": [str(directory / "script.py"), "an argument"],
         "threads": 1,
-        "handlers": [True, True],
+        "handlers": [True, signal.getsignal(signal.SIGHUP) is signal.SIG_DFL],
         "blocked": [],
         "stdin": "/dev/null",
         "hash": int(subprocess.check_output(seeded, env={**before, "PYTHONHASHSEED": "0"})),
