@@ -3,7 +3,7 @@
 The released trace runs on a real cluster of 16 paced slots, with real hosts, workers, fences and checkpoints. Time is 25 times
 as fast, and every job has 1.37 times its work, because the raw trace is a lighter load than the paper's (nobody queues; see
 docs/results.md); the factor was chosen by what the simulator gains with it, which is most at 1.36 to 1.38.
-A job's step takes 0.4 s on the devices that it asked for, but a micro-batch no less than 0.1 s, for two real cores compute for
+A job's step takes 0.2 s on the devices that it asked for, but a micro-batch no less than 0.05 s, for two real cores compute for
 16 slots: with N virtual workers on p devices it takes ceil(N / p) times as long as a micro-batch, which is what the simulator
 expects, too. The simulator is given the same jobs, and what a start cost live in the median.
 `--quick` runs the first six jobs, 200 times as fast. $GYROSTAT_DATA is the directory of traces.
@@ -36,7 +36,7 @@ from pairs import Pair, show_progress
 DATA = "GYROSTAT_DATA"
 DEVICES = 16
 FASTER, STRETCH = 25.0, 1.37
-STEP_S, SHORTEST_MICRO_BATCH_S = 0.4, 0.1
+STEP_S, SHORTEST_MICRO_BATCH_S = 0.2, 0.05
 PACE = 100.0
 """Samples per second, of every slot."""
 POLICIES = {False: "priority", True: "wfs"}
