@@ -11,10 +11,10 @@ from rich.console import Console
 from gyrostat.cli.display import LiveDisplay, LossCurve, PlainDisplay, ProgressText, sparkline
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone
-from gyrostat.job.control.observer import OutputStream
 from gyrostat.job.control.outcome import Outcome, Tally
 from gyrostat.job.control.worker_tracker import FailureCause, JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import (
     Checkpointed,
     Logged,

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.observer import OutputStream
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import Started, StepReport, StepReports
 from gyrostat.job.verify.compare import DifferenceKind, TracedRun, compare, locate, pairs_to_explain
 from gyrostat.job.verify.diagnosis import DifferenceEvidence, diagnose

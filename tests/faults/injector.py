@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gyrostat.job.control.observer import NullObserver, OutputStream
+from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.output import OutputStream
 from tests.conftest import Launch
 from tests.faults.doom import ORDERS
 

@@ -7,7 +7,8 @@ import select
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gyrostat.job.control.observer import NullObserver, OutputStream
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.processes.output import OutputStream
 
 PATIENCE_S = 120.0
 

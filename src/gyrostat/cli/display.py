@@ -20,11 +20,11 @@ from rich.text import Text
 
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
-from gyrostat.job.control.observer import OutputStream
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
 from gyrostat.job.diagnostics.watchdog import Standstill
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import (
     Checkpointed,
     FromWorker,

@@ -12,8 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.display import Clock
-from gyrostat.job.control.observer import NullObserver, OutputStream
+from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import FromWorker, Started, StepReports
 from gyrostat.job.verify.compare import DifferenceKind, RunDifference, TracedRun, compare
 from gyrostat.job.verify.verdict import FailedRun, VerifyFinding, VerifyRow, VerifyVerdict

@@ -19,11 +19,11 @@ from gyrostat.core.job import Assignment
 from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.leader import Leader, LeaderRecord
-from gyrostat.job.control.observer import NullObserver, Observer, OutputStream
+from gyrostat.job.control.observer import NullObserver, Observer
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.trace_file import join_traces
-from gyrostat.job.processes.output import LogFiles
+from gyrostat.job.processes.output import LogFiles, OutputStream
 from gyrostat.job.processes.protocol import FromWorker, WorkerId
 from gyrostat.job.processes.signals import SignalQueue, caught
 from gyrostat.job.processes.start import WorkerForkServer, WorkerSource

@@ -26,10 +26,11 @@ from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.device_assignment import DeviceAssignment
-from gyrostat.job.control.observer import NullObserver, OutputStream
+from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import FailureCause
 from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import FromWorker, Logged, NotCheckpointed, Program, Started, StepReports
 from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.local.curves import Curves, Point

@@ -11,8 +11,9 @@ import pytest
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.observer import NullObserver, OutputStream
+from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.output import OutputStream
 from tests.conftest import Launch
 
 # The writer's thread copies nothing before the next update, or the end, lets it: all that late copying can do wrong it does

@@ -11,8 +11,8 @@ import pytest
 
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.observer import OutputStream
 from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.start import WorkerForkServer
 from tests.conftest import Launch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Protocol
 
 from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
@@ -10,12 +9,8 @@ from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
 from gyrostat.job.diagnostics.watchdog import Standstill
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import FromWorker
-
-
-class OutputStream(StrEnum):
-    STDOUT = "stdout"
-    STDERR = "stderr"
 
 
 class Observer(Protocol):

@@ -19,7 +19,7 @@ import msgspec
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Determinism
 from gyrostat.job.control.outcome import Outcome
-from gyrostat.job.launcher import RunRequest
+from gyrostat.job.control.run_request import RunRequest
 
 
 def report(outcome: Outcome, request: RunRequest | None = None) -> dict[str, object]:

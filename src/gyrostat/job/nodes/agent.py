@@ -39,7 +39,7 @@ from gyrostat.job.control.control_socket import (
     runtime_directory,
 )
 from gyrostat.job.control.event_loop import Loop
-from gyrostat.job.control.observer import Observer, OutputStream
+from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.replies import Requester
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
@@ -62,7 +62,7 @@ from gyrostat.job.nodes.messages import (
     WorkerSaid,
 )
 from gyrostat.job.nodes.service import LeaderLink, NodeSession, Service
-from gyrostat.job.processes.output import LogFiles
+from gyrostat.job.processes.output import LogFiles, OutputStream
 from gyrostat.job.processes.protocol import FromWorker, WorkerId
 from gyrostat.job.processes.signals import SignalQueue
 from gyrostat.job.processes.start import WorkerForkServer

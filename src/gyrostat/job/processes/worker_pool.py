@@ -22,11 +22,10 @@ from typing import Protocol
 import msgspec
 
 from gyrostat.core.evidence import Evidence
-from gyrostat.job.control.observer import OutputStream
 from gyrostat.job.diagnostics import stacks
 from gyrostat.job.diagnostics.black_box import read as read_box
 from gyrostat.job.diagnostics.memory import KernelLog, OutOfMemory
-from gyrostat.job.processes.output import LineSplitter, LogFiles, Tail
+from gyrostat.job.processes.output import LineSplitter, LogFiles, OutputStream, Tail
 from gyrostat.job.processes.protocol import (
     Channel,
     Failed,

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Protocol
 
 from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool, Probe, ReductionOrder
-from gyrostat.job.control.observer import NullObserver, Observer, OutputStream
+from gyrostat.job.control.observer import NullObserver, Observer
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import FromWorker, Program, StepReports
 from gyrostat.job.processes.start import WorkerSource
 from gyrostat.job.verify.compare import TracedRun
