@@ -44,7 +44,7 @@ EXAMPLE = re.findall(
 
 
 def invoke(*args: str, code: int = 0) -> str:
-    result = CliRunner().invoke(build_app(args[0]), args, catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), args, catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
