@@ -12,7 +12,12 @@ from tests.conftest import Launch
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
-    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
+    [
+        *ROOT.glob("*.md"),
+        *ROOT.glob("docs/**/*.md"),
+        *ROOT.glob("examples/*.md"),
+        *ROOT.glob("benchmarks/*.md"),
+    ]
 )
 BLOCKS = [
     pytest.param(block, id=f"{page.name}-{number}")

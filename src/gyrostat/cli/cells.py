@@ -23,7 +23,7 @@ _ABOUT = "\n\n".join(
         "Share a cluster among tenants with guarantees (HiveD's cells).",
         "A cell file names cell types and what they consist of, the machines there are, and how many cells of which type each "
         "tenant has. A tenant then has at any time what it would have alone, and others may use what it leaves.",
-        "Every command reads one such file; docs/cells.md explains the format, examples/clusters/cells.yaml is one.",
+        "Every command reads one such file; docs/reference/cells.md explains the format, examples/clusters/cells.yaml is one.",
     ]
 )
 _CHECK = "\n\n".join(

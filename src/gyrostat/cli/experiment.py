@@ -21,7 +21,7 @@ _HELP = "\n\n".join(
         "  gyrostat experiment virtualflow-3-jobs --data DIR",
         "  gyrostat experiment virtualflow-3-jobs --data DIR --page docs/results.md",
         "  gyrostat experiment --all --data DIR",
-        "DIR holds the traces and tables (see docs/experiments.md). Without a name, the experiments are listed.",
+        "DIR holds the traces and tables (see docs/howto/experiments.md). Without a name, the experiments are listed.",
     ]
 )
 

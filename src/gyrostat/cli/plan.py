@@ -21,7 +21,7 @@ from gyrostat.sched.planner.tables import profiles_of
 _HELP = "\n\n".join(
     [
         "Split a job's virtual workers over devices of several types so that a step is fastest.",
-        "FILE holds measured throughput: gyrostat's own form, VirtualFlow's or Gavel's (see docs/planner.md).",
+        "FILE holds measured throughput: gyrostat's own form, VirtualFlow's or Gavel's (see docs/howto/plan.md).",
         "  gyrostat plan --profile profiles.json --workload bert --devices v100:2,p100:8 --virtual-workers 32",
         "moves 32 virtual workers with equal micro-batches; devices that would not help are left unused, and one type "
         "is used alone where mixing does not pay. Before a job is defined, --global-batch also chooses micro-batch sizes:",

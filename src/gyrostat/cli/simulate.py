@@ -31,8 +31,8 @@ _HELP = "\n\n".join(
         "  gyrostat simulate --cluster by-load:73 --sharing quota --sharing cells --policy fifo philly.csv",
         "  gyrostat simulate --cluster cells.yaml --policy 'fifo;prod=tiresias' --report out jobs.csv",
         "TRACE is Philly's, ITP's or Alibaba's, or your own: CSV or Parquet with submitted, duration, devices and more "
-        "(docs/simulator.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: machines "
-        "with 8 devices, divided among the trace's tenants by load.",
+        "(docs/howto/simulate.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: "
+        "machines with 8 devices, divided among the trace's tenants by load.",
         "The same trace, options and seed give the same result, to the bit. --record keeps what the scheduler saw and decided; "
         "--replay has it decide again and compares: exit code 1 if a plan differs.",
     ]

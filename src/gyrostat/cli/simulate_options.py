@@ -18,7 +18,7 @@ Policy = Annotated[
     typer.Option(
         metavar="NAME[:SETTING=VALUE,…][;VC=NAME…]",
         show_default="fifo",
-        help="Which policy; several are run in turn. docs/policies.md lists them.",
+        help="Which policy; several are run in turn. docs/reference/policies.md lists them.",
     ),
 ]
 Sharing = Annotated[

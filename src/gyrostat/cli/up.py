@@ -32,7 +32,7 @@ _HELP = "\n\n".join(
         "  gyrostat up                                  (what is there: GPUs, or one slot per CPU)",
         "  gyrostat up --devices cpu:4 --policy wfs     (four slots, shared fairly; jobs grow and shrink)",
         "  gyrostat up --devices fast:2@400,slow:2@100  (paced slots: so many samples per second; they wait, not compute)",
-        "  gyrostat up --cluster cells.yaml --detach    (cells and tenants: docs/cells.md; in the background)",
+        "  gyrostat up --cluster cells.yaml --detach    (cells and tenants: docs/reference/cells.md; in the background)",
         "Then, in another terminal: gyrostat submit --virtual-workers 4 train.py; gyrostat top.",
         "Jobs outlive this process: if it is killed, they train on, and the next `gyrostat up` in the same state directory "
         "finds them again. Ctrl-C or `gyrostat down` has them checkpoint first; they go on with the next `up`.",
@@ -70,7 +70,7 @@ def up(
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A cell file: machines, cells, tenants (docs/cells.md)."),
+        typer.Option(metavar="FILE", help="A cell file: machines, cells, tenants (docs/reference/cells.md)."),
     ] = None,
     policy: Annotated[
         str,
