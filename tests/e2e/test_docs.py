@@ -8,11 +8,14 @@ import importlib
 import re
 import textwrap
 from collections.abc import Iterator
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from typer.core import TyperGroup
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from gyrostat.cli.main import build_app
@@ -79,6 +82,26 @@ def test_all_commands_are_listed() -> None:
     assert commands <= set(re.findall(r"`([a-z-]+)`", rows))
 
 
+def test_options_of_the_examples_exist() -> None:
+    app = get_command(build_app())
+    assert isinstance(app, TyperGroup)
+    checked = 0
+    for name, page in zip(NAMES, PAGES, strict=True):
+        fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+        blocks = "\n".join(block for language, block in fenced if language in ("", "console", "sh"))
+        for line in re.findall(r"^(?:\w*\$ )?(?:[A-Z_]+=\S+ )*gyrostat ([a-z].*)", blocks, re.MULTILINE):
+            verb, *words = re.split(r" +(?:#|&&)", line)[0].split()
+            command = app.commands[verb]
+            if isinstance(command, TyperGroup):
+                command = command.commands[words.pop(0)]
+            options = {option for parameter in command.params for option in parameter.opts}
+            before_script = takewhile(lambda word: not word.endswith(".py"), words)
+            for option in (word for word in before_script if re.match("--?[a-z]", word)):
+                checked += 1
+                assert option in options, f"{name}: {line}"
+    assert checked > 50
+
+
 def test_messages_of_the_troubleshooting_page_are_in_the_code() -> None:
     code = "\n".join(_strings())
     symptoms = re.findall(r"^\| (.*?) \|", (ROOT / "docs/troubleshooting.md").read_text(), re.MULTILINE)
@@ -113,6 +136,8 @@ def _strings() -> Iterator[str]:
     for path in (ROOT / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
-                yield "".join(part.value if isinstance(part, ast.Constant) else "\0" for part in node.values)
+                yield "".join(
+                    str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values
+                )
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.value
