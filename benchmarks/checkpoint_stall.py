@@ -23,8 +23,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import gyrostat
 from figures import Figure, Options, Target, main
-from gyrostat.engine import session
 from gyrostat.engine.checkpoint.writer import THREAD
+from gyrostat.engine.script import session
 from pairs import Pair, show_progress
 from workloads import SEED, Workload, gpt
 

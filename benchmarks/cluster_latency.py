@@ -17,8 +17,8 @@ from pathlib import Path
 from figures import Figure, Options, Target, main
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
+from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.nursery import Nursery
 from gyrostat.local.records import JobSpec
 from pairs import Pair, show_progress
 
@@ -60,15 +60,15 @@ def measure(options: Options) -> list[Figure]:
             ids = [submit(daemon, job) for _ in range(2)]
             for number in range(options.pairs):
                 for id_ in ids:
-                    at_step(daemon, id_, daemon.office.job(id_, None).step + 1)
+                    at_step(daemon, id_, daemon.service.job(id_, None).step + 1)
                 frees.append(Pair(free(daemon, WISHES[number % len(WISHES)]), FREE_S))
                 show_progress(number + 1, options.pairs, f"free after {frees[-1].ours:.2f} s")
             for id_ in ids:
                 end(daemon, id_)
-            daemon.office.shutdown()
-        with contextlib.closing(Warm(Path(directory) / "log")) as nursery:
+            daemon.service.shutdown()
+        with contextlib.closing(Warm(Path(directory) / "log")) as fork_server:
             for number in range(options.pairs):
-                hosts.append(Pair(nursery.host_ready(), HOST_S))
+                hosts.append(Pair(fork_server.host_ready(), HOST_S))
                 show_progress(number + 1, options.pairs, f"a host after {hosts[-1].ours:.3f} s")
     return [
         Figure(
@@ -98,10 +98,10 @@ def first_step(daemon: Daemon, job: JobSpec) -> float:
 
 def free(daemon: Daemon, devices: int) -> float:
     began = time.monotonic()
-    if not daemon.office.reserve("cpu", devices, wait=120.0):
+    if not daemon.service.reserve("cpu", devices, wait=120.0):
         raise SystemExit("the devices were not free after two minutes")
     took = time.monotonic() - began
-    daemon.office.release("cpu")
+    daemon.service.release("cpu")
     return took
 
 
@@ -109,7 +109,7 @@ class Warm:
     """A nursery that has imported everything."""
 
     def __init__(self, log: Path) -> None:
-        self._nursery = Nursery(log)
+        self._fork_server = HostForkServer(log)
         self.host_ready()
 
     def host_ready(self) -> float:
@@ -118,27 +118,27 @@ class Warm:
         with ours:
             began = time.monotonic()
             with theirs:
-                self._nursery.hatch(theirs)
+                self._fork_server.spawn(theirs)
             if ours.recv(64) != b"ready\n":
                 raise SystemExit("no host was forked")
             return time.monotonic() - began
 
     def close(self) -> None:
-        self._nursery.end()
+        self._fork_server.end()
 
 
 def submit(daemon: Daemon, job: JobSpec) -> str:
-    return daemon.office.submit(job, "bench").id
+    return daemon.service.submit(job, "bench").id
 
 
 def at_step(daemon: Daemon, id_: str, step: int) -> None:
-    while daemon.office.job(id_, None).step < step:
+    while daemon.service.job(id_, None).step < step:
         daemon.wait(0.005)
 
 
 def end(daemon: Daemon, id_: str) -> None:
-    daemon.office.cancel(id_, None)
-    while not daemon.office.job(id_, None).state.over:
+    daemon.service.cancel(id_, None)
+    while not daemon.service.job(id_, None).state.over:
         daemon.wait(0.02)
 
 

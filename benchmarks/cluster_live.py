@@ -27,8 +27,8 @@ from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.records import JobRecord, JobSpec, JobState
 from gyrostat.sched.throughput import AnalyticScaling
 from gyrostat.sim.cluster import Costs
-from gyrostat.sim.experiments.finding import Context
-from gyrostat.sim.experiments.playing import Summary, play, summarise
+from gyrostat.sim.experiments.finding import ExperimentContext
+from gyrostat.sim.experiments.playing import PlaySummary, play, summarise
 from gyrostat.sim.experiments.virtualflow_traces import VirtualFlowTrace
 from gyrostat.sim.job import TraceJob
 from pairs import Pair, show_progress
@@ -76,7 +76,7 @@ def measure(options: Options) -> list[Figure]:
     faster = 200.0 if options.quick else FASTER
     number = 6 if options.quick else 20
     lived: dict[bool, list[Live]] = {False: [], True: []}
-    simulated: dict[bool, list[Summary]] = {False: [], True: []}
+    simulated: dict[bool, list[PlaySummary]] = {False: [], True: []}
     for turn in range(options.pairs):
         for elastic in POLICIES:
             jobs = [scaled(job, faster) for job in trace(data, elastic)[:number]]
@@ -93,7 +93,9 @@ def measure(options: Options) -> list[Figure]:
 
 
 def trace(data: Path, elastic: bool) -> list[TraceJob]:
-    return list(VirtualFlowTrace(Context(data=data), "jobs20.json").jobs(elastic=elastic, stretch=STRETCH))
+    return list(
+        VirtualFlowTrace(ExperimentContext(data=data), "jobs20.json").jobs(elastic=elastic, stretch=STRETCH)
+    )
 
 
 def scaled(job: TraceJob, faster: float) -> TraceJob:
@@ -133,12 +135,12 @@ def live(jobs: Sequence[TraceJob], elastic: bool) -> Live:
             began = time.monotonic()
             for job in jobs:
                 daemon.wait(max(0.0, job.request.submitted - (time.monotonic() - began)))
-                daemon.office.submit(spec_of(job, directory), "bench")
-            while not all(record.state.over for record in daemon.office.jobs(None)):
+                daemon.service.submit(spec_of(job, directory), "bench")
+            while not all(record.state.over for record in daemon.service.jobs(None)):
                 daemon.wait(0.2)
-            records = daemon.office.jobs(None)
+            records = daemon.service.jobs(None)
             starts = [first_start(daemon, record) for record in records]
-            daemon.office.shutdown()
+            daemon.service.shutdown()
     failed = [record for record in records if record.state is not JobState.FINISHED]
     if failed:
         raise SystemExit(f"{failed[0].id} is {failed[0].state}: {failed[0].reason}")
@@ -167,12 +169,12 @@ def spec_of(job: TraceJob, directory: str) -> JobSpec:
 
 
 def first_start(daemon: Daemon, record: JobRecord) -> float:
-    events = [event for event in daemon.office.events(None) if event.job == record.id]
+    events = [event for event in daemon.service.events(None) if event.job == record.id]
     got = next(event.at for event in events if event.kind == "started")
     return next(event.at for event in events if event.kind == "running") - got
 
 
-def simulate(jobs: Sequence[TraceJob], elastic: bool, start: float) -> Summary:
+def simulate(jobs: Sequence[TraceJob], elastic: bool, start: float) -> PlaySummary:
     fleet = Fleet.parse(f"cpu:1x{DEVICES}")
     result = play(fleet, POLICIES[elastic], jobs, AnalyticScaling(), costs=Costs(start=start))
     return summarise(result, fleet)
@@ -208,7 +210,7 @@ def elastic_against_static(lived: dict[bool, list[Live]]) -> list[Figure]:
 
 
 def live_against_simulated(
-    lived: dict[bool, list[Live]], simulated: dict[bool, list[Summary]]
+    lived: dict[bool, list[Live]], simulated: dict[bool, list[PlaySummary]]
 ) -> list[Figure]:
     figures = []
     for elastic, policy in POLICIES.items():

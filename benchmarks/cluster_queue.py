@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.local.client import Cluster
+from gyrostat.local.client import ClusterClient
 from gyrostat.local.home import Home
 from gyrostat.local.records import JobSpec
 from pairs import Pair, show_progress
@@ -79,7 +79,7 @@ def measure(options: Options) -> list[Figure]:
 
 
 @contextmanager
-def up(directory: Path) -> Iterator[tuple[int, Cluster]]:
+def up(directory: Path) -> Iterator[tuple[int, ClusterClient]]:
     """A cluster of its own; the daemon's process and a client."""
     home = Home(directory / "state")
     command = [sys.executable, "-c", _MAIN, "up", "--devices", f"cpu:{_DEVICES}", "--state", str(home.path)]
@@ -88,14 +88,14 @@ def up(directory: Path) -> Iterator[tuple[int, Cluster]]:
             while (endpoint := home.endpoint()) is None:
                 assert daemon.poll() is None, "the daemon did not start"
                 time.sleep(0.05)
-            with Cluster(endpoint.url) as cluster:
+            with ClusterClient(endpoint.url) as cluster:
                 yield daemon.pid, cluster
         finally:
             daemon.send_signal(signal.SIGTERM)
             daemon.wait()
 
 
-def submit(cluster: Cluster, directory: Path, jobs: int) -> float:
+def submit(cluster: ClusterClient, directory: Path, jobs: int) -> float:
     """Jobs per second."""
     (directory / "train.py").write_text("raise SystemExit('nobody runs this')\n")
     began = time.perf_counter()
@@ -106,7 +106,7 @@ def submit(cluster: Cluster, directory: Path, jobs: int) -> float:
     return jobs / (time.perf_counter() - began)
 
 
-def milliseconds_per_answer(cluster: Cluster, jobs: int) -> float:
+def milliseconds_per_answer(cluster: ClusterClient, jobs: int) -> float:
     """The mean of several."""
     began = time.perf_counter()
     for _ in range(_ANSWERS):

@@ -17,7 +17,7 @@ from torch import nn
 import gyrostat
 from figures import Figure, Options, Target, main
 from gyrostat.data.rng import RngState, Streams
-from gyrostat.engine.buffers import ModuleBuffers
+from gyrostat.engine.training.buffers import ModuleBuffers
 from pairs import Pair, show_progress
 from workloads import SEED, Workload, resnet
 

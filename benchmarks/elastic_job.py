@@ -20,12 +20,12 @@ from types import TracebackType
 from typing import Self
 
 from gyrostat.core.placement import Placement
-from gyrostat.job.door import Answer, Caller
+from gyrostat.job.control.control_socket import JobClient, RequestResult
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.diagnostics.stragglers import StragglerPolicy
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.observer import Nobody
-from gyrostat.job.protocol import FromWorker, Program, Step, Steps
-from gyrostat.job.start import WorkerSource
-from gyrostat.job.stragglers import StragglerPolicy
+from gyrostat.job.processes.protocol import FromWorker, Program, StepReport, StepReports
+from gyrostat.job.processes.start import WorkerSource
 
 SCRIPT = Path(__file__).resolve().parent / "side_elastic.py"
 WIDE = ()
@@ -52,10 +52,10 @@ class Cost:
     """The longest time between two steps, from the request on."""
     to_first_step: float
     """From the request until the first step on the new size was complete."""
-    told: Answer
+    told: RequestResult
 
 
-class ElasticJob(Nobody):
+class ElasticJob(NullObserver):
     """Use it as a context: it runs until then."""
 
     def __init__(
@@ -68,7 +68,7 @@ class ElasticJob(Nobody):
         args: Sequence[str] = WIDE,
         placement: Sequence[int] | None = None,
         stragglers: StragglerPolicy | None = None,
-        silence_s: float = 30.0,
+        heartbeat_timeout_s: float = 30.0,
     ) -> None:
         """`placement`: how many virtual workers each worker runs, if not as even as can be."""
         even = Placement.even(virtual_workers, workers)
@@ -77,11 +77,11 @@ class ElasticJob(Nobody):
             program=Program(name=str(SCRIPT), args=tuple(args)),
             placement=even if placement is None else Placement.from_counts(placement),
             stragglers=stragglers or StragglerPolicy(),
-            silence_s=silence_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
             paced=paced,
             name=f"benchmark-{os.getpid()}",
         )
-        self._steps: dict[int, Step] = {}
+        self._steps: dict[int, StepReport] = {}
         self._news = threading.Condition()
         self._over = False
         self._error: BaseException | None = None
@@ -93,7 +93,7 @@ class ElasticJob(Nobody):
         self._thread.start()
         self.wait_for(1)
         assert self._request.name is not None
-        self.caller = Caller(self._request.name)
+        self.job_client = JobClient(self._request.name)
         return self
 
     def __exit__(
@@ -101,7 +101,7 @@ class ElasticJob(Nobody):
     ) -> None:
         self._over = True
         if hasattr(self, "caller"):
-            self.caller.close()
+            self.job_client.close()
         self._thread.join()
         self._directory.cleanup()
 
@@ -118,7 +118,7 @@ class ElasticJob(Nobody):
                 self._news.notify_all()
 
     def heard(self, worker: int, message: FromWorker) -> None:
-        if isinstance(message, Steps):
+        if isinstance(message, StepReports):
             with self._news:
                 self._steps |= {step.step: step for step in message.steps}
                 self._news.notify_all()
@@ -185,7 +185,7 @@ class ElasticJob(Nobody):
         """Change the size, and see what that cost."""
         asked = time.monotonic()
         before = self.last_step
-        told = self.caller.scale(workers)
+        told = self.job_client.scale(workers)
         if not told.done:
             raise RuntimeError(told.text)
         boundary = told.step

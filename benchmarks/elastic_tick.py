@@ -14,11 +14,11 @@ from figures import Figure, Options, Target, main
 from gyrostat.core.devices import Fleet
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
-from gyrostat.sched.books import Books, Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, Finished, Snapshot, Submitted
+from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sched.tick import tick
 from pairs import Pair, show_progress
 
@@ -63,7 +63,7 @@ class Ticks:
         self._number = 0
         fleet = Fleet.parse(FLEET)
         vc = Vc(name="all", policy=find_policy(policy))
-        self._books = Books(fleet, [vc], NodePlacer(fleet), PlannedThroughput(PROFILES))
+        self._scheduler_state = SchedulerState(fleet, [vc], NodePlacer(fleet), PlannedThroughput(PROFILES))
         self._now = 0.0
         self._round = 360.0 if policy == "gavel" else 30.0
         self._tick([Submitted(self._request(elastic=True)) for _ in range(RUNNING)])
@@ -72,20 +72,20 @@ class Ticks:
 
     @property
     def running(self) -> int:
-        return sum(job.running for job in self._books.jobs.values())
+        return sum(job.running for job in self._scheduler_state.jobs.values())
 
     @property
     def waiting(self) -> int:
-        return len(self._books.jobs) - self.running
+        return len(self._scheduler_state.jobs) - self.running
 
     def milliseconds(self) -> float:
-        ended = next(job.id for job in self._books.jobs.values() if job.running)
+        ended = next(job.id for job in self._scheduler_state.jobs.values() if job.running)
         return self._tick([Finished(ended), Submitted(self._request(elastic=False))])
 
     def _tick(self, changes: list[Change]) -> float:
         self._now += self._round
         began = time.process_time()
-        tick(self._books, Snapshot(self._now, tuple(changes)))
+        tick(self._scheduler_state, Snapshot(self._now, tuple(changes)))
         return 1000 * (time.process_time() - began)
 
     def _request(self, *, elastic: bool) -> JobRequest:

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from figures import Figure, Options, Target, main
 from gyrostat.core.devices import Fleet
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.sched.books import Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
+from gyrostat.sched.state import Vc
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.simulate import simulate
 from pairs import Pair, show_progress

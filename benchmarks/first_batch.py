@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from figures import Figure, Options, Target, main
 from gyrostat.data.options import make_loader
 from gyrostat.data.rng import Streams
-from gyrostat.data.shared import make_feed
+from gyrostat.data.shared_source import make_batch_source
 from pairs import measure_pairs
 
 VIRTUAL_WORKERS = 8
@@ -50,18 +50,18 @@ def ours() -> float:
     streams = Streams()
     contexts = {rank: streams.save() for rank in ranks}
     began = time.perf_counter()
-    feed = make_feed(loader, ranks, streams)
-    feed.begin_loop(loader.order(seed=0, epoch=0), epoch=0, accumulate=1, first_batch=0, positions={})
+    source = make_batch_source(loader, ranks, streams)
+    source.begin_loop(loader.order(seed=0, epoch=0), epoch=0, accumulate=1, first_batch=0, positions={})
     for rank in ranks:  # as the engine does: in the streams of each
         outside = streams.exchange(contexts[rank])
-        feed.start(rank)
+        source.start(rank)
         contexts[rank] = streams.exchange(outside)
-    feed.started = True
-    feed.begin_step()
+    source.started = True
+    source.begin_step()
     for rank in ranks:
-        assert len(feed.fetch(rank, 0)) == BATCH_SIZE
+        assert len(source.fetch(rank, 0)) == BATCH_SIZE
     seconds = time.perf_counter() - began
-    feed.end_loop()
+    source.end_loop()
     return seconds * 1000
 
 

@@ -174,7 +174,7 @@ class Flock:
 def etcd() -> Iterator[str]:
     """A server for this benchmark alone, as the tests start theirs."""
     sys.path.append(str(ROOT))
-    from tests.job.lease.etcd_server import BINARY, MISSING, EtcdServer
+    from tests.job.nodes.lease.etcd_server import BINARY, MISSING, EtcdServer
 
     if BINARY is None:
         raise SystemExit(MISSING)

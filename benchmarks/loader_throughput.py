@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 from figures import Figure, Options, Target, main
 from gyrostat.data.options import make_loader
 from gyrostat.data.rng import Streams
-from gyrostat.data.shared import make_feed
+from gyrostat.data.shared_source import make_batch_source
 from pairs import Pair, measure_pairs
 
 BATCH_SIZE = 16
@@ -71,18 +71,18 @@ def ours(dataset: Decoding) -> float:
         others={},
     )
     began = time.perf_counter()
-    feed = make_feed(loader, [0], Streams())
+    source = make_batch_source(loader, [0], Streams())
     order = loader.order(seed=0, epoch=0)
-    feed.begin_loop(order, epoch=0, accumulate=1, first_batch=0, positions={})
-    feed.start(0)
-    feed.started = True
+    source.begin_loop(order, epoch=0, accumulate=1, first_batch=0, positions={})
+    source.start(0)
+    source.started = True
     seen = 0
     for _ in range(order.batches):
-        feed.begin_step()
-        images, _ = feed.fetch(0, 0)
+        source.begin_step()
+        images, _ = source.fetch(0, 0)
         seen += len(images)
     seconds = time.perf_counter() - began
-    feed.end_loop()
+    source.end_loop()
     assert seen == len(dataset)
     return seen / seconds
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from elastic_job import ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.start import WorkerForkServer
 from pairs import Pair, show_progress
 from scale_out_fence import SAMPLES_PER_SECOND
 
@@ -19,7 +19,7 @@ TARGET = Target(at_least=0.95)
 def measure(options: Options) -> Iterator[Figure]:
     for few, many, paced in ((1, 2, ()), (4, 8, (SAMPLES_PER_SECOND,))):
         pairs = []
-        with ForkParent() as parent:
+        with WorkerForkServer() as parent:
             with ElasticJob(parent, virtual_workers=8 if paced else 2, workers=few, paced=paced) as job:
                 for number in range(options.pairs):
                     job.scale(few)

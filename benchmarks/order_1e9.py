@@ -62,10 +62,10 @@ def measure(options: Options) -> list[Figure]:
 
 def side() -> None:
     """One measurement, in a process of its own."""
-    from gyrostat.data.order import Order
+    from gyrostat.data.order import EvenOrder
 
-    def order(length: int) -> Order:
-        return Order(
+    def order(length: int) -> EvenOrder:
+        return EvenOrder(
             length=length,
             virtual_workers=VIRTUAL_WORKERS,
             batch_size=BATCH_SIZE,

@@ -11,10 +11,10 @@ import time
 from elastic_job import SCRIPT, SMALL, ElasticJob
 from figures import Figure, Options, Target, main
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.profiling import SETTLING
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.profiling import SETTLING
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 from pairs import measure_pairs
 
 TARGET = Target(at_most=0.25)
@@ -40,10 +40,10 @@ def measure(options: Options) -> list[Figure]:
 
 def one_job() -> float:
     began = time.perf_counter()
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
         job = ElasticJob(parent, virtual_workers=VIRTUAL_WORKERS, workers=max(SIZES), paced=PACED, args=SMALL)
         with job:
-            rows = job.caller.profile(min(SIZES), max(SIZES), STEPS)
+            rows = job.job_client.profile(min(SIZES), max(SIZES), STEPS)
             assert [row.workers for row in rows] == list(SIZES)
     return time.perf_counter() - began
 
@@ -51,7 +51,7 @@ def one_job() -> float:
 def a_job_each() -> float:
     began = time.perf_counter()
     for workers in SIZES:
-        with ForkParent() as parent:
+        with WorkerForkServer() as parent:
             request = RunRequest(
                 program=Program(name=str(SCRIPT), args=SMALL),
                 placement=Placement.even(VIRTUAL_WORKERS, workers),

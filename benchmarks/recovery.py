@@ -26,9 +26,9 @@ from pathlib import Path
 
 from elastic_job import ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.coordinator import Done
-from gyrostat.job.protocol import FromWorker, Hello, Started
-from gyrostat.job.start import ForkParent, WorkerSource
+from gyrostat.job.control.coordinator import ReconfigurationDone
+from gyrostat.job.processes.protocol import FromWorker, Hello, Started
+from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
 from pairs import Pair, show_progress
 from sides import HERE, ONE_THREAD
 
@@ -54,7 +54,7 @@ class Mortal(ElasticJob):
         workers: int,
         virtual_workers: int,
         paced: Sequence[float],
-        silence_s: float = 30.0,
+        heartbeat_timeout_s: float = 30.0,
     ) -> None:
         self._pids: dict[int, int] = {}
         self._whole = threading.Event()
@@ -66,7 +66,7 @@ class Mortal(ElasticJob):
             workers=workers,
             paced=paced,
             args=MODEL,
-            silence_s=silence_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
         )
 
     def heard(self, worker: int, message: FromWorker) -> None:
@@ -76,7 +76,7 @@ class Mortal(ElasticJob):
             self._whole.set()
         super().heard(worker, message)
 
-    def resized(self, done: Done) -> None:
+    def resized(self, done: ReconfigurationDone) -> None:
         if done.after == self._size:
             self._whole.set()
 
@@ -84,7 +84,7 @@ class Mortal(ElasticJob):
         """Send one worker this signal. The longest time between two steps, from now until the second one is complete."""
         self._whole.wait()
         self.wait_for(self.last_step + 5)
-        victim = random.choice(self.caller.status().members)
+        victim = random.choice(self.job_client.status().members)
         step = self.last_step
         self.wait_until(time.monotonic() + random.random() * STEP_S)  # anywhere in a step
         self._whole.clear()
@@ -108,7 +108,7 @@ def measure(options: Options) -> Iterator[Figure]:
     for workers, virtual_workers, paced in SIZES:
         name = f"one of {workers} workers killed{', paced' if paced else ''}"
         beyond = []
-        with ForkParent() as parent:
+        with WorkerForkServer() as parent:
             with Mortal(parent, workers - 1, virtual_workers, paced) as left:
                 step_s = left.steady(20)
             with Mortal(parent, workers, virtual_workers, paced) as job:

@@ -15,7 +15,7 @@ from typing import Self
 
 from elastic_job import ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.start import WorkerForkServer
 from pairs import measure_pairs
 from sides import HERE
 
@@ -59,7 +59,7 @@ class Broadcast:
 
 def measure(options: Options) -> Iterator[Figure]:
     for old, new, paced in ((1, 2, ()), (4, 8, (SAMPLES_PER_SECOND,))):
-        with ForkParent() as parent, tempfile.TemporaryDirectory() as directory:
+        with WorkerForkServer() as parent, tempfile.TemporaryDirectory() as directory:
             job = ElasticJob(parent, virtual_workers=8 if paced else 2, workers=old, paced=paced)
             with job, Broadcast(old, new, directory) as broadcast:
                 broadcast.seconds()  # connections are made by the first one

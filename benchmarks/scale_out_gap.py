@@ -22,7 +22,7 @@ from pathlib import Path
 
 from elastic_job import SMALL, ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.start import WorkerForkServer
 from pairs import measure_pairs
 from sides import HERE, ONE_THREAD
 
@@ -32,7 +32,7 @@ _SHARED_MEMORY = Path("/dev/shm")
 
 
 def measure(options: Options) -> list[Figure]:
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
         job = ElasticJob(parent, virtual_workers=2, workers=1, paced=(2 * 4 / STEP_S,), args=SMALL)
         with job:
 

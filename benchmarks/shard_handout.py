@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 
 from figures import Figure, Options, Target, main
-from gyrostat.data.shards.layout import Layout
-from gyrostat.data.shards.messages import Ask, Report, Shard
+from gyrostat.data.shards.layout import ShardLayout
+from gyrostat.data.shards.messages import AskShard, Shard, ShardReport
 from gyrostat.data.shards.queues import Queues
 from pairs import Pair, show_progress
 
@@ -43,16 +43,16 @@ def measure(options: Options) -> list[Figure]:
 
 
 def microseconds_per_shard(workers: int, shards: int) -> float:
-    queues = Queues(Layout.of_indices(SHARDS * SHARD_SIZE, SHARD_SIZE), seed=1)
+    queues = Queues(ShardLayout.of_indices(SHARDS * SHARD_SIZE, SHARD_SIZE), seed=1)
     names = [f"worker-{number}" for number in range(workers)]
     now, handed_out = 0.0, 0
     began = time.process_time()
     while handed_out < shards:
         for name in names:
             now += 0.001
-            shard = queues.ask(Ask(name, 0), now)
+            shard = queues.ask(AskShard(name, 0), now)
             if isinstance(shard, Shard):
-                queues.report(Report(name, 0, ((shard.lease, len(shard)),)), now + 0.001)
+                queues.report(ShardReport(name, 0, ((shard.lease, len(shard)),)), now + 0.001)
         handed_out += workers
     return 1e6 * (time.process_time() - began) / handed_out
 

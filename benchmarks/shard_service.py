@@ -19,9 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.job.door import Caller, Reply, runtime_directory
-from gyrostat.job.protocol import Channel
-from gyrostat.job.sharding import Pulled, PullShard
+from gyrostat.job.control.control_socket import JobClient, Reply, runtime_directory
+from gyrostat.job.control.shard_service import Pulled, PullShard
+from gyrostat.job.processes.protocol import Channel
 from pairs import Pair, show_progress
 
 CLIENTS = 256
@@ -39,8 +39,8 @@ def measure(options: Options) -> list[Figure]:
         os.environ["GYROSTAT_RUNTIME_DIR"] = directory
         leader = stack.enter_context(agent(Path(directory), "leader", "leading"))
         stack.enter_context(agent(Path(directory), "other", "following"))
-        with Caller("shards.leader") as caller:
-            caller.open_shards(_QUEUES, 10**9, shard_size=1000)
+        with JobClient("shards.leader") as job_client:
+            job_client.open_shards(_QUEUES, 10**9, shard_size=1000)
         for door, name in (("leader", "at its own door"), ("other", "through another agent")):
             pairs = []
             for pair in range(options.pairs):

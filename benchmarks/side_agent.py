@@ -10,8 +10,8 @@ import sys
 import time
 from collections.abc import Callable
 
-from gyrostat.job.lease import Campaign, LeaseStore, Timing, View, open_store
-from gyrostat.job.lease.base import Watch
+from gyrostat.job.nodes.lease import Campaign, LeaseStore, LeaseView, Timing, open_store
+from gyrostat.job.nodes.lease.base import LeaseWatch
 
 
 def say(what: str) -> None:
@@ -27,8 +27,8 @@ class Watched:
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
-    def watch(self, saw: Callable[[View], None]) -> Watch:
-        def say_and_pass_on(view: View) -> None:
+    def watch(self, saw: Callable[[LeaseView], None]) -> LeaseWatch:
+        def say_and_pass_on(view: LeaseView) -> None:
             if view.lease is None:
                 say("vacant")
             saw(view)

@@ -10,7 +10,7 @@ import signal
 from collections.abc import Iterator
 
 from figures import Figure, Options, main
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.start import WorkerForkServer
 from pairs import Pair, show_progress
 from recovery import ALLOWED_S, PACED, WITHIN, Mortal
 
@@ -20,10 +20,10 @@ WORKERS, VIRTUAL_WORKERS = 4, 8
 
 def measure(options: Options) -> Iterator[Figure]:
     beyond = []
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
         with Mortal(parent, WORKERS - 1, VIRTUAL_WORKERS, PACED) as left:
             step_s = left.steady(20)
-        with Mortal(parent, WORKERS, VIRTUAL_WORKERS, PACED, silence_s=SILENCE_S) as job:
+        with Mortal(parent, WORKERS, VIRTUAL_WORKERS, PACED, heartbeat_timeout_s=SILENCE_S) as job:
             for number in range(options.pairs):
                 gap = job.hit_one(signal.SIGSTOP)
                 beyond.append(max(0.0, gap - SILENCE_S - step_s))

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 
 from elastic_job import SMALL, ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.coordinator import Done
-from gyrostat.job.start import ForkParent, WorkerSource
-from gyrostat.job.stragglers import Reaction, Straggler, StragglerPolicy
+from gyrostat.job.control.coordinator import ReconfigurationDone
+from gyrostat.job.diagnostics.stragglers import Reaction, Straggler, StragglerPolicy
+from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
 from pairs import Pair, show_progress
 
 TARGET = Target(at_least=0.97)
@@ -60,7 +60,7 @@ class Slowed(ElasticJob):
     def noticed(self, straggler: Straggler) -> None:
         self.noticed_after = self.noticed_after or self.last_step
 
-    def resized(self, done: Done) -> None:
+    def resized(self, done: ReconfigurationDone) -> None:
         self.shares = done.change.counts or ()
         self.replaced.set()
 
@@ -80,7 +80,7 @@ def measure(options: Options) -> Iterator[Figure]:
         seconds = [MICRO_BATCH / rate for rate in rates(workers)]
         shares = best(virtual_workers, seconds)
         speeds, lengths, found = [], [], []
-        with ForkParent() as parent:
+        with WorkerForkServer() as parent:
             for number in range(options.pairs):
                 with Slowed(parent, workers, virtual_workers) as job:
                     job.replaced.wait()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from figures import Figure, Options, Target, main
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.sched.books import Books
 from gyrostat.sched.port import Finished, Snapshot, Submitted
+from gyrostat.sched.state import SchedulerState
 from gyrostat.sched.tick import tick
 from gyrostat.sim.setup import Setup
 from pairs import Pair, show_progress
@@ -39,12 +39,15 @@ class Scene:
         self.vcs = ["all"] if sharing == "flat" else [f"t{k}" for k in range(10)]
         nodes = None if sharing == "flat" else dict.fromkeys(self.vcs, NODES // 10)
         setup = Setup(cluster=f"gpu:{NODES}x8", nodes=nodes, sharing=sharing, policy=policy)
-        self.books: Books = setup.books()
+        self.scheduler_state: SchedulerState = setup.scheduler_state()
         self.draw = random.Random(1)
         self.now, self.number = 0.0, 0
-        tick(self.books, Snapshot(0.0, tuple(Submitted(self.job(devices=10)) for _ in range(RUNNING))))
+        tick(
+            self.scheduler_state,
+            Snapshot(0.0, tuple(Submitted(self.job(devices=10)) for _ in range(RUNNING))),
+        )
         self.now = 1000.0
-        tick(self.books, Snapshot(self.now, tuple(Submitted(self.job()) for _ in range(WAITING))))
+        tick(self.scheduler_state, Snapshot(self.now, tuple(Submitted(self.job()) for _ in range(WAITING))))
 
     def job(self, devices: int = 0) -> JobRequest:
         self.number += 1
@@ -59,10 +62,10 @@ class Scene:
     def milliseconds(self) -> float:
         """Of one tick, in which a job ends and another comes."""
         self.now += 100.0
-        running = [job.id for job in self.books.jobs.values() if job.running]
+        running = [job.id for job in self.scheduler_state.jobs.values() if job.running]
         changes = (Finished(self.draw.choice(running)), Submitted(self.job()))
         began = time.process_time()
-        tick(self.books, Snapshot(self.now, changes))
+        tick(self.scheduler_state, Snapshot(self.now, changes))
         return 1000 * (time.process_time() - began)
 
 

@@ -11,7 +11,7 @@ import time
 
 from elastic_job import ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.start import WorkerForkServer
 from pairs import Pair, show_progress
 from scale_out_fence import SAMPLES_PER_SECOND
 
@@ -25,7 +25,7 @@ SAMPLES = 8 * 4
 def measure(options: Options) -> list[Figure]:
     window = 6.0 if options.quick else WINDOW_S
     pairs = []
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
         with ElasticJob(parent, virtual_workers=8, workers=FEW, paced=(SAMPLES_PER_SECOND,)) as job:
             few = job.steady()
             job.scale(MANY)

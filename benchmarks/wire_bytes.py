@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.engine.neighbours import SWITCH
+from gyrostat.engine.transport.shared_memory import SWITCH
 from pairs import measure_pairs
 from sides import ddp_side, gyrostat_side
 from turns import Side

@@ -11,8 +11,8 @@ from pathlib import Path
 from figures import Figure, Options, Target, main
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import ColdStart, ForkParent, WorkerSource
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import ColdStart, WorkerForkServer, WorkerSource
 from pairs import measure_pairs
 
 SCRIPT = Path(__file__).resolve().parent / "side_start.py"
@@ -21,7 +21,7 @@ TARGET = Target(at_most=0.1)
 
 def measure(options: Options) -> list[Figure]:
     request = RunRequest(program=Program(name=str(SCRIPT)), placement=Placement.even(1, 1))
-    with ForkParent() as parent, ColdStart() as cold:
+    with WorkerForkServer() as parent, ColdStart() as cold:
         parent.wait_until_ready()
         for source in (parent, cold):  # the first of each finds its files not yet in memory
             first_step(request, source)

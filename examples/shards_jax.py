@@ -94,22 +94,22 @@ def main() -> None:
 
     x, y = spirals()
     state = initial_state()
-    feed = gyrostat.shards(
+    source = gyrostat.shards(
         SAMPLES, shard_size=SHARD_SIZE, epochs=args.epochs, seed=SEED, directory=args.directory
     )
-    if feed.resumed_from is not None:
-        state = read(state, feed.resumed_from)
-        print(f"resumed at step {feed.step}", flush=True)
+    if source.resumed_from is not None:
+        state = read(state, source.resumed_from)
+        print(f"resumed at step {source.step}", flush=True)
 
-    for shard in feed:
+    for shard in source:
         for batch in shard.batches(BATCH_SIZE):
             state, loss = update(state, x, y, batch.start, len(batch))
-            saves = args.directory is not None and (feed.step + 1) % args.save_every == 0
+            saves = args.directory is not None and (source.step + 1) % args.save_every == 0
             gyrostat.batch_end(save=partial(write, state) if saves else None)
-            print(f"step {feed.step} epoch {shard.epoch} loss {loss:.4f}", flush=True)
+            print(f"step {source.step} epoch {shard.epoch} loss {loss:.4f}", flush=True)
 
     if args.directory is not None:
-        feed.save(partial(write, state))
+        source.save(partial(write, state))
     assert (state["seen"] == args.epochs).all(), "every sample once per epoch"
     right = float(((scores(state["layers"], x) > 0) == y).mean())
     leaves = jax.tree_util.tree_leaves(state)

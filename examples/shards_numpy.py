@@ -62,26 +62,26 @@ def main() -> None:
         "bias": np.zeros(CLASSES),
         "seen": np.zeros(SAMPLES, dtype=np.int64),
     }
-    feed = gyrostat.shards(
+    source = gyrostat.shards(
         SAMPLES, shard_size=args.shard_size, epochs=args.epochs, seed=SEED, directory=args.directory
     )
-    if feed.resumed_from is not None:
-        params = dict(np.load(feed.resumed_from / "params.npz"))
-        print(f"resumed at step {feed.step}", flush=True)
+    if source.resumed_from is not None:
+        params = dict(np.load(source.resumed_from / "params.npz"))
+        print(f"resumed at step {source.step}", flush=True)
 
     def write(directory: Path) -> None:
         np.savez(directory / "params.npz", **params)
 
-    for shard in feed:
+    for shard in source:
         for batch in shard.batches(args.batch_size):
             loss = update(params, x[batch.start : batch.stop], y[batch.start : batch.stop], rate=0.1)
             params["seen"][batch.start : batch.stop] += 1
-            saves = args.directory is not None and (feed.step + 1) % args.save_every == 0
+            saves = args.directory is not None and (source.step + 1) % args.save_every == 0
             gyrostat.batch_end(save=write if saves else None)
-            print(f"step {feed.step} epoch {shard.epoch} loss {loss:.4f}", flush=True)
+            print(f"step {source.step} epoch {shard.epoch} loss {loss:.4f}", flush=True)
 
     if args.directory is not None:
-        feed.save(write)
+        source.save(write)
     assert (params["seen"] == args.epochs).all(), "every sample once per epoch"
     right = (np.argmax(x @ params["weights"] + params["bias"], axis=1) == y).mean()
     digest = hashlib.sha256(b"".join(params[name].tobytes() for name in sorted(params))).hexdigest()

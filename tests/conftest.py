@@ -22,15 +22,15 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, RecoveryMode, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool, Probe, RecoveryMode, ReductionOrder
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.observer import Observer
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.diagnostics.stragglers import StragglerPolicy
+from gyrostat.job.diagnostics.watchdog import WatchdogPolicy
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.observer import Observer
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import ForkParent
-from gyrostat.job.stragglers import StragglerPolicy
-from gyrostat.job.watchdog import WatchdogPolicy
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 
 # How long an example takes says more of a busy machine than of what it tests.
 settings.register_profile("however slow", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,7 +40,7 @@ settings.load_profile("however slow")
 class Launch:
     """Runs a script as a job and returns its outcome."""
 
-    def __init__(self, parent: ForkParent, directory: Path) -> None:
+    def __init__(self, parent: WorkerForkServer, directory: Path) -> None:
         self._parent = parent
         self.directory = directory
         self._numbers = itertools.count()
@@ -64,9 +64,9 @@ class Launch:
         probe: Probe | None = None,
         stop_after: int | None = None,
         threads: int = 1,
-        reduction: Reduction | None = Reduction.DDP,
+        reduction: ReductionOrder | None = ReductionOrder.DDP,
         determinism: Determinism = Determinism.ELASTIC,
-        pool: Pool | None = None,
+        pool: DevicePool | None = None,
         check_fingerprint: bool = True,
         env: Mapping[str, str] | None = None,
         worker_env: Mapping[int, Mapping[str, str]] | None = None,
@@ -77,8 +77,8 @@ class Launch:
         name: str | None = None,
         restarts: int = 0,
         recovery: RecoveryMode = RecoveryMode.PEERS,
-        fewest: int = 1,
-        silence_s: float = 0.0,
+        min_workers: int = 1,
+        heartbeat_timeout_s: float = 0.0,
         paced: Sequence[float] = (),
         batch_size: int | None = None,
         grace_s: float = 30.0,
@@ -115,8 +115,8 @@ class Launch:
             name=name,
             restarts=restarts,
             recovery=recovery,
-            fewest=fewest,
-            silence_s=silence_s,
+            min_workers=min_workers,
+            heartbeat_timeout_s=heartbeat_timeout_s,
             paced=paced,
             batch_size=batch_size,
             grace_s=grace_s,
@@ -129,14 +129,14 @@ class Launch:
 
 
 @pytest.fixture(scope="session")
-def fork_parent() -> Iterator[ForkParent]:
+def fork_parent() -> Iterator[WorkerForkServer]:
     """A fork parent that has imported everything."""
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
         parent.wait_until_ready()
         yield parent
 
 
 @pytest.fixture
-def launch(fork_parent: ForkParent, tmp_path: Path) -> Launch:
+def launch(fork_parent: WorkerForkServer, tmp_path: Path) -> Launch:
     """Scripts run in the test's own directory."""
     return Launch(fork_parent, tmp_path)

@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gyrostat.core.errors import GyrostatError
     from gyrostat.data.shards.loop import batch_end, shards
-    from gyrostat.engine.digest import digest
-    from gyrostat.engine.job import Job
     from gyrostat.engine.reduce.hook import tree_hook
-    from gyrostat.engine.session import init
+    from gyrostat.engine.script.job import Job
+    from gyrostat.engine.script.session import init
+    from gyrostat.engine.state.digest import digest
 
 __version__ = "0.1.0"
 __all__ = ["GyrostatError", "Job", "__version__", "batch_end", "digest", "init", "shards", "tree_hook"]
 
 _HOMES = {
     "GyrostatError": "gyrostat.core.errors",
-    "Job": "gyrostat.engine.job",
+    "Job": "gyrostat.engine.script.job",
     "batch_end": "gyrostat.data.shards.loop",
-    "digest": "gyrostat.engine.digest",
-    "init": "gyrostat.engine.session",
+    "digest": "gyrostat.engine.state.digest",
+    "init": "gyrostat.engine.script.session",
     "shards": "gyrostat.data.shards.loop",
     "tree_hook": "gyrostat.engine.reduce.hook",
 }

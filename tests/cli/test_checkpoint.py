@@ -21,9 +21,9 @@ from gyrostat.cli.checkpoint import app
 from gyrostat.core.errors import CheckpointError, UsageError
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import CheckpointStore, Snapshot, load
-from gyrostat.engine.digest import digest
-from gyrostat.job import runfile
+from gyrostat.engine.checkpoint import CheckpointStore, JobSnapshot, load
+from gyrostat.engine.state.digest import digest
+from gyrostat.job.control import run_file
 from tests.conftest import Launch
 
 
@@ -47,9 +47,9 @@ def ddp_state_dict(model: nn.Module) -> dict[str, Any]:
     return nn.ModuleDict({"module": model}).state_dict()
 
 
-def snapshot(step: int) -> Snapshot:
+def snapshot(step: int) -> JobSnapshot:
     model, optimizer = make_states()
-    return Snapshot(
+    return JobSnapshot(
         job={"virtual_workers": 2, "seed": 7},
         fingerprint={"torch": "2.13.0", "threads": "1"},
         progress=Progress(step=step, epoch=4, done=3),
@@ -271,10 +271,10 @@ def running(directory: Path) -> Iterator[list[str]]:
             case "replace":
                 CheckpointStore(directory).save(snapshot(20))
             case "end":
-                (directory / runfile.NAME).unlink()
+                (directory / run_file.NAME).unlink()
 
     before = signal.signal(signal.SIGUSR1, asked)
-    with runfile.holding(directory, "train.py"):
+    with run_file.holding(directory, "train.py"):
         yield behaviour
     signal.signal(signal.SIGUSR1, before)
 
@@ -305,7 +305,7 @@ def test_save_does_not_kill_a_process_that_would_not_listen(directory: Path, run
 
 def test_save_without_a_job(directory: Path) -> None:
     assert "no job is running" in error_of("save", directory)
-    (directory / runfile.NAME).write_text(json.dumps({"pid": os.getpid(), "program": "x"}))
+    (directory / run_file.NAME).write_text(json.dumps({"pid": os.getpid(), "program": "x"}))
     assert "no job is running" in error_of("save", directory)
 
 

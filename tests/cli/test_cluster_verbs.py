@@ -24,7 +24,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiet]:
     """A cluster that this process finds as its own."""
     monkeypatch.delenv("GYROSTAT_CLUSTER", raising=False)
     monkeypatch.delenv("GYROSTAT_TOKEN", raising=False)
-    with quiet_cluster(tmp_path) as found, serving(found.office, "127.0.0.1:0") as server:
+    with quiet_cluster(tmp_path) as found, serving(found.service, "127.0.0.1:0") as server:
         monkeypatch.setenv("GYROSTAT_STATE_DIR", str(found.home.path))
         monkeypatch.setenv("GYROSTAT_RUNTIME_DIR", str(tmp_path / "run"))
         monkeypatch.setenv("COLUMNS", "200")
@@ -135,14 +135,14 @@ def test_what_submit_refuses(quiet: Quiet, args: tuple[str, ...], message: str) 
     with pytest.raises(UsageError) as refused:
         invoke("submit", *args)
     assert message in str(refused.value)
-    assert quiet.office.jobs(None) == []
+    assert quiet.service.jobs(None) == []
 
 
 def test_submit_and_follow_ends_as_the_job_does(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
     def submit_and_run(submit: Callable[..., Any]) -> Callable[..., Any]:
         def run(spec: Any, tenant: str) -> Any:
             job = submit(spec, tenant)
-            output = Path(quiet.office.log_paths(job.id, None).output)
+            output = Path(quiet.service.log_paths(job.id, None).output)
             output.parent.mkdir(parents=True)
             output.write_text("[0] hello\n")
             quiet.registry.move(job.id, JobState.FAILED, "it raised", exit_code=3)
@@ -150,7 +150,7 @@ def test_submit_and_follow_ends_as_the_job_does(quiet: Quiet, monkeypatch: pytes
 
         return run
 
-    monkeypatch.setattr(quiet.office, "submit", submit_and_run(quiet.office.submit))
+    monkeypatch.setattr(quiet.service, "submit", submit_and_run(quiet.service.submit))
     told = "gyrostat: error: train (j1) failed: it raised\n"
     assert invoke("submit", "--follow", "train.py", code=3) == "[0] hello\n" + told
 
@@ -218,7 +218,7 @@ def test_unknown_names_suggest_near_ones(quiet: Quiet) -> None:
 
 def test_logs(quiet: Quiet) -> None:
     invoke("submit", "train.py")
-    output = Path(quiet.office.log_paths("j1", None).output)
+    output = Path(quiet.service.log_paths("j1", None).output)
     output.parent.mkdir(parents=True)
     output.write_text("[0] one\n[1] two\n")
     assert invoke("logs", "train") == "[0] one\n[1] two\n"
@@ -231,7 +231,7 @@ def test_logs(quiet: Quiet) -> None:
 def test_steering(quiet: Quiet) -> None:
     invoke("submit", "-n", "4", "train.py")
     assert invoke("pause", "train") == "train (j1) pauses at its next boundary\n"
-    assert quiet.office.job("j1", None).intent is Intent.PAUSE
+    assert quiet.service.job("j1", None).intent is Intent.PAUSE
     assert invoke("resume", "train") == "train (j1) is back in the queue\n"
     assert invoke("cancel", "train") == "train (j1) is being cancelled\n"
     assert told("cancel", "j1")["intent"] == "cancel"
@@ -244,7 +244,7 @@ def test_scale(quiet: Quiet, wanted: str, sizes: tuple[int, int]) -> None:
     invoke("submit", "-n", "4", "train.py")
     quiet.registry.move("j1", JobState.STARTING, "its turn", devices=(0, 1))
     invoke("scale", "train", wanted)
-    spec = quiet.office.job("j1", None).spec
+    spec = quiet.service.job("j1", None).spec
     assert (spec.min, spec.max) == sizes
 
 
@@ -303,7 +303,7 @@ def test_reserve_and_release(quiet: Quiet) -> None:
 def test_top(quiet: Quiet) -> None:
     for name in ("first", "second"):
         invoke("submit", "--name", name, "-n", "4", "train.py")
-    tenant = quiet.office.job("j1", None).tenant
+    tenant = quiet.service.job("j1", None).tenant
     quiet.registry.move("j1", JobState.STARTING, "its turn", devices=(1, 2))
     quiet.registry.progress("j1", step=17, loss=0.25, throughput=1640.0)
     quiet.machine.holders |= {1: ("j1", tenant), 2: ("j1", tenant)}

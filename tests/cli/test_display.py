@@ -8,17 +8,25 @@ from signal import SIGTERM
 import pytest
 from rich.console import Console
 
-from gyrostat.cli.display import Curve, LiveDisplay, PlainDisplay, Progress, sparkline
+from gyrostat.cli.display import LiveDisplay, LossCurve, PlainDisplay, ProgressText, sparkline
 from gyrostat.core.placement import Placement
-from gyrostat.job.coordinator import Change, Done
-from gyrostat.job.observer import Stream
-from gyrostat.job.outcome import Outcome, Tally
-from gyrostat.job.protocol import Checkpointed, Finished, Logged, NotCheckpointed, Started, Step, Steps
-from gyrostat.job.stragglers import Straggler
-from gyrostat.job.watch import Cause, Failure
+from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone
+from gyrostat.job.control.outcome import Outcome, Tally
+from gyrostat.job.control.worker_tracker import FailureCause, JobFailure
+from gyrostat.job.diagnostics.stragglers import Straggler
+from gyrostat.job.processes.output import OutputStream
+from gyrostat.job.processes.protocol import (
+    Checkpointed,
+    Logged,
+    NotCheckpointed,
+    Started,
+    StepReport,
+    StepReports,
+    WorkerFinished,
+)
 
 PLACEMENT = Placement.even(4, 2)
-STEPS = Steps([Step(5, 1, 0.5, 32, 102.0), Step(6, 1, 0.25, 32, 104.0)])
+STEPS = StepReports([StepReport(5, 1, 0.5, 32, 102.0), StepReport(6, 1, 0.25, 32, 104.0)])
 
 
 class Clock:
@@ -29,13 +37,13 @@ class Clock:
 
 
 def outcome(
-    *, digest: str | None = "abc", failure: Failure | None = None, stopped_by: int | None = None
+    *, digest: str | None = "abc", failure: JobFailure | None = None, stopped_by: int | None = None
 ) -> Outcome:
     tally = Tally(virtual_workers=4, workers=2, asked_at=100.0)
     tally.add(0, Started(4, "/c/4", [], 101.0), 101.0)
     tally.add(0, STEPS, 104.0)
     if digest:
-        tally.add(0, Finished(6, digest, 104.0), 104.0)
+        tally.add(0, WorkerFinished(6, digest, 104.0), 104.0)
     return tally.outcome(
         now=104.0, exit_codes={0: 0, 1: 0}, failure=failure, stopped=False, stopped_by=stopped_by
     )
@@ -45,8 +53,8 @@ def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) 
     clock = Clock()
     display = PlainDisplay(PLACEMENT, quiet=False, clock=clock)
     display.heard(0, Started(4, "/c/4", ["/c/5 is damaged"], 101.0))
-    display.printed(1, Stream.STDOUT, "hello")
-    display.printed(0, Stream.STDERR, "careful")
+    display.printed(1, OutputStream.STDOUT, "hello")
+    display.printed(0, OutputStream.STDERR, "careful")
     display.heard(0, STEPS)
     display.heard(0, Logged(6, {"accuracy": 0.5}))
     assert display.ticked() == 10.0
@@ -72,7 +80,7 @@ def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) 
 def test_quiet_leaves_what_the_script_says(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(PLACEMENT, quiet=True, clock=Clock())
     display.heard(0, Started(4, "/c/4", [], 101.0))
-    display.printed(0, Stream.STDOUT, "hello")
+    display.printed(0, OutputStream.STDOUT, "hello")
     display.heard(0, Logged(6, {"accuracy": 0.5}))
     assert display.ticked() is None
     display.over(outcome())
@@ -82,7 +90,9 @@ def test_quiet_leaves_what_the_script_says(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_failure_ends_with_the_traceback_of_the_one_to_blame(capsys: pytest.CaptureFixture[str]) -> None:
-    failure = Failure(worker=1, cause=Cause.RAISED, summary="raised E: x", traceback="Traceback\nE: x")
+    failure = JobFailure(
+        worker=1, cause=FailureCause.RAISED, summary="raised E: x", traceback="Traceback\nE: x"
+    )
     PlainDisplay(PLACEMENT, quiet=True).over(outcome(digest=None, failure=failure))
     assert capsys.readouterr().err.splitlines() == ["worker 1 │ Traceback", "worker 1 │ E: x"]
 
@@ -101,7 +111,7 @@ def test_the_live_line_on_a_terminal() -> None:
     clock, screen = Clock(), io.StringIO()
     console = Console(file=screen, force_terminal=True, width=100, color_system=None, highlight=False)
     display = LiveDisplay(PLACEMENT, clock=clock, console=console)
-    display.printed(1, Stream.STDERR, "careful [not markup]")
+    display.printed(1, OutputStream.STDERR, "careful [not markup]")
     display.heard(0, STEPS)
     clock.now = 165.0
     assert display.ticked() == 0.125
@@ -113,14 +123,14 @@ def test_the_live_line_on_a_terminal() -> None:
 
 
 def test_before_the_first_step_it_is_starting() -> None:
-    assert Progress().parts() == ["starting"]
-    progress = Progress()
-    progress.add([Step(1, -1, None, 8, 1.0)])
+    assert ProgressText().parts() == ["starting"]
+    progress = ProgressText()
+    progress.add([StepReport(1, -1, None, 8, 1.0)])
     assert progress.parts() == ["step 1"]
 
 
 def test_the_curve_covers_the_whole_run() -> None:
-    curve = Curve()
+    curve = LossCurve()
     for value in range(1000):
         curve.append(float(value))
     points = curve.points()
@@ -146,9 +156,11 @@ def test_sparklines(values: list[float], line: str) -> None:
 def test_changes_and_stragglers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(PLACEMENT, quiet=False)
     display.noticed(Straggler(member=1, seconds=0.0533, usual=0.04))
-    moved = Change(workers=2, reason="speed", counts=(3, 1))
-    display.resized(Done(moved, 13, 2, 2, 0.009, 0.5, ()))
-    display.resized(Done(Change(workers=1, reason="asked for"), 20, 2, 1, 0.02, 0.5, ()))
+    moved = Reconfiguration(workers=2, reason="speed", counts=(3, 1))
+    display.resized(ReconfigurationDone(moved, 13, 2, 2, 0.009, 0.5, ()))
+    display.resized(
+        ReconfigurationDone(Reconfiguration(workers=1, reason="asked for"), 20, 2, 1, 0.02, 0.5, ())
+    )
     assert capsys.readouterr().err.splitlines() == [
         "gyrostat: worker 1 is 1.33 times slower than usual: 53.3 ms for a virtual worker's micro-batches, instead of 40.0 ms",
         "gyrostat: from step 13 on other shares among 2 workers, after a pause of 9 ms (speed)",

@@ -8,7 +8,7 @@ import pytest
 
 from gyrostat.cli.nodes import job_address, read_token
 from gyrostat.core.errors import UsageError
-from gyrostat.job.service import own_host
+from gyrostat.job.nodes.service import own_host
 from tests.cli.gyrostat_process import gyrostat
 
 

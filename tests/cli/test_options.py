@@ -8,7 +8,7 @@ import pytest
 
 from gyrostat.cli.options import choose_checkpoint, choose_placement, choose_pool, choose_schedule
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
+from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool
 from gyrostat.core.placement import Placement
 
 
@@ -92,8 +92,8 @@ def test_pools() -> None:
     level = Determinism.HETEROGENEOUS
     assert choose_pool(Determinism.ELASTIC, None, 1) is None
     assert choose_pool(Determinism.STATIC, None, 1) is None
-    assert choose_pool(level, "sse, AVX512,avx2", 2) == Pool(types=("avx512", "avx2", "sse"), threads=2)
-    assert choose_pool(level, "avx2,v100,t4", 1) == Pool(types=("v100", "t4", "avx2"), threads=1)
+    assert choose_pool(level, "sse, AVX512,avx2", 2) == DevicePool(types=("avx512", "avx2", "sse"), threads=2)
+    assert choose_pool(level, "avx2,v100,t4", 1) == DevicePool(types=("v100", "t4", "avx2"), threads=1)
     with pytest.raises(
         UsageError, match=r"heterogeneous needs the device types .* such as --pool avx512,avx2"
     ):

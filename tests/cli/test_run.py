@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.job import runfile
+from gyrostat.job.control import run_file
 from tests.cli.gyrostat_process import finish, gyrostat, running
-from tests.job.processes import Departure
+from tests.job.worker_doubles import Departure
 
 TRAIN = """
 import os, sys, time, torch, gyrostat
@@ -97,7 +97,7 @@ def test_a_job_that_was_stopped_goes_on_to_the_same_digest(
     with running(*args, "cut.json", "-w", "2", "train.py", cwd=directory) as process:
         assert process.stdout is not None
         assert [process.stdout.readline()[9:] for _ in range(2)] == ["│ waiting\n"] * 2
-        found = runfile.find(directory / "ckpt")
+        found = run_file.find(directory / "ckpt")
         assert found is not None
         assert found.pid == process.pid
         process.send_signal(signal.SIGTERM)

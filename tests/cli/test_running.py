@@ -10,8 +10,8 @@ from typer.testing import CliRunner, Result
 
 from gyrostat.cli.main import app
 from gyrostat.core.errors import UsageError
-from gyrostat.job.door import Answer, NotDone
-from gyrostat.job.profiling import SizeMeasured
+from gyrostat.job.control.control_socket import RequestFailed, RequestResult
+from gyrostat.job.control.profiling import SizeMeasured
 
 ROWS = (
     SizeMeasured(workers=1, steps=20, step_seconds=0.5, throughput=64.0, busy=0.9),
@@ -23,7 +23,7 @@ class FakeCaller:
     """Notes what it is asked for."""
 
     asked: list[tuple[Any, ...]]
-    answer = Answer(True, "4 workers since step 7", 7, 4, 12.3, 456.0)
+    answer = RequestResult(True, "4 workers since step 7", 7, 4, 12.3, 456.0)
 
     def __init__(self, name: str) -> None:
         self.asked.append((name,))
@@ -45,7 +45,7 @@ class FakeCaller:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     FakeCaller.asked = []
-    monkeypatch.setattr("gyrostat.cli.running.Caller", FakeCaller)
+    monkeypatch.setattr("gyrostat.cli.running.JobClient", FakeCaller)
     return FakeCaller.asked
 
 
@@ -76,8 +76,8 @@ def test_scale_wants_a_number(asked: list[tuple[Any, ...]], args: tuple[str, ...
 
 
 def test_what_is_not_done_is_an_error(asked: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FakeCaller, "answer", Answer(False, "busy with a profile; retry"))
-    with pytest.raises(NotDone, match="busy"):
+    monkeypatch.setattr(FakeCaller, "answer", RequestResult(False, "busy with a profile; retry"))
+    with pytest.raises(RequestFailed, match="busy"):
         invoke("scale", "train", "4")
 
 

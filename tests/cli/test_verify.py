@@ -13,14 +13,14 @@ from rich.console import Console
 
 from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
 from gyrostat.core.placement import Placement
-from gyrostat.job.observer import Stream
-from gyrostat.job.protocol import Started, Step, Steps
-from gyrostat.job.verify.compare import Kind, Run, compare, locate, pairs_to_explain
-from gyrostat.job.verify.diagnosis import Evidence, diagnose
+from gyrostat.job.processes.output import OutputStream
+from gyrostat.job.processes.protocol import Started, StepReport, StepReports
+from gyrostat.job.verify.compare import DifferenceKind, TracedRun, compare, locate, pairs_to_explain
+from gyrostat.job.verify.diagnosis import DifferenceEvidence, diagnose
 from gyrostat.job.verify.plan import Configuration
 from gyrostat.job.verify.suspects import find_suspects
 from gyrostat.job.verify.trace import Trace
-from gyrostat.job.verify.verdict import Finding, Verdict, rows_of
+from gyrostat.job.verify.verdict import VerifyFinding, VerifyVerdict, rows_of
 from tests.cli.gyrostat_process import finish, gyrostat, running
 
 TRAIN = """
@@ -180,27 +180,27 @@ def test_bad_input(
 ONE, TWO = Placement.even(2, 1), Placement.even(2, 2)
 
 
-def run(placement: Placement, trace: Trace) -> Run:
-    return Run(configuration=Configuration(placement=placement), trace=trace, seconds=1.0)
+def run(placement: Placement, trace: Trace) -> TracedRun:
+    return TracedRun(configuration=Configuration(placement=placement), trace=trace, seconds=1.0)
 
 
-def shown(runs: list[Run], *, repeatable: bool = True, source: str = "", threads: int = 1) -> list[str]:
+def shown(runs: list[TracedRun], *, repeatable: bool = True, source: str = "", threads: int = 1) -> list[str]:
     """The verdict about these runs, as printed after its table."""
     findings = []
     for pair in pairs_to_explain(runs):
         difference = compare(pair.one.trace, pair.other.trace)
         assert difference
-        evidence = Evidence(
+        evidence = DifferenceEvidence(
             scope=pair.scope,
             kind=difference.kind,
             repeatable=repeatable,
-            workers_differ=difference.kind is Kind.WORKERS,
+            workers_differ=difference.kind is DifferenceKind.WORKERS,
             threads=threads,
             repeatable_with_one_thread=threads > 1,
             suspects=tuple(find_suspects("train.py", source)),
         )
         findings.append(
-            Finding(
+            VerifyFinding(
                 pair=pair,
                 difference=difference,
                 located=locate(pair.one.trace, pair.other.trace),
@@ -209,7 +209,9 @@ def shown(runs: list[Run], *, repeatable: bool = True, source: str = "", threads
                 causes=diagnose(evidence),
             )
         )
-    verdict = Verdict(virtual_workers=2, every=10, rows=rows_of(runs, findings), findings=tuple(findings))
+    verdict = VerifyVerdict(
+        virtual_workers=2, every=10, rows=rows_of(runs, findings), findings=tuple(findings)
+    )
     file = io.StringIO()
     print_verdict(verdict, "train.py", Console(file=file, width=120))
     return file.getvalue().splitlines()
@@ -259,9 +261,9 @@ def test_live_progress() -> None:
     progress = LiveProgress(verbose=False, clock=lambda: next(now), console=console)
     progress.begins("1 worker", 2, 5, 30)
     progress.heard(0, Started(0, None, [], 0.0))
-    progress.heard(0, Steps([Step(12, 0, 0.5, 8, 1.0)]))
+    progress.heard(0, StepReports([StepReport(12, 0, 0.5, 8, 1.0)]))
     assert progress.ticked() == 0.125
-    progress.printed(0, Stream.STDOUT, "not shown")
+    progress.printed(0, OutputStream.STDOUT, "not shown")
     progress.ends(run(ONE, Trace(steps=30)), run(TWO, Trace(steps=30)))
     progress.close()
     assert "run 2 of 5: 1 worker · step 12 of 30 · 1:05" in file.getvalue()
@@ -272,7 +274,7 @@ def test_live_progress() -> None:
 def test_plain_progress(capsys: pytest.CaptureFixture[str]) -> None:
     progress = PlainProgress(verbose=True)
     progress.begins("1 worker, again", None, None, 3)
-    progress.printed(0, Stream.STDOUT, "hello")
+    progress.printed(0, OutputStream.STDOUT, "hello")
     assert progress.ticked() is None
     first = run(TWO, Trace(steps=1))
     progress.begins("1 worker", 2, 5, 1)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.determinism import STARTED_AS, parse_pool, started_as, table, variables, weakest
-from gyrostat.core.job import Determinism, Pool
+from gyrostat.core.job import Determinism, DevicePool
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "determinism.md"
 
@@ -35,7 +35,7 @@ def test_only_a_heterogeneous_job_pins_instruction_sets() -> None:
     for level in (Determinism.STATIC, Determinism.ELASTIC):
         assert variables(level, None, "cpu") == {}
         assert variables(level, None, "cuda") == {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-    gpus = Pool(types=("v100", "t4"))
+    gpus = DevicePool(types=("v100", "t4"))
     assert weakest(gpus) is None
     assert variables(Determinism.HETEROGENEOUS, gpus, "cpu") == {}
 

@@ -10,8 +10,16 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, field
 
-from gyrostat.data.shards.layout import Layout
-from gyrostat.data.shards.messages import Ask, EpochOver, Leave, Report, Shard, Verdict, Wait
+from gyrostat.data.shards.layout import ShardLayout
+from gyrostat.data.shards.messages import (
+    AskShard,
+    EpochOver,
+    LeaveShards,
+    ReportVerdict,
+    Shard,
+    ShardReport,
+    WaitForShard,
+)
 from gyrostat.data.shards.queues import Queues
 
 LEASE = 10.0
@@ -27,7 +35,7 @@ class Worker:
 
 
 class World:
-    def __init__(self, layout: Layout, *, seed: int, epochs: int, grain: int = 1) -> None:
+    def __init__(self, layout: ShardLayout, *, seed: int, epochs: int, grain: int = 1) -> None:
         self.layout, self.seed, self.epochs, self.grain = layout, seed, epochs, grain
         self.queues = self._queues(0)
         self.model = [0] * layout.samples
@@ -53,12 +61,12 @@ class World:
     def ask(self, worker: Worker) -> None:
         if worker.epoch >= self.epochs:
             return
-        answer = self.queues.answer(Ask(worker.name, worker.epoch), self.now)
+        answer = self.queues.answer(AskShard(worker.name, worker.epoch), self.now)
         match answer:
             case Shard():
                 assert len(answer) > 0
                 worker.shards[answer.lease] = (answer, 0)
-            case Wait():
+            case WaitForShard():
                 assert self.queues.todo == 0
                 assert self.queues.doing > 0
             case EpochOver():
@@ -76,8 +84,8 @@ class World:
         shard, offset = worker.shards[lease]
         samples = min(samples, len(shard) - offset)
         told = {held: done for held, (_, done) in worker.shards.items()} | {lease: offset + samples}
-        verdict = self.queues.answer(Report(worker.name, shard.term, tuple(told.items())), self.now)
-        assert isinstance(verdict, Verdict)
+        verdict = self.queues.answer(ShardReport(worker.name, shard.term, tuple(told.items())), self.now)
+        assert isinstance(verdict, ReportVerdict)
         if not verdict.accepted:
             self.refused += 1
             worker.shards.clear()
@@ -92,7 +100,7 @@ class World:
 
     def leave(self, worker: Worker) -> None:
         self.workers.remove(worker)
-        self.queues.answer(Leave(worker.name), self.now)
+        self.queues.answer(LeaveShards(worker.name), self.now)
 
     def die(self, worker: Worker, *, noticed: bool, really: bool) -> None:
         """Somebody may notice, or its lease runs out. It may also only seem dead."""

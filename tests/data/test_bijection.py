@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 from gyrostat.core.errors import UsageError
 from gyrostat.data.bijection import Bijection
 from gyrostat.data.options import make_loader
-from gyrostat.data.order import Order, UnevenOrder
+from gyrostat.data.order import EvenOrder, UnevenOrder
 from tests.conftest import Launch
 
 
@@ -111,7 +111,7 @@ def test_a_position_outside_is_an_error() -> None:
 def test_an_epoch_has_every_sample_once_and_only_padding_twice(
     length: int, n: int, batch_size: int, epoch: int, pad: bool
 ) -> None:
-    order = Order(
+    order = EvenOrder(
         length=length,
         virtual_workers=n,
         batch_size=batch_size,

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Tenso
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
-from gyrostat.data.order import Order
+from gyrostat.data.order import EvenOrder
 
 
 @given(
@@ -30,7 +30,7 @@ from gyrostat.data.order import Order
 def test_equals_distributed_sampler(
     length: int, n: int, batch_size: int, seed: int, epoch: int, shuffle: bool, pad: bool, drop_last: bool
 ) -> None:
-    order = Order(
+    order = EvenOrder(
         length=length,
         virtual_workers=n,
         batch_size=batch_size,

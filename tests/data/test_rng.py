@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.data.rng import RngState, Streams, seed_all
-from gyrostat.engine import statetree
+from gyrostat.engine.state import statetree
 
 NUMPY: Any = np.random  # its stubs leave some functions out
 DRAWS: dict[str, Callable[[], float]] = {

@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gyrostat.core.errors import ForeignCheckpoint, MalformedState, Misuse, UsageError
-from gyrostat.data.shards.layout import Layout
-from gyrostat.data.shards.messages import Ask, EpochOver, Report, Returned, Shard, Verdict, Wait
+from gyrostat.data.shards.layout import ShardLayout
+from gyrostat.data.shards.messages import (
+    AskShard,
+    EpochOver,
+    ReportVerdict,
+    ReturnedShards,
+    Shard,
+    ShardReport,
+    WaitForShard,
+)
 from gyrostat.data.shards.queues import Queues
 from gyrostat.data.shards.speed import Speeds, portion
 from tests.data.shard_world import LEASE, World
@@ -22,11 +30,11 @@ from tests.data.shard_world import LEASE, World
 SCHEDULES = 10_000
 
 
-def random_layout(draw: random.Random) -> Layout:
+def random_layout(draw: random.Random) -> ShardLayout:
     if draw.random() < 0.5:
-        return Layout.of_indices(draw.randint(1, 40), draw.randint(1, 8))
+        return ShardLayout.of_indices(draw.randint(1, 40), draw.randint(1, 8))
     files = [(f"part-{number}", draw.randint(0, 12)) for number in range(draw.randint(1, 5))]
-    return Layout.of_files([*files, ("last", 1)], draw.randint(1, 8))
+    return ShardLayout.of_files([*files, ("last", 1)], draw.randint(1, 8))
 
 
 def run_schedule(seed: int) -> tuple[Counter[str], int]:
@@ -89,7 +97,7 @@ class ShardMachine(RuleBasedStateMachine):
 
     @initialize(samples=st.integers(1, 30), shard_size=st.integers(1, 7), grain=st.integers(1, 3))
     def begin(self, samples: int, shard_size: int, grain: int) -> None:
-        self.world = World(Layout.of_indices(samples, shard_size), seed=0, epochs=2, grain=grain)
+        self.world = World(ShardLayout.of_indices(samples, shard_size), seed=0, epochs=2, grain=grain)
 
     def worker(self, number: int) -> Any:
         return self.world.workers[number % len(self.world.workers)]
@@ -151,70 +159,72 @@ TestShardMachine = ShardMachine.TestCase
 
 def queues(samples: int = 12, shard_size: int = 4, **options: Any) -> Queues:
     return Queues(
-        Layout.of_indices(samples, shard_size), **({"shuffle": False, "lease_seconds": LEASE} | options)
+        ShardLayout.of_indices(samples, shard_size), **({"shuffle": False, "lease_seconds": LEASE} | options)
     )
 
 
 def test_requests_and_their_exact_answers() -> None:
     q = queues(8)
-    assert q.ask(Ask("a", 0), 0.0) == Shard(0, 0, 0, None, 0, 4)
-    assert q.ask(Ask("b", 0), 1.0) == Shard(1, 0, 0, None, 4, 6), "what is left is shared fairly by two"
-    assert q.ask(Ask("b", 0), 1.0) == Shard(2, 0, 0, None, 6, 7)
-    assert q.ask(Ask("a", 0), 1.0) == Shard(3, 0, 0, None, 7, 8)
-    assert q.ask(Ask("a", 0), 1.0) == Wait("the last 8 samples of epoch 0 are with a, b")
-    assert q.report(Report("a", 0, ((0, 3), (3, 1))), 2.0) == Verdict(True)
+    assert q.ask(AskShard("a", 0), 0.0) == Shard(0, 0, 0, None, 0, 4)
+    assert q.ask(AskShard("b", 0), 1.0) == Shard(1, 0, 0, None, 4, 6), "what is left is shared fairly by two"
+    assert q.ask(AskShard("b", 0), 1.0) == Shard(2, 0, 0, None, 6, 7)
+    assert q.ask(AskShard("a", 0), 1.0) == Shard(3, 0, 0, None, 7, 8)
+    assert q.ask(AskShard("a", 0), 1.0) == WaitForShard("the last 8 samples of epoch 0 are with a, b")
+    assert q.report(ShardReport("a", 0, ((0, 3), (3, 1))), 2.0) == ReportVerdict(True)
     assert (q.todo, q.doing, q.done) == (0, 4, 4)
-    assert q.release("a", "left") == [Returned("a", 0, 1, "left")]
-    assert q.ask(Ask("b", 0), 2.0) == Shard(4, 0, 0, None, 3, 4)
-    assert q.report(Report("b", 0, ((1, 2), (2, 1), (4, 1))), 3.0) == Verdict(True)
-    assert q.ask(Ask("b", 0), 3.0) == EpochOver(0)
-    assert q.ask(Ask("b", 1), 3.0) == Shard(5, 0, 1, None, 0, 4)
-    assert q.ask(Ask("late", 0), 3.0) == EpochOver(0)
+    assert q.release("a", "left") == [ReturnedShards("a", 0, 1, "left")]
+    assert q.ask(AskShard("b", 0), 2.0) == Shard(4, 0, 0, None, 3, 4)
+    assert q.report(ShardReport("b", 0, ((1, 2), (2, 1), (4, 1))), 3.0) == ReportVerdict(True)
+    assert q.ask(AskShard("b", 0), 3.0) == EpochOver(0)
+    assert q.ask(AskShard("b", 1), 3.0) == Shard(5, 0, 1, None, 0, 4)
+    assert q.ask(AskShard("late", 0), 3.0) == EpochOver(0)
 
 
 def test_a_silent_worker_loses_its_shard_and_its_late_report_does_not_count() -> None:
     q = queues(4)
-    q.ask(Ask("slow", 0), 0.0)
-    assert q.report(Report("slow", 0, ((0, 1),)), LEASE - 1) == Verdict(True)
+    q.ask(AskShard("slow", 0), 0.0)
+    assert q.report(ShardReport("slow", 0, ((0, 1),)), LEASE - 1) == ReportVerdict(True)
     assert q.expire(LEASE + 1) == [], "it was heard of"
-    assert q.expire(2 * LEASE - 1) == [Returned("slow", 0, 3, "not heard of for 10 s")]
-    assert q.ask(Ask("other", 0), 2 * LEASE) == Shard(1, 0, 0, None, 1, 4)
-    late = q.report(Report("slow", 0, ((0, 4),)), 2 * LEASE)
-    assert late == Verdict(False, "shard 0 is not with 'slow' (any more); drop this update and ask again")
+    assert q.expire(2 * LEASE - 1) == [ReturnedShards("slow", 0, 3, "not heard of for 10 s")]
+    assert q.ask(AskShard("other", 0), 2 * LEASE) == Shard(1, 0, 0, None, 1, 4)
+    late = q.report(ShardReport("slow", 0, ((0, 4),)), 2 * LEASE)
+    assert late == ReportVerdict(
+        False, "shard 0 is not with 'slow' (any more); drop this update and ask again"
+    )
     assert (q.doing, q.done) == (3, 1)
 
 
 def test_a_lease_that_ran_out_unnoticed_is_renewed_by_a_report() -> None:
     q = queues(4)
-    q.ask(Ask("slow", 0), 0.0)
-    assert q.report(Report("slow", 0, ((0, 2),)), 5 * LEASE) == Verdict(True)
+    q.ask(AskShard("slow", 0), 0.0)
+    assert q.report(ShardReport("slow", 0, ((0, 2),)), 5 * LEASE) == ReportVerdict(True)
     assert q.expire(5.5 * LEASE) == []
 
 
 def test_a_held_shard_that_is_not_listed_is_not_renewed() -> None:
     q = queues(8)
-    q.ask(Ask("a", 0), 0.0)
-    q.ask(Ask("a", 0), 0.0)
-    q.report(Report("a", 0, ((0, 1),)), LEASE / 2)
-    assert q.expire(LEASE) == [Returned("a", 1, 4, "not heard of for 10 s")]
-    q.report(Report("a", 0, ((0, 1),)), LEASE)
-    assert q.ask(Ask("b", 0), LEASE) == Shard(2, 0, 0, None, 4, 6)
+    q.ask(AskShard("a", 0), 0.0)
+    q.ask(AskShard("a", 0), 0.0)
+    q.report(ShardReport("a", 0, ((0, 1),)), LEASE / 2)
+    assert q.expire(LEASE) == [ReturnedShards("a", 1, 4, "not heard of for 10 s")]
+    q.report(ShardReport("a", 0, ((0, 1),)), LEASE)
+    assert q.ask(AskShard("b", 0), LEASE) == Shard(2, 0, 0, None, 4, 6)
 
 
 @pytest.mark.parametrize(
     ("report", "says"),
     [
-        (Report("a", 0, ((0, 5),)), "offset 5 in shard 0: it has 4, and 2 were reported"),
-        (Report("a", 0, ((0, 1),)), "offset 1 in shard 0: it has 4, and 2 were reported"),
-        (Report("b", 0, ((0, 3),)), "is not with 'b'"),
-        (Report("a", 0, ((0, 3), (7, 1))), "shard 7 is not with 'a'"),
-        (Report("a", 1, ((0, 3),)), "of term 1; this is term 0"),
+        (ShardReport("a", 0, ((0, 5),)), "offset 5 in shard 0: it has 4, and 2 were reported"),
+        (ShardReport("a", 0, ((0, 1),)), "offset 1 in shard 0: it has 4, and 2 were reported"),
+        (ShardReport("b", 0, ((0, 3),)), "is not with 'b'"),
+        (ShardReport("a", 0, ((0, 3), (7, 1))), "shard 7 is not with 'a'"),
+        (ShardReport("a", 1, ((0, 3),)), "of term 1; this is term 0"),
     ],
 )
-def test_a_report_that_does_not_hold_changes_nothing(report: Report, says: str) -> None:
+def test_a_report_that_does_not_hold_changes_nothing(report: ShardReport, says: str) -> None:
     q = queues(8)
-    q.ask(Ask("a", 0), 0.0)
-    q.report(Report("a", 0, ((0, 2),)), 0.0)
+    q.ask(AskShard("a", 0), 0.0)
+    q.report(ShardReport("a", 0, ((0, 2),)), 0.0)
     before = q.to_state()
     verdict = q.report(report, 0.0)
     assert not verdict.accepted
@@ -224,9 +234,9 @@ def test_a_report_that_does_not_hold_changes_nothing(report: Report, says: str) 
 
 def test_an_epoch_cannot_begin_before_the_one_before_is_over() -> None:
     q = queues(8)
-    q.ask(Ask("a", 0), 0.0)
+    q.ask(AskShard("a", 0), 0.0)
     with pytest.raises(Misuse, match="epoch 0 is not over: 8 samples"):
-        q.ask(Ask("a", 1), 0.0)
+        q.ask(AskShard("a", 1), 0.0)
 
 
 def simulate(speeds: dict[str, float], *, samples: int, shard_size: int) -> tuple[Counter[str], float, float]:
@@ -237,13 +247,13 @@ def simulate(speeds: dict[str, float], *, samples: int, shard_size: int) -> tupl
     finished: dict[str, float] = {}
     while len(finished) < len(speeds):
         worker = min((w for w in speeds if w not in finished), key=free.__getitem__)
-        shard = q.ask(Ask(worker, 0), free[worker])
+        shard = q.ask(AskShard(worker, 0), free[worker])
         if not isinstance(shard, Shard):
             finished[worker] = free[worker]
             continue
         for offset in range(1, len(shard) + 1):
             free[worker] += 1 / speeds[worker]
-            assert q.report(Report(worker, 0, ((shard.lease, offset),)), free[worker]).accepted
+            assert q.report(ShardReport(worker, 0, ((shard.lease, offset),)), free[worker]).accepted
         trained[worker] += len(shard)
     return trained, min(finished.values()), max(finished.values())
 
@@ -261,12 +271,12 @@ def test_a_straggler_gets_its_share_of_a_shard() -> None:
     q = queues(10_000, 100)
     took = {"a": 1.0, "b": 1.0, "slow": 4.0}
     for name in took:
-        q.ask(Ask(name, 0), 0.0)
+        q.ask(AskShard(name, 0), 0.0)
     for lease, (name, seconds) in enumerate(took.items()):
-        q.report(Report(name, 0, ((lease, 100),)), seconds)
-    assert q.ask(Ask("slow", 0), 4.0) == Shard(3, 0, 0, None, 300, 325)
-    assert q.ask(Ask("a", 0), 4.0) == Shard(4, 0, 0, None, 325, 400), "the rest of it"
-    assert q.ask(Ask("a", 0), 4.0) == Shard(5, 0, 0, None, 400, 500)
+        q.report(ShardReport(name, 0, ((lease, 100),)), seconds)
+    assert q.ask(AskShard("slow", 0), 4.0) == Shard(3, 0, 0, None, 300, 325)
+    assert q.ask(AskShard("a", 0), 4.0) == Shard(4, 0, 0, None, 325, 400), "the rest of it"
+    assert q.ask(AskShard("a", 0), 4.0) == Shard(5, 0, 0, None, 400, 500)
 
 
 def test_waiting_for_others_does_not_make_a_straggler() -> None:
@@ -299,13 +309,13 @@ def test_portions(available: int, todo: int, workers: int, share: float, grain: 
 
 
 def test_shards_come_in_another_random_order_each_epoch() -> None:
-    q = Queues(Layout.of_indices(4000, 4), seed=3)
+    q = Queues(ShardLayout.of_indices(4000, 4), seed=3)
     orders = []
     for epoch in range(2):
         order = []
-        while isinstance(shard := q.ask(Ask("a", epoch), 0.0), Shard):
+        while isinstance(shard := q.ask(AskShard("a", epoch), 0.0), Shard):
             order.append(shard.start)
-            q.report(Report("a", 0, ((shard.lease, len(shard)),)), 0.0)
+            q.report(ShardReport("a", 0, ((shard.lease, len(shard)),)), 0.0)
         orders.append(order)
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(0, 4000, 4))
     assert sum(a == b for a, b in zip(*orders, strict=True)) < 10
@@ -313,18 +323,18 @@ def test_shards_come_in_another_random_order_each_epoch() -> None:
 
 
 def test_files_are_never_crossed() -> None:
-    layout = Layout.of_files([("a", 5), ("empty", 0), ("b", 3)], 2)
+    layout = ShardLayout.of_files([("a", 5), ("empty", 0), ("b", 3)], 2)
     q = Queues(layout, shuffle=False)
     ranges = []
-    while isinstance(shard := q.ask(Ask("w", 0), 0.0), Shard):
+    while isinstance(shard := q.ask(AskShard("w", 0), 0.0), Shard):
         ranges.append((shard.source, shard.start, shard.stop))
-        q.report(Report("w", 0, ((shard.lease, len(shard)),)), 0.0)
+        q.report(ShardReport("w", 0, ((shard.lease, len(shard)),)), 0.0)
     assert ranges == [("a", 0, 2), ("a", 2, 4), ("a", 4, 5), ("b", 0, 2), ("b", 2, 3)]
     assert [layout.shard_of(sample) for sample in range(8)] == [0, 0, 1, 1, 2, 3, 3, 4]
 
 
 def test_a_million_shards_are_numbers_not_objects() -> None:
-    state = json.dumps(Queues(Layout.of_indices(10**9, 1000)).to_state())
+    state = json.dumps(Queues(ShardLayout.of_indices(10**9, 1000)).to_state())
     assert len(state) < 500
 
 
@@ -348,7 +358,7 @@ def test_a_state_says_what_it_was_saved_for() -> None:
 )
 def test_a_damaged_state_is_refused(wrong: dict[str, Any]) -> None:
     q = queues(12, 4)
-    q.ask(Ask("a", 0), 0.0)
+    q.ask(AskShard("a", 0), 0.0)
     with pytest.raises(MalformedState):
         queues(12, 4).restore(q.to_state() | wrong, now=0.0)
 
@@ -356,9 +366,9 @@ def test_a_damaged_state_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: Layout.of_indices(10, 0), "shard_size must be"),
-        (lambda: Layout.of_indices(-1, 2), "the dataset has -1 samples"),
-        (lambda: Layout.of_files([("x", -2)], 2), "file 'x' has -2 samples"),
+        (lambda: ShardLayout.of_indices(10, 0), "shard_size must be"),
+        (lambda: ShardLayout.of_indices(-1, 2), "the dataset has -1 samples"),
+        (lambda: ShardLayout.of_files([("x", -2)], 2), "file 'x' has -2 samples"),
         (lambda: queues(grain=0), "grain must be"),
         (lambda: queues(lease_seconds=0.0), "lease_seconds must be"),
     ],

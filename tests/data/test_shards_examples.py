@@ -23,7 +23,7 @@ def run(name: str, *args: str) -> str:
 KILLER = """
 import os, runpy, signal, sys
 import gyrostat.data.shards.saves as saves
-from gyrostat.data.shards.loop import ShardFeed
+from gyrostat.data.shards.loop import ShardSource
 
 where, at, sys.argv = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
 
@@ -35,8 +35,8 @@ def dying(original, when):
     return call
 
 feeds = []
-ShardFeed.batch_end = dying(
-    ShardFeed.batch_end, lambda feed, samples: feeds.append(feed) or (where == "update" and feed.step == at)
+ShardSource.batch_end = dying(
+    ShardSource.batch_end, lambda feed, samples: feeds.append(feed) or (where == "update" and feed.step == at)
 )
 saves._sync = dying(saves._sync, lambda path: where == "save" and feeds[-1].step >= at)
 runpy.run_path(sys.argv[0], run_name="__main__")

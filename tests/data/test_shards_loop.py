@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import gyrostat
 from gyrostat.core.errors import DamagedCheckpoint, ForeignCheckpoint, Misuse, UsageError
-from gyrostat.data.shards.loop import ShardFeed, _Process
+from gyrostat.data.shards.loop import ShardSource, _Process
 
 
 @pytest.fixture(autouse=True)
@@ -201,53 +201,53 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
 
 
-def forget_a_batch(feed: ShardFeed) -> None:
+def forget_a_batch(feed: ShardSource) -> None:
     for shard in feed:
         for _ in shard.batches(2):
             pass
 
 
-def forget_a_shard(feed: ShardFeed) -> None:
+def forget_a_shard(feed: ShardSource) -> None:
     for _ in feed:
         gyrostat.batch_end(1)
 
 
-def count_wrong(feed: ShardFeed) -> None:
+def count_wrong(feed: ShardSource) -> None:
     for shard in feed:
         for _ in shard.batches(2):
             gyrostat.batch_end(3)
 
 
-def count_too_many(feed: ShardFeed) -> None:
+def count_too_many(feed: ShardSource) -> None:
     for _ in feed:
         gyrostat.batch_end(9)
 
 
-def do_not_count(feed: ShardFeed) -> None:
+def do_not_count(feed: ShardSource) -> None:
     for _ in feed:
         gyrostat.batch_end()
 
 
-def end_before_the_loop(feed: ShardFeed) -> None:
+def end_before_the_loop(feed: ShardSource) -> None:
     gyrostat.batch_end(1)
 
 
-def end_after_the_loop(feed: ShardFeed) -> None:
+def end_after_the_loop(feed: ShardSource) -> None:
     for shard in feed:
         gyrostat.batch_end(len(shard))
     gyrostat.batch_end(1)
 
 
-def save_nowhere(feed: ShardFeed) -> None:
+def save_nowhere(feed: ShardSource) -> None:
     for shard in feed:
         gyrostat.batch_end(len(shard), save=lambda path: None)
 
 
-def begin_another(feed: ShardFeed) -> None:
+def begin_another(feed: ShardSource) -> None:
     gyrostat.shards(3, shard_size=1)
 
 
-def go_on_with_a_closed_one(feed: ShardFeed) -> None:
+def go_on_with_a_closed_one(feed: ShardSource) -> None:
     feed.close()
     next(iter(feed))
 

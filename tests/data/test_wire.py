@@ -13,18 +13,18 @@ import torch
 from torch.utils.data import default_collate
 
 from gyrostat.data import torch_internals
-from gyrostat.data.wire import Wire
+from gyrostat.data.wire import BatchWire
 
 
 @pytest.fixture
-def wires() -> Iterator[tuple[Wire, Wire]]:
-    one, other = map(Wire, socket.socketpair())
+def wires() -> Iterator[tuple[BatchWire, BatchWire]]:
+    one, other = map(BatchWire, socket.socketpair())
     yield one, other
     one.close()
     other.close()
 
 
-def through(wires: tuple[Wire, Wire], message: Any) -> Any:
+def through(wires: tuple[BatchWire, BatchWire], message: Any) -> Any:
     sender = threading.Thread(target=wires[0].send, args=(message,))
     sender.start()
     received = wires[1].receive()
@@ -53,7 +53,7 @@ TENSORS = {
 
 
 @pytest.mark.parametrize("name", TENSORS)
-def test_tensors(wires: tuple[Wire, Wire], name: str) -> None:
+def test_tensors(wires: tuple[BatchWire, BatchWire], name: str) -> None:
     sent = TENSORS[name]
     received = through(wires, {"it": [sent]})["it"][0]
     assert received.dtype == sent.dtype
@@ -61,7 +61,7 @@ def test_tensors(wires: tuple[Wire, Wire], name: str) -> None:
     assert torch.equal(received, sent)
 
 
-def test_everything_else(wires: tuple[Wire, Wire]) -> None:
+def test_everything_else(wires: tuple[BatchWire, BatchWire]) -> None:
     text, numbers = b"x" * 200_000, np.arange(90_000)
     received = through(wires, (Point(torch.ones(2), "é"), {"a": text, "b": numbers}, None, 1.5, {1, 2}))
     assert type(received[0]) is Point
@@ -70,13 +70,13 @@ def test_everything_else(wires: tuple[Wire, Wire]) -> None:
     assert received[2:] == (None, 1.5, {1, 2})
 
 
-def test_more_tensors_than_a_message_takes_descriptors(wires: tuple[Wire, Wire]) -> None:
+def test_more_tensors_than_a_message_takes_descriptors(wires: tuple[BatchWire, BatchWire]) -> None:
     sent = [torch.full((5_000,), float(number)) for number in range(300)]
     received = through(wires, sent)
     assert all(map(torch.equal, sent, received))
 
 
-def test_shared_memory_is_not_copied_and_stays_one(wires: tuple[Wire, Wire]) -> None:
+def test_shared_memory_is_not_copied_and_stays_one(wires: tuple[BatchWire, BatchWire]) -> None:
     storage = torch_internals.shared_storage(400_000)
     whole = torch_internals.tensor_on(storage, torch.float32, 0, (100_000,), (1,))
     whole.fill_(1)
@@ -86,7 +86,7 @@ def test_shared_memory_is_not_copied_and_stays_one(wires: tuple[Wire, Wire]) -> 
     assert second[5] == 7
 
 
-def test_a_collated_batch(wires: tuple[Wire, Wire]) -> None:
+def test_a_collated_batch(wires: tuple[BatchWire, BatchWire]) -> None:
     torch_internals.be_data_worker(0, 1, 0, None)
     try:
         batch = default_collate([(torch.randn(3, 60, 60), number) for number in range(4)])
@@ -98,7 +98,7 @@ def test_a_collated_batch(wires: tuple[Wire, Wire]) -> None:
     assert numbers.tolist() == [0, 1, 2, 3]
 
 
-def test_the_other_end_is_gone(wires: tuple[Wire, Wire]) -> None:
+def test_the_other_end_is_gone(wires: tuple[BatchWire, BatchWire]) -> None:
     wires[0].close()
     with pytest.raises(EOFError):
         wires[1].receive()

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from gyrostat.core.events import Event, EventKind
-from gyrostat.core.job import CheckpointPolicy, Reduction
+from gyrostat.core.job import CheckpointPolicy, ReductionOrder
 from tests.conftest import Launch
-from tests.determinism.feeds import CASES
+from tests.determinism.batch_sources import CASES
+from tests.determinism.test_batch_sources import FEEDS
 from tests.determinism.test_digests import ZOO
-from tests.determinism.test_feeds import FEEDS
 from tests.determinism.test_resume import WIDE
 
 FEATURES = ("loops", "random_dataset", "two_passes", "accumulation_not_broadcast", "static_graph", "closure")
@@ -52,9 +52,14 @@ def test_data_moves_with_its_virtual_worker(launch: Launch, name: str) -> None:
 
 
 def test_the_tree_is_resized_too(launch: Launch) -> None:
-    fixed = launch(ZOO, virtual_workers=5, workers=5, args=["loops"], reduction=Reduction.TREE)
+    fixed = launch(ZOO, virtual_workers=5, workers=5, args=["loops"], reduction=ReductionOrder.TREE)
     elastic = launch(
-        ZOO, virtual_workers=5, workers=1, args=["loops"], reduction=Reduction.TREE, schedule=((2, 4), (5, 3))
+        ZOO,
+        virtual_workers=5,
+        workers=1,
+        args=["loops"],
+        reduction=ReductionOrder.TREE,
+        schedule=((2, 4), (5, 3)),
     )
     assert elastic.digest == fixed.digest
 

@@ -12,7 +12,7 @@ import pytest
 
 from gyrostat.core.determinism import STARTED_AS, parse_pool
 from gyrostat.core.job import CheckpointPolicy, Determinism
-from gyrostat.engine.determinism import cpu_type
+from gyrostat.engine.numerics.determinism import cpu_type
 from tests.conftest import Launch
 from tests.determinism.test_digests import ZOO
 
@@ -111,15 +111,15 @@ import gyrostat
 gyrostat.init()
 """
 TOO_LATE = """
-import gyrostat.engine.session as session, torch
+import gyrostat.engine.script.session as session, torch
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.job import Assignment, Determinism
 from gyrostat.core.placement import Placement
-from gyrostat.engine.supervisor import Alone
+from gyrostat.engine.supervisor import NullSupervisor
 torch.ones(4).exp()
 pool = parse_pool("avx2")
 level = Determinism.HETEROGENEOUS
-session.enter(Assignment(placement=Placement.even(1, 1), determinism=level, pool=pool), Alone())
+session.enter(Assignment(placement=Placement.even(1, 1), determinism=level, pool=pool), NullSupervisor())
 session.init()
 """
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Reduction
+from gyrostat.core.job import ReductionOrder
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -59,8 +59,8 @@ GAN = """
 
 
 @pytest.mark.parametrize("script", [SCRIPT, GAN], ids=["classifier", "GAN"])
-@pytest.mark.parametrize("reduction", [Reduction.DDP, Reduction.TREE])
-def test_bits_do_not_depend_on_placement(launch: Launch, script: str, reduction: Reduction) -> None:
+@pytest.mark.parametrize("reduction", [ReductionOrder.DDP, ReductionOrder.TREE])
+def test_bits_do_not_depend_on_placement(launch: Launch, script: str, reduction: ReductionOrder) -> None:
     alone = launch(script, virtual_workers=4, reduction=reduction, paced=FAST)
     for placement in ([2, 2], [1, 3], [1, 1, 1, 1]):
         other = launch(script, placement=placement, reduction=reduction, paced=FAST)

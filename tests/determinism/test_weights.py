@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyrostat.core.errors import Misuse
-from gyrostat.core.job import Reduction
+from gyrostat.core.job import ReductionOrder
 from gyrostat.data.order import UnevenOrder
 from tests.conftest import Launch
 
@@ -66,10 +66,10 @@ def one_big_batch(sizes: list[int]) -> tuple[list[torch.Tensor], list[float]]:
     return [p.detach() for p in model.parameters()], losses
 
 
-@pytest.mark.parametrize("reduction", list(Reduction))
+@pytest.mark.parametrize("reduction", list(ReductionOrder))
 @pytest.mark.parametrize(("dtype", "within"), [("float64", 1e-13), ("float32", 1e-5)])
 def test_equals_one_big_batch(
-    launch: Launch, tmp_path: Path, reduction: Reduction, dtype: str, within: float
+    launch: Launch, tmp_path: Path, reduction: ReductionOrder, dtype: str, within: float
 ) -> None:
     sizes = [1, 4, 2, 5]
     exact, losses = one_big_batch(sizes)

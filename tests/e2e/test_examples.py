@@ -13,7 +13,7 @@ from statistics import fmean
 
 import pytest
 
-from gyrostat.job.outcome import Outcome
+from gyrostat.job.control.outcome import Outcome
 from tests.conftest import Launch
 
 ROOT = Path(__file__).parents[2]

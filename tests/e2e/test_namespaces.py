@@ -15,11 +15,11 @@ import pytest
 
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.engine.checkpoint import list_checkpoints, load
-from gyrostat.engine.digest import digest
-from gyrostat.job.door import Caller
+from gyrostat.engine.state.digest import digest
+from gyrostat.job.control.control_socket import JobClient
 from tests.conftest import Launch
 from tests.job.agents import TRAINING, Agents
-from tests.job.lease.etcd_server import BINARY, MISSING, EtcdServer
+from tests.job.nodes.lease.etcd_server import BINARY, MISSING, EtcdServer
 
 ADDRESSES = {"a": "10.77.0.1", "b": "10.77.0.2"}
 
@@ -103,8 +103,8 @@ def test_a_job_on_two_nodes(
         address = a.wait_for(r"leading, at 10\.77\.0\.1:").split()[-1]
         b = agents.start("b", prefix=network.inside("b"))
         b.wait_for(rf"following the agent at {address}")
-        with Caller("job") as caller:
-            while caller.status().phase != "steady":
+        with JobClient("job") as job_client:
+            while job_client.status().phase != "steady":
                 os.sched_yield()
         assert f"on a, b, led at {address}" in gyrostat(network, "b", "status", "job", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "b", "scale", "job", "3", "--agent", address)

@@ -8,16 +8,16 @@ import pytest
 import torch
 
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import Snapshot
+from gyrostat.engine.checkpoint import JobSnapshot
 
 
 @pytest.fixture
-def snapshot_at() -> Callable[[int], Snapshot]:
+def snapshot_at() -> Callable[[int], JobSnapshot]:
     """The snapshot of a job of two virtual workers after so many steps."""
 
-    def snapshot(step: int) -> Snapshot:
+    def snapshot(step: int) -> JobSnapshot:
         weight = torch.full((2, 3), float(step))
-        return Snapshot(
+        return JobSnapshot(
             job={"virtual_workers": 2, "seed": 0},
             fingerprint={"torch": "2.13.0", "threads": "1"},
             progress=Progress(step=step, epoch=0, done=step),

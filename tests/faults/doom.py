@@ -13,13 +13,13 @@ from typing import Any
 
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from gyrostat.engine import session
 from gyrostat.engine.checkpoint import CheckpointStore
-from gyrostat.engine.job import Job
-from gyrostat.engine.recovery import Recovery
-from gyrostat.engine.runner import Runner
-from gyrostat.engine.transition import Transition
-from gyrostat.engine.virtual import VirtualRunner
+from gyrostat.engine.reconfigure.recovery import Recovery
+from gyrostat.engine.reconfigure.transition import Transition
+from gyrostat.engine.script import session
+from gyrostat.engine.script.job import Job
+from gyrostat.engine.training.runner import Runner
+from gyrostat.engine.training.virtual import VirtualRunner
 
 ORDERS = "GYROSTAT_TEST_FAULTS"
 _member: list[int] = []

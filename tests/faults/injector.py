@@ -26,8 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from gyrostat.job.observer import Nobody, Stream
-from gyrostat.job.outcome import Outcome
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.output import OutputStream
 from tests.conftest import Launch
 from tests.faults.doom import ORDERS
 
@@ -92,7 +93,7 @@ class Faults:
         return outcome
 
 
-class _Wakes(Nobody):
+class _Wakes(NullObserver):
     """Has workers that stopped themselves go on."""
 
     def __init__(self) -> None:
@@ -106,7 +107,7 @@ class _Wakes(Nobody):
             timer.cancel()
             timer.join()
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         if line.startswith("stops "):
             _, pid, seconds = line.split()
             timer = threading.Timer(float(seconds), _wake, [int(pid)])

@@ -16,12 +16,12 @@ import pytest
 
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.engine.checkpoint import list_checkpoints, load
-from gyrostat.engine.digest import digest
-from gyrostat.job.door import Answer, Caller
+from gyrostat.engine.state.digest import digest
+from gyrostat.job.control.control_socket import JobClient, RequestResult
 from tests.conftest import Launch
 from tests.job.agents import PATIENCE_S, TRAINING, AgentProcess, Agents, end_fork_parent
-from tests.job.lease.conftest import own_etcd, shared_etcd  # noqa: F401
-from tests.job.lease.etcd_server import EtcdServer
+from tests.job.nodes.lease.conftest import own_etcd, shared_etcd  # noqa: F401
+from tests.job.nodes.lease.etcd_server import EtcdServer
 
 VIRTUAL = 4
 LEASE = ("--lease", "4")
@@ -67,8 +67,8 @@ def contents(path: Path) -> str:
 
 
 def stop(*agents: AgentProcess) -> None:
-    with Caller("job") as caller:
-        assert caller.stop().done
+    with JobClient("job") as job_client:
+        assert job_client.stop().done
     assert [agent.finish() for agent in agents] == [128 + signal.SIGTERM] * len(agents)
 
 
@@ -81,17 +81,17 @@ def steps_between(directory: Path, begin: float, end: float) -> int:
 class Asking(threading.Thread):
     """A client that waits for its answer."""
 
-    def __init__(self, ask: Callable[[Caller], Answer]) -> None:
+    def __init__(self, ask: Callable[[JobClient], RequestResult]) -> None:
         super().__init__()
         self._ask = ask
-        self.answered: Answer | None = None
+        self.answered: RequestResult | None = None
         self.start()
 
     def run(self) -> None:
-        with Caller("job") as caller:
-            self.answered = self._ask(caller)
+        with JobClient("job") as job_client:
+            self.answered = self._ask(job_client)
 
-    def answer(self) -> Answer:
+    def answer(self) -> RequestResult:
         self.join()
         assert self.answered is not None
         return self.answered
@@ -101,16 +101,16 @@ def test_two_agents_share_a_job_and_one_leaves(
     start: Start, same_bits: Callable[[], None], tmp_path: Path
 ) -> None:
     leader, other = two_that_train(start())
-    with Caller(f"job.{other.node}") as far:
+    with JobClient(f"job.{other.node}") as far:
         assert far.scale(3).workers == 3
         assert far.migrate((0,)).done
     leader.signal(signal.SIGTERM)
     assert leader.finish() == 0
     other.wait_for("leading")
     wait_until("steady")
-    with Caller("job") as caller:
-        assert 1 <= caller.status().workers < 3
-        assert caller.scale(4).workers == 4
+    with JobClient("job") as job_client:
+        assert 1 <= job_client.status().workers < 3
+        assert job_client.scale(4).workers == 4
     stop(other)
     same_bits()
     assert {path.read_text() for path in (tmp_path / "logs").glob("*.exit")} == {"0\n"}
@@ -151,9 +151,9 @@ def test_the_leader_is_killed(
         open_gate(tmp_path / gate)
     if client is not None:
         assert client.answer().workers == 3
-    with Caller("job") as caller:
-        assert caller.scale(3, request="mine").workers == 3
-        status = caller.status()
+    with JobClient("job") as job_client:
+        assert job_client.scale(3, request="mine").workers == 3
+        status = job_client.status()
         assert (status.phase, status.workers) == ("steady", 3)
     stop(again, other)
     same_bits()
@@ -166,15 +166,15 @@ def two_that_train(agents: Agents) -> tuple[AgentProcess, AgentProcess]:
     for agent in (a, b):
         agent.wait_for("leading|following")
     wait_until("steady")
-    with Caller("job") as caller:
-        leads = caller.status().pid
+    with JobClient("job") as job_client:
+        leads = job_client.status().pid
     return (a, b) if a.process.pid == leads else (b, a)
 
 
 def wait_until(phase: str) -> None:
     """Until the job is in that phase."""
-    with Caller("job") as caller:
-        while caller.status().phase != phase:
+    with JobClient("job") as job_client:
+        while job_client.status().phase != phase:
             os.sched_yield()
 
 
@@ -196,8 +196,8 @@ def test_the_leader_is_told_to_leave(
     assert leader.finish() == 0
     other.wait_for("leading")
     wait_until("steady")
-    with Caller("job") as caller:
-        assert caller.scale(2).workers == 2
+    with JobClient("job") as job_client:
+        assert job_client.scale(2).workers == 2
     stop(other)
     same_bits()
 
@@ -216,9 +216,9 @@ def test_a_newcomer_is_killed(
     assert "was killed by SIGKILL before it joined" in client.answer().text
     if phase == "fenced":
         open_gate(gate)
-    with Caller("job") as caller:
-        assert caller.status().workers == 2
-        assert caller.scale(3).workers == 3
+    with JobClient("job") as job_client:
+        assert job_client.status().workers == 2
+        assert job_client.scale(3).workers == 3
     stop(leader, other)
     same_bits()
 
@@ -249,8 +249,8 @@ def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path
     end_fork_parent(other.node)
     leader.wait_for("went on after")
     leader.wait_for("in place of worker")
-    with Caller("job") as caller:
-        assert caller.status().workers == 2
+    with JobClient("job") as job_client:
+        assert job_client.status().workers == 2
     stop(leader)
     same_bits()
 
@@ -263,8 +263,8 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None]) -> Non
     other.kill()
     leader.wait_for("resumed at step")
     wait_until("steady")
-    with Caller("job") as caller:
-        assert caller.status().workers == 2
+    with JobClient("job") as job_client:
+        assert job_client.status().workers == 2
     stop(leader)
     same_bits()
 
@@ -283,7 +283,7 @@ def test_etcd_is_restarted(
     leader.wait_for("leading no more")
     assert steps_between(tmp_path, killed, monotonic()) > 0
     own_etcd.start()
-    with Caller("job") as caller:
-        assert caller.scale(3).workers == 3
+    with JobClient("job") as job_client:
+        assert job_client.scale(3).workers == 3
     stop(leader, other)
     same_bits()

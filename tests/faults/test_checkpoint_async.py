@@ -15,14 +15,22 @@ from gyrostat.core.errors import CheckpointError
 from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import CheckpointStore, Disk, Snapshot, Turns, Writer, Written, load
+from gyrostat.engine.checkpoint import (
+    CheckpointSchedule,
+    CheckpointStore,
+    Disk,
+    JobSnapshot,
+    Writer,
+    Written,
+    load,
+)
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk, PowerCut
-from gyrostat.engine.digest import digest
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.start import ForkParent
+from gyrostat.engine.state.digest import digest
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.start import WorkerForkServer
 from tests.conftest import Launch
 
-SnapshotAt = Callable[[int], Snapshot]
+SnapshotAt = Callable[[int], JobSnapshot]
 
 # Whose turn it is.
 
@@ -31,7 +39,7 @@ def taken(
     every: int, *, asked: Iterable[int] = (), written: Iterable[int] = (), steps: int = 12
 ) -> list[int]:
     """The boundaries at which checkpoints are taken."""
-    turns = Turns(every=every)
+    turns = CheckpointSchedule(every=every)
     asked, written = set(asked), set(written)
     return [
         step
@@ -58,7 +66,7 @@ def test_turns_that_come_while_one_is_written_become_one() -> None:
 
 
 def test_the_same_boundary_is_not_taken_twice() -> None:
-    turns = Turns(every=5, last_step=10)  # resumed there
+    turns = CheckpointSchedule(every=5, last_step=10)  # resumed there
     assert not turns.boundary(10, asked=True, written=False)
     assert not turns.boundary(11, asked=False, written=False)
     assert turns.boundary(15, asked=False, written=False)
@@ -79,7 +87,7 @@ class HeldDisk(Disk):
         super().sync(descriptor)
 
 
-def bits(snapshot: Snapshot) -> str:
+def bits(snapshot: JobSnapshot) -> str:
     return digest(shared=snapshot.shared, contexts=list(snapshot.contexts))
 
 
@@ -115,8 +123,8 @@ def test_what_is_written_is_a_copy(tmp_path: Path) -> None:
     assert writer.collect() is None
 
 
-def _snapshot(shared: object, contexts: list[dict[str, torch.Tensor]], step: int = 1) -> Snapshot:
-    return Snapshot(job={}, fingerprint={}, progress=Progress(step=step), shared=shared, contexts=contexts)
+def _snapshot(shared: object, contexts: list[dict[str, torch.Tensor]], step: int = 1) -> JobSnapshot:
+    return JobSnapshot(job={}, fingerprint={}, progress=Progress(step=step), shared=shared, contexts=contexts)
 
 
 def test_memory_is_used_again_and_grows(tmp_path: Path) -> None:
@@ -230,7 +238,7 @@ def policy(tmp_path: Path) -> CheckpointPolicy:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+def undisturbed(fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     outcome = Launch(fork_parent, tmp_path_factory.mktemp("undisturbed"))(SCRIPT, placement=[3])
     assert outcome.steps == 12
     return outcome

@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.errors import CheckpointError
-from gyrostat.engine.checkpoint import CheckpointStore, Snapshot
+from gyrostat.engine.checkpoint import CheckpointStore, JobSnapshot
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk, PowerCut
-from gyrostat.engine.digest import digest
+from gyrostat.engine.state.digest import digest
 
-SnapshotAt = Callable[[int], Snapshot]
+SnapshotAt = Callable[[int], JobSnapshot]
 
 
-def bits(snapshot: Snapshot | None) -> str:
+def bits(snapshot: JobSnapshot | None) -> str:
     assert snapshot is not None
     return digest(
         job=snapshot.job,
@@ -33,7 +33,7 @@ def bits(snapshot: Snapshot | None) -> str:
     )
 
 
-def found(directory: Path, like: Snapshot) -> tuple[int, str, int]:
+def found(directory: Path, like: JobSnapshot) -> tuple[int, str, int]:
     """What is found there: step, bits, and how many were refused."""
     result = CheckpointStore(directory).find(like.job, like.fingerprint)
     assert result.snapshot is not None
@@ -140,14 +140,14 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path, snapshot_at: Snapsho
 KILLED = """
     import sys, time, torch
     from gyrostat.core.progress import Progress
-    from gyrostat.engine.checkpoint import CheckpointStore, Disk, Snapshot
+    from gyrostat.engine.checkpoint import CheckpointStore, Disk, JobSnapshot
 
     class Stalling(Disk):
         def sync(self, descriptor):
             print("here", flush=True)
             sys.stdin.read()
 
-    snapshot = Snapshot(
+    snapshot = JobSnapshot(
         job={"virtual_workers": 2, "seed": 0},
         fingerprint={"torch": "2.13.0", "threads": "1"},
         progress=Progress(step=20),

@@ -20,11 +20,11 @@ from gyrostat.core.errors import (
     UsageError,
 )
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint import CheckpointStore, Found, Snapshot, describe, load, verify
+from gyrostat.engine.checkpoint import CheckpointStore, Found, JobSnapshot, describe, load, verify
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, MANIFEST, SHARED, from_bytes, to_bytes
-from gyrostat.engine.digest import digest
+from gyrostat.engine.state.digest import digest
 
-SnapshotAt = Callable[[int], Snapshot]
+SnapshotAt = Callable[[int], JobSnapshot]
 FILES = (MANIFEST, SHARED, CONTEXTS)
 
 

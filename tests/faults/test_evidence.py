@@ -9,7 +9,7 @@ import pytest
 
 from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy
-from gyrostat.job.watch import Cause
+from gyrostat.job.control.worker_tracker import FailureCause
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -42,14 +42,14 @@ SCRIPT = """
 
 def test_a_poison_batch_ends_the_job(launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sample 13 kills whoever touches it. The job would have restarts left."""
-    monkeypatch.setattr("gyrostat.job.restarts.FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr("gyrostat.job.control.restarts.FIRST_WAIT_S", 0.01)
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=1)
     outcome = launch(
         SCRIPT, virtual_workers=3, workers=2, args=["kill"], checkpoint=policy, restarts=9, check=False
     )
     failure = outcome.failure
     assert failure is not None
-    assert failure.cause is Cause.POISON
+    assert failure.cause is FailureCause.POISON
     assert failure.exit_code == 128 + signal.SIGSEGV
     assert "was killed by SIGSEGV; 3 workers have died while this micro-batch was running" in failure.summary
     running = failure.evidence.running
@@ -67,7 +67,7 @@ def test_an_exception_has_evidence_too(launch: Launch) -> None:
     outcome = launch(SCRIPT, virtual_workers=3, workers=2, args=["raise"], check=False)
     failure = outcome.failure
     assert failure is not None
-    assert (failure.cause, failure.exit_code) == (Cause.RAISED, 1)
+    assert (failure.cause, failure.exit_code) == (FailureCause.RAISED, 1)
     assert failure.summary == "raised ValueError: thirteen"
     running = failure.evidence.running
     assert running is not None

@@ -22,7 +22,7 @@ SCRIPT = test_recovery.SCRIPT.replace(
     import os
     import threading
 
-    from gyrostat.engine import session
+    from gyrostat.engine.script import session
     from gyrostat.engine.checkpoint import store
     from gyrostat.engine.checkpoint.writer import THREAD
 

@@ -11,10 +11,11 @@ import pytest
 
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
-from gyrostat.job.coordinator import Done
-from gyrostat.job.observer import Nobody, Stream
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.watch import Failure
+from gyrostat.job.control.coordinator import ReconfigurationDone
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.worker_tracker import JobFailure
+from gyrostat.job.processes.output import OutputStream
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -45,7 +46,7 @@ SCRIPT = """
 FAST = (1e6,)
 
 
-class Terminates(Nobody):
+class Terminates(NullObserver):
     """When worker 0 is at step 5, sends SIGTERM to some of the workers; once, if the job is started again.
 
     The job is slow until they have left, or have taken it with them, so that it does not come to its end before.
@@ -57,7 +58,7 @@ class Terminates(Nobody):
         self._slow.touch()
         self.pids: dict[int, int] = {}
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         if line.isdigit():
             self.pids[worker] = int(line)
         elif line == "there" and worker == 0:
@@ -65,12 +66,12 @@ class Terminates(Nobody):
             for victim in victims:
                 os.kill(self.pids[victim], signal.SIGTERM)
 
-    def resized(self, done: Done) -> None:
+    def resized(self, done: ReconfigurationDone) -> None:
         self._leavers -= 1
         if not self._leavers:
             self._slow.unlink()
 
-    def died(self, failure: Failure, wait: float) -> None:
+    def died(self, failure: JobFailure, wait: float) -> None:
         self._slow.unlink()
 
     def over(self, outcome: Outcome) -> None:
@@ -146,7 +147,7 @@ SLOW = SCRIPT.replace(
 def test_who_finds_no_boundary_in_time_is_killed_and_the_job_goes_on_from_its_checkpoint(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gyrostat.job.watch.KILL_GRACE_S", 0.1)
+    monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.1)
     undisturbed = launch(SCRIPT, virtual_workers=4, workers=2, paced=FAST)
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=2)
     outcome = launch(

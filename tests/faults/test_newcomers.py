@@ -18,18 +18,18 @@ from pathlib import Path
 import torch
 
 import gyrostat
-from gyrostat.engine import session
-from gyrostat.engine.catchup import Follower
-from gyrostat.engine.membership import Membership
-from gyrostat.engine.wire import Wire
+from gyrostat.engine.script import session
+from gyrostat.engine.reconfigure.catch_up import StateReceiver
+from gyrostat.engine.reconfigure.membership import Membership
+from gyrostat.engine.reconfigure.state_wire import StateWire
 
 place, mark = sys.argv[1], Path(sys.argv[2])
 places = {
-    "connecting": (Wire, "__init__"),
-    "loading": (Follower, "_load"),
-    "replaying": (Follower, "_replay"),
+    "connecting": (StateWire, "__init__"),
+    "loading": (StateReceiver, "_load"),
+    "replaying": (StateReceiver, "_replay"),
     "caught up": (Membership, "caught_up"),
-    "after the fence": (Follower, "confirm"),
+    "after the fence": (StateReceiver, "confirm"),
 }
 
 

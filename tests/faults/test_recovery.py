@@ -17,8 +17,8 @@ import pytest
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.placement import Placement
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.start import ForkParent
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.start import WorkerForkServer
 from tests.conftest import Launch
 from tests.faults.injector import Faults, fail_at
 
@@ -53,7 +53,9 @@ PLACES = ("micro_batch", "backward", "exchange", "reduce", "reduced", "update", 
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fork_parent: ForkParent, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Outcome]:
+def undisturbed(
+    fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, Outcome]:
     """By `accumulate`. The number of workers does not matter, nor whether there are checkpoints."""
     launch = Launch(fork_parent, tmp_path_factory.mktemp("undisturbed"))
     return {each: launch(SCRIPT, virtual_workers=N, workers=2, args=[str(each)]) for each in (1, 2)}
@@ -279,5 +281,5 @@ def test_stopped_for_a_moment(launch: Launch, undisturbed: dict[int, Outcome], w
 def test_stopped_for_too_long(launch: Launch, undisturbed: dict[int, Outcome], where: str) -> None:
     """It is silent, so it is given up; the others go on from peers."""
     faults = fail_at(step=STEP, where=where, worker=1, signal=signal.SIGSTOP, seconds=60.0)
-    outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"], silence_s=4.0)
+    outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"], heartbeat_timeout_s=4.0)
     check(outcome, undisturbed[1], lost=held_by(1, 3))

@@ -12,7 +12,7 @@ from time import monotonic
 
 import pytest
 
-from gyrostat.job.door import Caller
+from gyrostat.job.control.control_socket import JobClient
 from tests.e2e.test_namespaces import ADDRESSES, Network, etcd, network  # noqa: F401
 from tests.faults.test_agents import (
     Start,
@@ -25,8 +25,8 @@ from tests.faults.test_agents import (
     wait_until,
 )
 from tests.job.agents import TRAINING, AgentProcess, Agents
-from tests.job.lease.conftest import own_etcd, shared_etcd  # noqa: F401
-from tests.job.lease.etcd_server import EtcdServer
+from tests.job.nodes.lease.conftest import own_etcd, shared_etcd  # noqa: F401
+from tests.job.nodes.lease.etcd_server import EtcdServer
 
 pytestmark = pytest.mark.full
 
@@ -45,8 +45,8 @@ def test_a_worker_is_killed(
     end_of(tmp_path, member=1)
     leader.wait_for(r"worker 1 was killed by SIGKILL")
     wait_until("steady")
-    with Caller("job") as caller:
-        assert caller.scale(3).workers == 3
+    with JobClient("job") as job_client:
+        assert job_client.scale(3).workers == 3
     stop(leader, other)
     same_bits()
     nothing_restored(leader, other)
@@ -67,8 +67,8 @@ def test_the_leader_and_a_worker_at_once(
     again = agents.start(leader.node)
     again.wait_for("following")
     wait_until("steady")
-    with Caller("job") as caller:
-        assert caller.scale(3).workers == 3
+    with JobClient("job") as job_client:
+        assert job_client.scale(3).workers == 3
     stop(other, again)
     same_bits()
     nothing_restored(leader, other, again)
@@ -86,10 +86,10 @@ def test_a_worker_while_etcd_is_away(
     end_of(tmp_path, member=1)
     own_etcd.start()
     back = monotonic()
-    with Caller("job") as caller:
+    with JobClient("job") as job_client:
         while not steps_between(tmp_path, back, monotonic()):
-            caller.status()
-        while not caller.scale(2).done:
+            job_client.status()
+        while not job_client.scale(2).done:
             pass
     stop(leader, other)
     same_bits()
@@ -127,19 +127,19 @@ def test_a_node_is_cut_off(
         a.wait_for(r"leading, at ")
         b = agents.start("b", prefix=network.inside("b"))
         b.wait_for("following")
-        with Caller("job") as caller:
-            while caller.status().phase != "steady":
+        with JobClient("job") as job_client:
+            while job_client.status().phase != "steady":
                 pass
             wire(network, "down")
             a.wait_for("was lost")
-            while caller.status().phase != "steady":
+            while job_client.status().phase != "steady":
                 pass
             wire(network, "up")
             cut = monotonic()
-            assert caller.scale(1).done
+            assert job_client.scale(1).done
             while not steps_between(tmp_path, cut, monotonic()):
                 pass
-            assert caller.stop().done
+            assert job_client.stop().done
         assert a.finish() == 128 + signal.SIGTERM
         nothing_restored(a)
     finally:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.events import EventKind
-from gyrostat.core.job import RecoveryMode, Reduction
+from gyrostat.core.job import RecoveryMode, ReductionOrder
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -61,7 +61,7 @@ def test_too_few_wait_until_there_are_enough(launch: Launch, tmp_path: Path) -> 
     mark.touch()
     undisturbed = launch(SCRIPT, virtual_workers=4, workers=2, args=[str(mark)])
     mark.unlink()
-    outcome = launch(SCRIPT, virtual_workers=4, workers=2, args=[str(mark)], fewest=2)
+    outcome = launch(SCRIPT, virtual_workers=4, workers=2, args=[str(mark)], min_workers=2)
     failure, resize = [e for e in outcome.events if e.kind in (EventKind.FAILURE, EventKind.RESIZE)]
     assert (failure.recovered_from, failure.micro_batches_redone, failure.to_workers) == ("peers", 2, 1)
     assert (resize.to_workers, resize.step) == (
@@ -72,9 +72,9 @@ def test_too_few_wait_until_there_are_enough(launch: Launch, tmp_path: Path) -> 
     assert outcome.losses == undisturbed.losses
 
 
-@pytest.mark.parametrize("order", list(Reduction))
+@pytest.mark.parametrize("order", list(ReductionOrder))
 def test_the_death_is_known_before_the_last_gradients_leave(
-    launch: Launch, tmp_path: Path, order: Reduction
+    launch: Launch, tmp_path: Path, order: ReductionOrder
 ) -> None:
     """What has been streamed out of the last backward here, but not sent, counts."""
     script = SCRIPT.replace(
@@ -90,7 +90,7 @@ def test_the_death_is_known_before_the_last_gradients_leave(
         "    mark = pathlib.Path(sys.argv[1])\n    tmp = mark.parent\n",
     )
     script = script.replace(
-        "    import gyrostat\n", "    import gyrostat\n    from gyrostat.engine import session\n"
+        "    import gyrostat\n", "    import gyrostat\n    from gyrostat.engine.script import session\n"
     )
     mark, never = tmp_path / "died", tmp_path / "never"
     for path in (mark, never):

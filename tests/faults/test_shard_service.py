@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gyrostat.data.shards.messages import Shard
-from gyrostat.job.door import Caller, NotDone
-from gyrostat.job.sharding import PullShard
+from gyrostat.job.control.control_socket import JobClient, RequestFailed
+from gyrostat.job.control.shard_service import PullShard
 from tests.job.agents import Agents
 
 SAMPLES, SHARD = 3000, 10
@@ -39,14 +39,14 @@ class Puller(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Caller("job") as job:
+            with JobClient("job") as job:
                 self._train(job)
         except BaseException as error:
             self.failure = error
         finally:
             self.half.set()
 
-    def _train(self, job: Caller) -> None:
+    def _train(self, job: JobClient) -> None:
         job.open_shards("train", SAMPLES, shard_size=SHARD, seed=2)
         number, held = 0, list[Shard]()
         while True:
@@ -69,10 +69,10 @@ def test_leaders_are_killed(agents: Agents) -> None:
     a, b = agents.start("a"), agents.start("b")
     for agent in (a, b):
         agent.wait_for("leading|following")
-    with Caller("job") as caller:
-        status = caller.status()
+    with JobClient("job") as job_client:
+        status = job_client.status()
         assert (status.phase, status.workers) == ("waiting for nodes", 0)
-        assert caller.scale(1).text == "the job has not begun yet; retry"
+        assert job_client.scale(1).text == "the job has not begun yet; retry"
     leader, other = (a, b) if status.pid == a.process.pid else (b, a)
     pullers = [Puller(name) for name in ("x", "y", "z")]
     for puller in pullers:
@@ -85,5 +85,5 @@ def test_leaders_are_killed(agents: Agents) -> None:
         puller.join()
         assert puller.failure is None
     assert sum((puller.trained for puller in pullers), Counter()) == Counter(range(SAMPLES))
-    with Caller("job") as caller, pytest.raises(NotDone, match="open with other values"):
-        caller.open_shards("train", SAMPLES + 1, shard_size=SHARD)
+    with JobClient("job") as job_client, pytest.raises(RequestFailed, match="open with other values"):
+        job_client.open_shards("train", SAMPLES + 1, shard_size=SHARD)

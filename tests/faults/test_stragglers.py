@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from gyrostat.core.events import EventKind
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.stragglers import Reaction, StragglerPolicy
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
 from tests.conftest import Launch
 from tests.faults.test_graceful_exit import FAST, SCRIPT
 

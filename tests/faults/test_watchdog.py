@@ -8,7 +8,7 @@ import pytest
 
 from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy
-from gyrostat.job.watchdog import Action, WatchdogPolicy
+from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
 from tests.conftest import Launch
 
 SCRIPT = """
@@ -51,7 +51,7 @@ SCRIPT = """
 def test_who_hangs_is_shown_and_ended(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    monkeypatch.setattr("gyrostat.job.watch.KILL_GRACE_S", 0.1)
+    monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.1)
     undisturbed = launch(SCRIPT, virtual_workers=4, workers=2, args=["works"])
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=1)
     outcome = launch(

@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from gyrostat.job.door import runtime_directory
+from gyrostat.job.control.control_socket import runtime_directory
 
 PATIENCE_S = 120.0
 _MAIN = "from gyrostat.cli.main import main; main()"
@@ -25,7 +25,7 @@ TRAINING = """
     import torch
 
     import gyrostat
-    from gyrostat.engine.membership import Membership
+    from gyrostat.engine.reconfigure.membership import Membership
 
     RANK = int(os.environ["RANK"])
     PACE = float(os.environ.get("PACE", "0"))  # leaves the cores to what is tested
@@ -166,8 +166,8 @@ class Agents:
 
 def end_fork_parent(node: str) -> None:
     """And with it all workers of the node."""
-    from gyrostat.job.start import ForkParent
+    from gyrostat.job.processes.start import WorkerForkServer
 
-    parent = ForkParent.adopt(runtime_directory() / f"job.{node}" / "forkparent.socket")
+    parent = WorkerForkServer.adopt(runtime_directory() / f"job.{node}" / "forkparent.socket")
     if parent is not None:
         parent.close()

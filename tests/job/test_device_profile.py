@@ -8,8 +8,8 @@ from gyrostat.cli.profile_device import merged
 from gyrostat.core.errors import ScriptFailed, UsageError
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.sched.planner.split import best_split
 from tests.conftest import Launch
 
@@ -34,7 +34,7 @@ SCRIPT = """
 
 
 def measure(
-    parent: ForkParent, launch: Launch, script: str = SCRIPT, **asked: object
+    parent: WorkerForkServer, launch: Launch, script: str = SCRIPT, **asked: object
 ) -> tuple[Profile, list[str]]:
     told: list[str] = []
     request = DeviceProfileRequest(
@@ -44,7 +44,7 @@ def measure(
     return profile_device(request, parent, told.append), told
 
 
-def test_throughput_by_batch_size_and_the_exchange(fork_parent: ForkParent, launch: Launch) -> None:
+def test_throughput_by_batch_size_and_the_exchange(fork_parent: WorkerForkServer, launch: Launch) -> None:
     found, told = measure(fork_parent, launch, device_type="mine", workload="small")
     assert (found.workload, found.types) == ("small", ("mine",))
     speed = found.speed("mine")
@@ -56,7 +56,7 @@ def test_throughput_by_batch_size_and_the_exchange(fork_parent: ForkParent, laun
     assert split is not None
 
 
-def test_the_device_says_what_it_is(fork_parent: ForkParent, launch: Launch) -> None:
+def test_the_device_says_what_it_is(fork_parent: WorkerForkServer, launch: Launch) -> None:
     found, _ = measure(fork_parent, launch, batches=(4,), workers=())
     assert found.workload == "script0"
     assert found.types[0] in ("sse", "avx2", "avx512", "cpu")
@@ -68,7 +68,7 @@ def test_its_own_batch_size_is_overruled(launch: Launch) -> None:
     assert outcome.samples == 5 * 6
 
 
-def test_what_cannot_be_measured(fork_parent: ForkParent, launch: Launch) -> None:
+def test_what_cannot_be_measured(fork_parent: WorkerForkServer, launch: Launch) -> None:
     with pytest.raises(UsageError, match="ended after 2 steps"):
         measure(fork_parent, launch, SCRIPT.replace("epochs(9)", "epochs(2)"), batches=(96,))
     with pytest.raises(UsageError, match=r"steps have 96.0 samples on average, not 200"):
@@ -80,12 +80,14 @@ def test_what_cannot_be_measured(fork_parent: ForkParent, launch: Launch) -> Non
 @pytest.mark.parametrize(
     "asked", [{"batches": ()}, {"batches": (0,)}, {"batches": (2, 2)}, {"workers": (1,)}, {"steps": 2}]
 )
-def test_requests_that_cannot_be(fork_parent: ForkParent, launch: Launch, asked: dict[str, object]) -> None:
+def test_requests_that_cannot_be(
+    fork_parent: WorkerForkServer, launch: Launch, asked: dict[str, object]
+) -> None:
     with pytest.raises(UsageError):
         measure(fork_parent, launch, SCRIPT, **asked)
 
 
-def test_what_does_not_fit_is_left_out(fork_parent: ForkParent, launch: Launch) -> None:
+def test_what_does_not_fit_is_left_out(fork_parent: WorkerForkServer, launch: Launch) -> None:
     script = SCRIPT.replace(
         "print(len(x))", "exec('raise torch.OutOfMemoryError(\"no room\")' if len(x) > 4 else 'pass')"
     )

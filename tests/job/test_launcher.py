@@ -12,10 +12,10 @@ from gyrostat.core.errors import ScriptFailed, UsageError
 from gyrostat.core.job import RecoveryMode
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import ColdStart, ForkParent
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import ColdStart, WorkerForkServer
 from tests.conftest import Launch
-from tests.job.processes import Departure, Listener
+from tests.job.worker_doubles import Departure, Listener
 
 WAIT_FOREVER = "import os, signal; print(os.getpid()); signal.pause()"
 
@@ -36,7 +36,7 @@ def test_the_worker_that_raised_is_blamed_and_the_rest_ended(launch: Launch) -> 
 
 
 def test_who_does_not_end_is_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gyrostat.job.watch.KILL_GRACE_S", 0.05)
+    monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.05)
     script = """
         import os, signal, sys
         if os.environ["RANK"] == "0":
@@ -186,7 +186,7 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path: Path) -> No
 
 def test_without_its_fork_parent_a_run_fails_and_its_workers_are_gone(tmp_path: Path, launch: Launch) -> None:
     departures: list[Departure] = []
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
 
         def kill_the_parent(worker: int, line: str) -> None:
             departures.append(Departure(int(line)))

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.errors import ScriptFailed, UsageError
-from gyrostat.core.job import DeviceMix, Pool
-from gyrostat.job.protocol import Program
+from gyrostat.core.job import DeviceMix, DevicePool
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.job.scan.measured import Measured
 from gyrostat.job.scan.scanner import ScanRequest, scan
-from gyrostat.job.scan.verdict import Row, decide, interval
-from gyrostat.job.start import ForkParent
+from gyrostat.job.scan.verdict import ScanRow, decide, interval
 
-POOL = Pool(types=("avx512", "avx2"))
+POOL = DevicePool(types=("avx512", "avx2"))
 
 
 def run(turns: list[float], **operators: float) -> Measured:
@@ -36,7 +36,7 @@ def test_the_slowdown_is_the_median_of_pairs_and_the_dearest_operator_stands_fir
         threshold=1.05,
     )
     assert (verdict.slowdown, verdict.low, verdict.high) == (1.5, 1.0, 2.0)
-    assert verdict.operators[0] == Row(
+    assert verdict.operators[0] == ScanRow(
         name="conv", elastic_ms=2.0, heterogeneous_ms=4.0, share=0.2, added=0.2
     )
     assert verdict.operators[0].ratio == 2.0
@@ -74,12 +74,12 @@ for step in job.steps(train):
 """
 
 
-Parents = tuple[ForkParent, ForkParent]
+Parents = tuple[WorkerForkServer, WorkerForkServer]
 
 
 @pytest.fixture(scope="module")
-def parents(fork_parent: ForkParent) -> Iterator[Parents]:
-    with ForkParent() as second:
+def parents(fork_parent: WorkerForkServer) -> Iterator[Parents]:
+    with WorkerForkServer() as second:
         yield fork_parent, second
 
 

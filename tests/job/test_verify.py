@@ -13,12 +13,12 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.job.verify.causes import Key
-from gyrostat.job.verify.compare import Kind, Scope
+from gyrostat.job.verify.compare import DifferenceKind, Scope
 from gyrostat.job.verify.plan import Against, default_placements
-from gyrostat.job.verify.verdict import Finding, Verdict
+from gyrostat.job.verify.verdict import VerifyFinding, VerifyVerdict
 from gyrostat.job.verify.verifier import VerifyRequest, verify
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,7 @@ for epoch in job.epochs(2):
 class Verify:
     """Verifies a script; `mistake` puts something into the skeleton first."""
 
-    def __init__(self, parent: ForkParent, directory: Path) -> None:
+    def __init__(self, parent: WorkerForkServer, directory: Path) -> None:
         self._parent, self._directory = parent, directory
 
     def __call__(
@@ -70,7 +70,7 @@ class Verify:
         every: int = 10,
         steps: int | None = None,
         threads: int = 1,
-    ) -> Verdict:
+    ) -> VerifyVerdict:
         request = VerifyRequest(
             program=Program(name=str(script), args=args),
             placements=placements or default_placements(virtual_workers),
@@ -99,7 +99,7 @@ class Verify:
         )
         return path
 
-    def finding(self, script: Path, *, every: int = 10, threads: int = 1) -> Finding:
+    def finding(self, script: Path, *, every: int = 10, threads: int = 1) -> VerifyFinding:
         """The one finding about a script that is wrong in one way. Plain DDP would not add to it."""
         verdict = self(script, against=Against.NONE, every=every, threads=threads)
         assert verdict.failed is None
@@ -109,18 +109,18 @@ class Verify:
 
 
 @pytest.fixture
-def verifying(fork_parent: ForkParent, tmp_path: Path) -> Verify:
+def verifying(fork_parent: WorkerForkServer, tmp_path: Path) -> Verify:
     return Verify(fork_parent, tmp_path)
 
 
-def told(finding: Finding) -> tuple[Scope, int, str | None, int]:
+def told(finding: VerifyFinding) -> tuple[Scope, int, str | None, int]:
     """Between what, the first step, the first tensor, and how many tensors differ."""
     located = finding.located
     names = () if located is None else located.tensors
     return finding.pair.scope, finding.step, names[0] if names else None, len(names)
 
 
-def lines(finding: Finding) -> list[str]:
+def lines(finding: VerifyFinding) -> list[str]:
     """The lines that are shown for the first cause."""
     return [line.text for line in finding.causes[0].lines]
 
@@ -128,7 +128,7 @@ def lines(finding: Finding) -> list[str]:
 # Equal
 
 
-def names(verdict: Verdict) -> list[str]:
+def names(verdict: VerifyVerdict) -> list[str]:
     return [row.run.configuration.name for row in verdict.rows]
 
 
@@ -238,7 +238,7 @@ def test_a_model_that_is_built_by_chance(verifying: Verify) -> None:
     verdict = verifying(script)
     assert verdict.notes == ("no run was saved and resumed, since workers of one run differ already",)
     (finding,) = verdict.findings
-    assert finding.difference.kind is Kind.WORKERS
+    assert finding.difference.kind is DifferenceKind.WORKERS
     assert "model.0.weight differs" in str(finding.pair.other.trace.workers_differ)
     assert not finding.evidence.repeatable
     assert finding.causes[0].key is Key.UNSEEDED_RNG
@@ -380,7 +380,7 @@ def test_only_the_loss_differs(verifying: Verify) -> None:
         verifying.script(inner=f"loss = F.cross_entropy(model(x), y) + (job.step == 4) * {world}")
     )
     assert told(finding) == (Scope.PLACEMENT, 5, None, 0)
-    assert finding.evidence.kind is Kind.LOSS
+    assert finding.evidence.kind is DifferenceKind.LOSS
     assert finding.causes[0].key is Key.WORKER_CODE
 
 
@@ -388,7 +388,7 @@ def test_another_number_of_steps(verifying: Verify) -> None:
     script = verifying.script(after="if job.step == 6 and os.environ['WORLD_SIZE'] == '1': break")
     verdict = verifying(script)
     (finding,) = verdict.findings
-    assert finding.difference.kind is Kind.STEPS
+    assert finding.difference.kind is DifferenceKind.STEPS
     assert finding.step == 8
     assert finding.causes[0].key is Key.STEP_COUNT
     assert [row.run.trace.steps for row in verdict.rows] == [8, 8, 7, 7]

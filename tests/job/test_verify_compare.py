@@ -8,11 +8,11 @@ import pytest
 
 from gyrostat.core.placement import Placement
 from gyrostat.job.verify.compare import (
-    Difference,
-    Kind,
+    DifferenceKind,
     Located,
-    Run,
+    RunDifference,
     Scope,
+    TracedRun,
     compare,
     locate,
     pairs_to_explain,
@@ -42,23 +42,27 @@ def test_equal() -> None:
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        (trace("abc"), trace("abd"), Difference(kind=Kind.STATE, step=3, after=2)),
-        (trace("abc"), trace("xbc"), Difference(kind=Kind.STATE, step=1)),
-        (trace("ab", every=5), trace("ax", every=5), Difference(kind=Kind.STATE, step=10, after=5)),
+        (trace("abc"), trace("abd"), RunDifference(kind=DifferenceKind.STATE, step=3, after=2)),
+        (trace("abc"), trace("xbc"), RunDifference(kind=DifferenceKind.STATE, step=1)),
+        (
+            trace("ab", every=5),
+            trace("ax", every=5),
+            RunDifference(kind=DifferenceKind.STATE, step=10, after=5),
+        ),
         (
             trace("ab", [1, 2, 3, 4], every=2),
             trace("ax", [1, 2, 0, 0], every=2),
-            Difference(kind=Kind.LOSS, step=3, after=2),
+            RunDifference(kind=DifferenceKind.LOSS, step=3, after=2),
         ),
-        (trace("ab", [0.0, 1]), trace("ab", [-0.0, 1]), Difference(kind=Kind.LOSS, step=1)),
-        (trace("ab", [None, 1]), trace("ab", [0.0, 1]), Difference(kind=Kind.LOSS, step=1)),
-        (trace("ab", [1, 2]), trace("ax", [1, 3]), Difference(kind=Kind.STATE, step=2, after=1)),
-        (trace("ab"), trace("abc"), Difference(kind=Kind.STEPS, step=3, after=2)),
-        (trace("ab"), trace("a", differ="so"), Difference(kind=Kind.WORKERS, step=1, after=1)),
-        (trace("ab"), trace("x", differ="so"), Difference(kind=Kind.STATE, step=1)),
+        (trace("ab", [0.0, 1]), trace("ab", [-0.0, 1]), RunDifference(kind=DifferenceKind.LOSS, step=1)),
+        (trace("ab", [None, 1]), trace("ab", [0.0, 1]), RunDifference(kind=DifferenceKind.LOSS, step=1)),
+        (trace("ab", [1, 2]), trace("ax", [1, 3]), RunDifference(kind=DifferenceKind.STATE, step=2, after=1)),
+        (trace("ab"), trace("abc"), RunDifference(kind=DifferenceKind.STEPS, step=3, after=2)),
+        (trace("ab"), trace("a", differ="so"), RunDifference(kind=DifferenceKind.WORKERS, step=1, after=1)),
+        (trace("ab"), trace("x", differ="so"), RunDifference(kind=DifferenceKind.STATE, step=1)),
     ],
 )
-def test_the_first_difference(one: Trace, other: Trace, expected: Difference) -> None:
+def test_the_first_difference(one: Trace, other: Trace, expected: RunDifference) -> None:
     assert compare(one, other) == expected
     assert compare(other, one) == expected
 
@@ -67,10 +71,12 @@ def test_a_run_that_was_ended_sooner_is_alike() -> None:
     assert compare(trace("abc"), trace("ab"), whole=False) is None
     assert compare(trace("abc", differ="so"), trace("ab"), whole=False) is None
     assert compare(trace("ab", differ="so"), trace("ab", differ="so"), whole=False) is None
-    assert compare(trace("ab", differ="so"), trace("ab"), whole=False) == Difference(
-        kind=Kind.WORKERS, step=2, after=2
+    assert compare(trace("ab", differ="so"), trace("ab"), whole=False) == RunDifference(
+        kind=DifferenceKind.WORKERS, step=2, after=2
     )
-    assert compare(trace("abc"), trace("ax"), whole=False) == Difference(kind=Kind.STATE, step=2, after=1)
+    assert compare(trace("abc"), trace("ax"), whole=False) == RunDifference(
+        kind=DifferenceKind.STATE, step=2, after=1
+    )
 
 
 def test_two_halves() -> None:
@@ -97,7 +103,7 @@ def test_the_first_tensor_is_the_first_in_natural_order() -> None:
 EACH, UNEVEN, ONE = (Placement.from_counts(counts) for counts in ([1, 1, 1], [2, 1], [3]))
 
 
-def runs(each: str, uneven: str, one: str, resumed: str | None, ddp: str | None) -> list[Run]:
+def runs(each: str, uneven: str, one: str, resumed: str | None, ddp: str | None) -> list[TracedRun]:
     """By the digest they come to; `!` stands for workers that differ."""
     pairs = [
         (Configuration(placement=EACH), each),
@@ -107,7 +113,7 @@ def runs(each: str, uneven: str, one: str, resumed: str | None, ddp: str | None)
         (Configuration(placement=EACH, reference=True), ddp),
     ]
     return [
-        Run(configuration=configuration, trace=trace(digest, differ="so" if digest == "!" else None))
+        TracedRun(configuration=configuration, trace=trace(digest, differ="so" if digest == "!" else None))
         for configuration, digest in pairs
         if digest is not None
     ]

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 
 from gyrostat.job.verify.causes import KNOWN, Key
-from gyrostat.job.verify.compare import Kind, Scope
-from gyrostat.job.verify.diagnosis import Cause, Evidence, diagnose
+from gyrostat.job.verify.compare import DifferenceKind, Scope
+from gyrostat.job.verify.diagnosis import DifferenceEvidence, LikelyCause, diagnose
 from gyrostat.job.verify.suspects import Hint, Suspect
 
-PLACEMENT = Evidence(scope=Scope.PLACEMENT, kind=Kind.STATE, repeatable=True, tensors=("model.weight",))
+PLACEMENT = DifferenceEvidence(
+    scope=Scope.PLACEMENT, kind=DifferenceKind.STATE, repeatable=True, tensors=("model.weight",)
+)
 RESUME = replace(PLACEMENT, scope=Scope.RESUME)
 DDP = replace(PLACEMENT, scope=Scope.DDP)
 RANDOM = replace(PLACEMENT, repeatable=False)
@@ -22,7 +24,7 @@ def suspect(hint: Hint, line: int = 1) -> Suspect:
     return Suspect("train.py", line, str(hint), hint)
 
 
-def keys(evidence: Evidence, *hints: Hint) -> list[Key]:
+def keys(evidence: DifferenceEvidence, *hints: Hint) -> list[Key]:
     return [cause.key for cause in diagnose(replace(evidence, suspects=tuple(map(suspect, hints))))]
 
 
@@ -31,7 +33,11 @@ def keys(evidence: Evidence, *hints: Hint) -> list[Key]:
     [
         (RANDOM, [], [Key.UNSEEDED_RNG, Key.OUTSIDE_WORLD]),
         (RANDOM, [Hint.OWN_GENERATOR], [Key.UNSEEDED_RNG, Key.OUTSIDE_WORLD]),
-        (replace(RANDOM, scope=Scope.DDP, kind=Kind.STEPS), [], [Key.UNSEEDED_RNG, Key.OUTSIDE_WORLD]),
+        (
+            replace(RANDOM, scope=Scope.DDP, kind=DifferenceKind.STEPS),
+            [],
+            [Key.UNSEEDED_RNG, Key.OUTSIDE_WORLD],
+        ),
         (
             replace(RANDOM, hash_seed_fixed=False),
             [],
@@ -54,7 +60,7 @@ def keys(evidence: Evidence, *hints: Hint) -> list[Key]:
             [],
             [Key.LOCAL_VALUE, Key.WORKER_CODE, Key.SHARED_STREAM, Key.SHARED_OBJECT],
         ),
-        (replace(PLACEMENT, kind=Kind.STEPS), [], [Key.STEP_COUNT]),
+        (replace(PLACEMENT, kind=DifferenceKind.STEPS), [], [Key.STEP_COUNT]),
         (RESUME, [], [Key.UNTRACKED_STATE]),
         (
             RESUME,
@@ -72,20 +78,20 @@ def keys(evidence: Evidence, *hints: Hint) -> list[Key]:
         (DDP, [Hint.COMPILE], [Key.COMPILE, Key.NOT_THROUGH_MODULE]),
     ],
 )
-def test_causes(evidence: Evidence, hints: list[Hint], expected: list[Key]) -> None:
+def test_causes(evidence: DifferenceEvidence, hints: list[Hint], expected: list[Key]) -> None:
     assert keys(evidence, *hints) == expected
 
 
 def test_a_cause_comes_with_the_lines_that_speak_for_it() -> None:
     lines = [suspect(Hint.OWN_GENERATOR, line) for line in range(1, 8)]
     first, second, *_ = diagnose(replace(PLACEMENT, suspects=(*lines, suspect(Hint.HELD_STATE))))
-    assert first == Cause(Key.SHARED_STREAM, tuple(lines[:5]))
-    assert second == Cause(Key.SHARED_OBJECT, (suspect(Hint.HELD_STATE),))
+    assert first == LikelyCause(Key.SHARED_STREAM, tuple(lines[:5]))
+    assert second == LikelyCause(Key.SHARED_OBJECT, (suspect(Hint.HELD_STATE),))
 
 
 def test_every_cause_has_words() -> None:
     assert set(KNOWN) == set(Key)
     for key in Key:
-        assert Cause(key).says
-        assert Cause(key).do
-        assert not (Cause(key).says + Cause(key).do).endswith(".")
+        assert LikelyCause(key).says
+        assert LikelyCause(key).do
+        assert not (LikelyCause(key).says + LikelyCause(key).do).endswith(".")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.job.protocol import Program
+from gyrostat.job.processes.protocol import Program
 from gyrostat.job.verify.sources import suspects_in
 from gyrostat.job.verify.suspects import Hint, find_suspects, imported
 

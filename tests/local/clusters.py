@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gyrostat.core.job import Reduction
+from gyrostat.core.job import ReductionOrder
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.layout import Layout, layout_of_slots
+from gyrostat.local.layout import MachineLayout, layout_of_slots
 from gyrostat.local.records import JobRecord, JobSpec, JobState
 from tests.conftest import Launch
 
@@ -68,7 +68,7 @@ def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> Job
         script="train.py",
         args=(str(steps), str(pause), f"hurry-{fields.get('name')}"),
         workdir=str(directory),
-        **{"virtual_workers": 4, "reduction": Reduction.DDP, **fields},
+        **{"virtual_workers": 4, "reduction": ReductionOrder.DDP, **fields},
     )
 
 
@@ -88,7 +88,7 @@ def fixed(launch: Launch, job: JobSpec) -> str:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, devices: str | Layout = "cpu:4", policy: str = "wfs", **options: Any
+    directory: Path, devices: str | MachineLayout = "cpu:4", policy: str = "wfs", **options: Any
 ) -> Iterator[Daemon]:
     """A daemon with its state below `directory`; jobs that are left at the end are checkpointed and stopped."""
     layout = layout_of_slots(devices) if isinstance(devices, str) else devices
@@ -97,7 +97,7 @@ def running(
         try:
             yield daemon
         finally:
-            daemon.office.shutdown()
+            daemon.service.shutdown()
             assert daemon.wait(PATIENCE_S)
 
 
@@ -105,14 +105,14 @@ def until(daemon: Daemon, reached: Callable[[], bool], what: str = "") -> None:
     """Wait until it is so; every event makes us look again."""
     deadline = time.monotonic() + PATIENCE_S
     while not reached():
-        assert time.monotonic() < deadline, f"{what}: {[_told(job) for job in daemon.office.jobs(None)]}"
+        assert time.monotonic() < deadline, f"{what}: {[_told(job) for job in daemon.service.jobs(None)]}"
         assert not daemon.wait(0.02), "the daemon has ended"
 
 
 def finished(daemon: Daemon, *ids: str) -> list[JobRecord]:
     """Wait until these jobs have ended, and see that all ended well."""
-    until(daemon, lambda: all(daemon.office.job(id_, None).state.over for id_ in ids), "ends")
-    records = [daemon.office.job(id_, None) for id_ in ids]
+    until(daemon, lambda: all(daemon.service.job(id_, None).state.over for id_ in ids), "ends")
+    records = [daemon.service.job(id_, None) for id_ in ids]
     assert [record.state for record in records] == [JobState.FINISHED] * len(ids), [
         _told(job) for job in records
     ]
@@ -120,7 +120,7 @@ def finished(daemon: Daemon, *ids: str) -> list[JobRecord]:
 
 
 def at_step(daemon: Daemon, id_: str, step: int) -> None:
-    until(daemon, lambda: daemon.office.job(id_, None).step >= step, f"{id_} at step {step}")
+    until(daemon, lambda: daemon.service.job(id_, None).step >= step, f"{id_} at step {step}")
 
 
 def _told(job: JobRecord) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from gyrostat.local import driver
 from gyrostat.local.driver import Driver
-from gyrostat.local.pool import HostPool
+from gyrostat.local.host_pool import HostPool
 from gyrostat.local.registry import Registry
 from gyrostat.local.store import Store
 from tests.local.clusters import PATIENCE_S, at_step, running, spec
@@ -72,7 +72,7 @@ def main() -> None:
     if at_once:
         _arm(POINTS[point])
     with running(directory, spare=0) as daemon:
-        known = [job.name for job in daemon.office.jobs(None)]
+        known = [job.name for job in daemon.service.jobs(None)]
         if known and deed == "submit":
             at_step(daemon, "a", 1)
         if not at_once:
@@ -82,7 +82,7 @@ def main() -> None:
         elif name not in known:
             workers = 4 if name == "a" else 1
             job = spec(directory, STEPS, PAUSE_S, name=name, virtual_workers=workers, checkpoint_every=10)
-            daemon.office.submit(job, "me")
+            daemon.service.submit(job, "me")
             with (directory / "accepted").open("a") as file:
                 print(name, file=file)
         daemon.wait(PATIENCE_S)

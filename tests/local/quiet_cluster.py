@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from gyrostat.core.errors import Unplaceable, WrongState
-from gyrostat.job.door import Answer
-from gyrostat.job.profiling import SizeMeasured
+from gyrostat.job.control.control_socket import RequestResult
+from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.local.api.server import ApiServer, serving
 from gyrostat.local.api.tokens import Principal, new_token, write_tokens
-from gyrostat.local.client import Cluster
+from gyrostat.local.client import ClusterClient
 from gyrostat.local.home import Home
-from gyrostat.local.office import Office
 from gyrostat.local.records import DeviceRecord, JobSpec, Waiting
 from gyrostat.local.registry import Registry
+from gyrostat.local.service import ClusterService
 from gyrostat.local.store import Store
 
 ROWS = (SizeMeasured(workers=1, steps=20, step_seconds=0.5, throughput=64.0, busy=0.9),)
@@ -65,9 +65,9 @@ class QuietMachine:
     def waiting(self, id_: str) -> Waiting | None:
         return Waiting(job=id_, position=1, why=self.why, what_helps="one device less for others")
 
-    def migrate(self, id_: str, workers: tuple[int, ...]) -> Answer:
+    def migrate(self, id_: str, workers: tuple[int, ...]) -> RequestResult:
         self.asked.append(("migrate", id_, workers))
-        return Answer(True, "moved", 7, 2, 1.5, 20.0)
+        return RequestResult(True, "moved", 7, 2, 1.5, 20.0)
 
     def profile(
         self, id_: str, smallest: int | None, largest: int | None, steps: int
@@ -90,7 +90,7 @@ class QuietMachine:
 class Quiet:
     """A cluster that runs nothing, and all its parts."""
 
-    office: Office
+    service: ClusterService
     machine: QuietMachine
     registry: Registry
     home: Home
@@ -109,7 +109,7 @@ def quiet_cluster(directory: Path) -> Iterator[Quiet]:
     (workdir / "train.py").write_text("print('hello')\n")
     store = Store(home.database)
     registry, machine = Registry(store), QuietMachine()
-    yield Quiet(Office(home, registry, machine), machine, registry, home, workdir)
+    yield Quiet(ClusterService(home, registry, machine), machine, registry, home, workdir)
     store.close()
 
 
@@ -122,8 +122,8 @@ class Guarded:
     tokens: Path
     root: Callable[[str], Path]
 
-    def cluster(self, who: str) -> Cluster:
-        return Cluster(self.server.url, self.secrets[who])
+    def cluster(self, who: str) -> ClusterClient:
+        return ClusterClient(self.server.url, self.secrets[who])
 
     def spec(self, who: str, **fields: Any) -> JobSpec:
         return JobSpec(**{"script": "train.py", "workdir": str(self.root(who)), **fields})
@@ -147,5 +147,5 @@ def guarded_cluster(quiet: Quiet, directory: Path) -> Iterator[Guarded]:
         tokens.append(token)
     file = directory / "tokens.json"
     write_tokens(file, tuple(tokens))
-    with serving(quiet.office, "127.0.0.1:0", file) as listening:
+    with serving(quiet.service, "127.0.0.1:0", file) as listening:
         yield Guarded(listening, secrets, file, root)

@@ -31,7 +31,7 @@ virtual_clusters:
 
 
 def kinds(daemon: Daemon, id_: str) -> list[str]:
-    return [event.kind for event in daemon.office.events(None) if event.job == id_]
+    return [event.kind for event in daemon.service.events(None) if event.job == id_]
 
 
 def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
@@ -53,20 +53,20 @@ def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
         )
     ]
     with running(tmp_path, policy="wfs", spare=2) as daemon:
-        first = daemon.office.submit(jobs[0], "me")
+        first = daemon.service.submit(jobs[0], "me")
         at_step(daemon, first.id, 5)
-        ids = [first.id, *(daemon.office.submit(job, "me").id for job in jobs[1:])]
+        ids = [first.id, *(daemon.service.submit(job, "me").id for job in jobs[1:])]
         until(daemon, lambda: {"resized", "moved"} <= set(kinds(daemon, first.id)), "is disturbed")
         hurry(jobs[0])
         records = finished(daemon, *ids)
-        (recording,) = daemon.office.recordings()
+        (recording,) = daemon.service.recordings()
         layout, policy = daemon.layout, daemon.policy
     assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
     assert [record.step for record in records] == [int(job.args[0]) for job in jobs]
 
     def build(setup: Mapping[str, Any]) -> Any:
         assert setup == layout.setup(policy)
-        return read_layout(setup["cluster"]).books(setup["policy"])
+        return read_layout(setup["cluster"]).scheduler_state(setup["policy"])
 
     replayed = replay(recording, build)
     assert replayed.difference is None
@@ -80,19 +80,19 @@ def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int)
     write_script(tmp_path)
     jobs = [spec(tmp_path, 50 + 20 * times, 0.1, name=name) for name in "ab"]
     with running(tmp_path, spare=2) as daemon:
-        ids = [daemon.office.submit(job, "me").id for job in jobs]
+        ids = [daemon.service.submit(job, "me").id for job in jobs]
         for id_ in ids:
             at_step(daemon, id_, 1)
         for turn in range(times):
             wanted = (2, 4, 3)[turn % 3]
-            assert daemon.office.reserve("cpu", wanted, wait=60.0)
-            reserved = [device for device in daemon.office.devices() if device.reserved]
+            assert daemon.service.reserve("cpu", wanted, wait=60.0)
+            reserved = [device for device in daemon.service.devices() if device.reserved]
             assert len(reserved) == wanted
             assert all(device.job is None for device in reserved)
-            daemon.office.release("cpu")
+            daemon.service.release("cpu")
             until(
                 daemon,
-                lambda: all(daemon.office.job(id_, None).state in _GOES_ON for id_ in ids),
+                lambda: all(daemon.service.job(id_, None).state in _GOES_ON for id_ in ids),
                 "go on",
             )
         for job in jobs:
@@ -110,24 +110,24 @@ def test_tenants_get_what_is_theirs_back_from_an_opportunistic_job(launch: Launc
     theirs = spec(tmp_path, 60, 0.5, virtual_workers=2, min=2, name="theirs")
     own = spec(tmp_path, 60, 0.5, virtual_workers=2, min=2, name="own")
     with running(tmp_path, read_layout(_TENANTS), spare=2) as daemon:
-        office = daemon.office
-        office.submit(low, "speech")
-        until(daemon, lambda: office.job("low", "speech").workers == 4, "grows on what nobody uses")
-        assert office.job("low", "speech").borrowed == (0, 1, 2, 3)
-        office.submit(theirs, "vision")
+        service = daemon.service
+        service.submit(low, "speech")
+        until(daemon, lambda: service.job("low", "speech").workers == 4, "grows on what nobody uses")
+        assert service.job("low", "speech").borrowed == (0, 1, 2, 3)
+        service.submit(theirs, "vision")
         at_step(daemon, "theirs", 1)
-        given = office.job("theirs", "vision")
-        left = office.job("low", "speech")
+        given = service.job("theirs", "vision")
+        left = service.job("low", "speech")
         assert (given.vc, len(given.devices), given.borrowed) == ("vision", 2, ())
         assert {*given.devices, *left.devices} == {0, 1, 2, 3}
         assert (left.state, left.attempts) == (JobState.RUNNING, 1)
         with pytest.raises(NoSuchJob, match="there is no job 'low'"):
-            office.job("low", "vision")
-        office.submit(own, "speech")
+            service.job("low", "vision")
+        service.submit(own, "speech")
         at_step(daemon, "own", 1)
-        assert office.job("own", "speech").devices == left.devices
-        assert office.job("low", "speech").state is JobState.SUSPENDED
-        waiting = office.why_waiting("low", "speech")
+        assert service.job("own", "speech").devices == left.devices
+        assert service.job("low", "speech").state is JobState.SUSPENDED
+        waiting = service.why_waiting("low", "speech")
         assert waiting is not None
         assert "nobody else uses" in waiting.why
         for job in (low, theirs, own):
@@ -140,29 +140,29 @@ def test_pause_scale_and_resume(launch: Launch, tmp_path: Path) -> None:
     write_script(tmp_path)
     job = spec(tmp_path, 150, 0.1)
     with running(tmp_path) as daemon:
-        office = daemon.office
-        id_ = office.submit(job, "me").id
+        service = daemon.service
+        id_ = service.submit(job, "me").id
         at_step(daemon, id_, 3)
-        assert office.job(id_, "me").devices == (0, 1, 2, 3)
-        office.pause(id_, "me")
-        until(daemon, lambda: office.job(id_, "me").state is JobState.PAUSED, "pauses")
-        assert all(device.job is None for device in office.devices())
-        paused = office.job(id_, "me").step
-        office.scale(id_, "me", min=2, max=2)
-        office.resume(id_, "me")
+        assert service.job(id_, "me").devices == (0, 1, 2, 3)
+        service.pause(id_, "me")
+        until(daemon, lambda: service.job(id_, "me").state is JobState.PAUSED, "pauses")
+        assert all(device.job is None for device in service.devices())
+        paused = service.job(id_, "me").step
+        service.scale(id_, "me", min=2, max=2)
+        service.resume(id_, "me")
         at_step(daemon, id_, paused + 3)
-        assert len(office.job(id_, "me").devices) == 2
-        office.scale(id_, "me", min=1, max=1)
-        until(daemon, lambda: office.job(id_, "me").workers == 1, "shrinks")
-        office.scale(id_, "me", min=3, max=4)
-        until(daemon, lambda: office.job(id_, "me").workers == 4, "grows")
-        assert office.job(id_, "me").attempts == 2, "it was started again for it"
-        answer = office.migrate(id_, "me")
+        assert len(service.job(id_, "me").devices) == 2
+        service.scale(id_, "me", min=1, max=1)
+        until(daemon, lambda: service.job(id_, "me").workers == 1, "shrinks")
+        service.scale(id_, "me", min=3, max=4)
+        until(daemon, lambda: service.job(id_, "me").workers == 4, "grows")
+        assert service.job(id_, "me").attempts == 2, "it was started again for it"
+        answer = service.migrate(id_, "me")
         assert answer.done
         hurry(job)
         (record,) = finished(daemon, id_)
         with pytest.raises(WrongState, match="has finished already"):
-            office.pause(id_, "me")
+            service.pause(id_, "me")
     assert record.digest == fixed(launch, job)
 
 
@@ -174,11 +174,11 @@ def test_failures_are_told_retried_and_given_up(launch: Launch, tmp_path: Path) 
         "import gyrostat, torch\njob = gyrostat.init()\njob.track(model=torch.nn.Linear(1, 1))\n"
     )
     with running(tmp_path) as daemon:
-        office = daemon.office
-        breaks = office.submit(JobSpec(script="breaks.py", workdir=str(tmp_path), retries=5), "me")
-        once = office.submit(JobSpec(script="once.py", workdir=str(tmp_path), retries=1), "me")
-        until(daemon, lambda: all(job.state.over for job in office.jobs(None)), "ends")
-        broken, done = office.job(breaks.id, None), office.job(once.id, None)
+        service = daemon.service
+        breaks = service.submit(JobSpec(script="breaks.py", workdir=str(tmp_path), retries=5), "me")
+        once = service.submit(JobSpec(script="once.py", workdir=str(tmp_path), retries=1), "me")
+        until(daemon, lambda: all(job.state.over for job in service.jobs(None)), "ends")
+        broken, done = service.job(breaks.id, None), service.job(once.id, None)
     assert broken.state is JobState.FAILED
     assert broken.exit_code == 1
     assert broken.retries == 1, "an error that repeats is not tried a third time"
@@ -191,54 +191,54 @@ def test_failures_are_told_retried_and_given_up(launch: Launch, tmp_path: Path) 
 def test_time_limits_and_cancelling(tmp_path: Path) -> None:
     write_script(tmp_path)
     with running(tmp_path, "cpu:2") as daemon:
-        office = daemon.office
-        limited = office.submit(spec(tmp_path, 100_000, virtual_workers=1, time_limit=1.5), "me")
-        endless = office.submit(spec(tmp_path, 100_000, virtual_workers=1), "me")
-        queued = office.submit(spec(tmp_path, 100_000, virtual_workers=2, min=2), "me")
+        service = daemon.service
+        limited = service.submit(spec(tmp_path, 100_000, virtual_workers=1, time_limit=1.5), "me")
+        endless = service.submit(spec(tmp_path, 100_000, virtual_workers=1), "me")
+        queued = service.submit(spec(tmp_path, 100_000, virtual_workers=2, min=2), "me")
         at_step(daemon, endless.id, 1)
-        office.cancel(endless.id, "me")
-        office.cancel(queued.id, "me")
-        until(daemon, lambda: all(job.state.over for job in office.jobs(None)), "ends")
-        states = [office.job(each.id, None).state for each in (limited, endless, queued)]
+        service.cancel(endless.id, "me")
+        service.cancel(queued.id, "me")
+        until(daemon, lambda: all(job.state.over for job in service.jobs(None)), "ends")
+        states = [service.job(each.id, None).state for each in (limited, endless, queued)]
         assert states == [JobState.FAILED, JobState.CANCELLED, JobState.CANCELLED]
-        assert office.job(limited.id, None).reason == "its time limit of 1.5 s with devices is over"
-        assert all(device.job is None for device in office.devices())
+        assert service.job(limited.id, None).reason == "its time limit of 1.5 s with devices is over"
+        assert all(device.job is None for device in service.devices())
 
 
 def test_what_can_never_run_is_refused(tmp_path: Path) -> None:
     write_script(tmp_path)
     with running(tmp_path, "cpu:2,slow:1@10", spare=0) as daemon:
-        office = daemon.office
+        service = daemon.service
         with pytest.raises(
             Unplaceable, match="needs at least 3 devices, and virtual cluster 'default' has 2 cpu, 1 slow"
         ):
-            office.submit(spec(tmp_path, 1, min=3), "me")
+            service.submit(spec(tmp_path, 1, min=3), "me")
         with pytest.raises(Unplaceable, match="no devices of type gpu here; there are cpu, slow"):
-            office.submit(spec(tmp_path, 1, types=("gpu",)), "me")
+            service.submit(spec(tmp_path, 1, types=("gpu",)), "me")
         with pytest.raises(UsageError, match="no virtual cluster 'defualt'; did you mean 'default'"):
-            office.submit(spec(tmp_path, 1, vc="defualt"), "me")
+            service.submit(spec(tmp_path, 1, vc="defualt"), "me")
         with pytest.raises(UsageError, match="there is no script"):
-            office.submit(spec(tmp_path.parent, 1), "me")
+            service.submit(spec(tmp_path.parent, 1), "me")
         with pytest.raises(UsageError, match="absolute path without"):
-            office.submit(JobSpec(script="train.py", workdir=f"{tmp_path}/../x"), "me")
+            service.submit(JobSpec(script="train.py", workdir=f"{tmp_path}/../x"), "me")
         with pytest.raises(NoSuchJob, match="there is no job 'j1'"):
-            office.job("j1", None)
+            service.job("j1", None)
         with pytest.raises(UsageError, match="of 1 slow devices, 0 to 1 can be reserved; got 2"):
-            office.reserve("slow", 2)
-        assert office.jobs(None) == []
+            service.reserve("slow", 2)
+        assert service.jobs(None) == []
 
 
 def test_ended_jobs_are_kept_for_a_set_time(tmp_path: Path) -> None:
     write_script(tmp_path)
     with running(tmp_path, "cpu:1", spare=0, keep=0.0) as daemon:
-        daemon.office.reserve("cpu", 1)
+        daemon.service.reserve("cpu", 1)
         for _ in range(2):
-            daemon.office.submit(spec(tmp_path, 1, virtual_workers=1), "me")
+            daemon.service.submit(spec(tmp_path, 1, virtual_workers=1), "me")
         daemon.home.job("j1").mkdir()
-        daemon.office.cancel("j1", "me")
-        until(daemon, lambda: daemon.office.job("j1", "me").state is JobState.CANCELLED, "is cancelled")
+        daemon.service.cancel("j1", "me")
+        until(daemon, lambda: daemon.service.job("j1", "me").state is JobState.CANCELLED, "is cancelled")
         daemon.keep_house()
-        assert [job.id for job in daemon.office.jobs(None)] == ["j2"]
+        assert [job.id for job in daemon.service.jobs(None)] == ["j2"]
         assert not daemon.home.job("j1").exists()
 
 
@@ -248,7 +248,7 @@ def test_slots_keep_their_pace(tmp_path: Path) -> None:
     write_script(tmp_path, clocked + "open(f'{hurry}.took', 'w').write(str(time.monotonic() - began))\n")
     with running(tmp_path, "fast:1@3000,slow:1@300", spare=2) as daemon:
         ids = [
-            daemon.office.submit(
+            daemon.service.submit(
                 spec(tmp_path, 60, 0.0, virtual_workers=1, types=(type_,), name=type_), "me"
             ).id
             for type_ in ("fast", "slow")
@@ -263,15 +263,15 @@ def test_submissions_are_accepted_in_milliseconds(tmp_path: Path) -> None:
     """Not a benchmark: a queue of hundreds must not slow the daemon down by an order of magnitude."""
     write_script(tmp_path)
     with running(tmp_path, "cpu:1", policy="fifo", spare=0) as daemon:
-        daemon.office.reserve("cpu", 1)
+        daemon.service.reserve("cpu", 1)
         began = time.process_time()
         for _ in range(300):
-            daemon.office.submit(spec(tmp_path, 1), "me")
-        assert len(daemon.office.jobs("me")) == 300
-        assert daemon.office.jobs("other") == []
+            daemon.service.submit(spec(tmp_path, 1), "me")
+        assert len(daemon.service.jobs("me")) == 300
+        assert daemon.service.jobs("other") == []
 
         def position() -> int:
-            waiting = daemon.office.why_waiting("j300", "me")
+            waiting = daemon.service.why_waiting("j300", "me")
             assert waiting is not None
             return waiting.position
 

@@ -13,9 +13,9 @@ from gyrostat.local import daemon as module
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.logs import cut
 from gyrostat.local.records import JobSpec, JobState
 from gyrostat.local.registry import Registry
+from gyrostat.local.rotating_log import cut
 from gyrostat.local.store import Store
 
 SPEC = JobSpec(script="x.py")
@@ -40,7 +40,7 @@ def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: p
             assert not daemon.wait(0.001)
         assert daemon.registry.jobs() == []
         assert not home.job(job.id).exists()
-        assert len(daemon.office.recordings()) == 20
+        assert len(daemon.service.recordings()) == 20
         assert daemon.registry.trouble is None
 
 
@@ -48,7 +48,7 @@ def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: p
 def test_the_end_that_was_asked_for_first_is_the_one(tmp_path: Path, checkpoint: bool) -> None:
     """One may leave the daemon at once after asking for its end: jobs stop nevertheless."""
     with daemon_in(Home(tmp_path / "state")) as daemon:
-        daemon.office.shutdown(checkpoint=checkpoint)
+        daemon.service.shutdown(checkpoint=checkpoint)
         daemon.cluster.shut_down(checkpoint=not checkpoint)
     assert daemon.cluster._checkpoint is checkpoint
 

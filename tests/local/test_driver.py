@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyrostat.job.door import Answer
+from gyrostat.job.control.control_socket import RequestResult
 from gyrostat.local import driver as module
-from gyrostat.local.driver import Began, Driver, Ended, Move, News, Troubled, next_move
+from gyrostat.local.driver import AttemptBegan, Driver, DriverMove, DriverTrouble, HostGone, News, next_move
+from gyrostat.local.host_pool import HostPool
 from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.pool import HostPool
 from gyrostat.local.records import JobSpec
-from tests.local.hatchery import Hatchery
+from tests.local.fork_servers import Hatchery
 
 Devices = tuple[int, ...]
 
@@ -25,19 +25,19 @@ Devices = tuple[int, ...]
 @pytest.mark.parametrize(
     ("wanted", "actual", "hosted", "can_join", "move"),
     [
-        ((), (), False, True, Move.NOTHING),
-        ((0, 1), (), False, True, Move.START),
-        ((0, 1), (), False, False, Move.NOTHING),
-        ((), (0, 1), True, True, Move.STOP),
-        ((0, 1), (0, 1), True, True, Move.NOTHING),
-        ((0,), (0, 1), True, True, Move.OCCUPY),
-        ((0, 2), (0, 1), True, True, Move.OCCUPY),
-        ((0, 2), (0, 1), True, False, Move.LEAVE),
-        ((0, 1, 2), (0, 1), True, False, Move.NOTHING),
-        ((2, 3), (0, 1), True, False, Move.STOP),
+        ((), (), False, True, DriverMove.NOTHING),
+        ((0, 1), (), False, True, DriverMove.START),
+        ((0, 1), (), False, False, DriverMove.NOTHING),
+        ((), (0, 1), True, True, DriverMove.STOP),
+        ((0, 1), (0, 1), True, True, DriverMove.NOTHING),
+        ((0,), (0, 1), True, True, DriverMove.OCCUPY),
+        ((0, 2), (0, 1), True, True, DriverMove.OCCUPY),
+        ((0, 2), (0, 1), True, False, DriverMove.LEAVE),
+        ((0, 1, 2), (0, 1), True, False, DriverMove.NOTHING),
+        ((2, 3), (0, 1), True, False, DriverMove.STOP),
     ],
 )
-def test_moves(wanted: Devices, actual: Devices, hosted: bool, can_join: bool, move: Move) -> None:
+def test_moves(wanted: Devices, actual: Devices, hosted: bool, can_join: bool, move: DriverMove) -> None:
     assert next_move(wanted=wanted, actual=actual, hosted=hosted, can_join=can_join) is move
 
 
@@ -76,13 +76,13 @@ def _step(job: str, actual: dict[str, Devices], wanted: dict[str, Devices], occu
         can_join=occupancy.sit(job, joining),
     )
     match move:
-        case Move.START | Move.OCCUPY:
+        case DriverMove.START | DriverMove.OCCUPY:
             actual[job] = wanted[job]
-        case Move.STOP:
+        case DriverMove.STOP:
             actual[job] = ()
-        case Move.LEAVE:
+        case DriverMove.LEAVE:
             actual[job] = tuple(device for device in actual[job] if device in wanted[job])
-        case Move.NOTHING:
+        case DriverMove.NOTHING:
             return
     occupancy.leave(job, keep=actual[job])
 
@@ -130,9 +130,9 @@ def test_trouble_is_told_once_and_it_looks_again(tmp_path: Path, monkeypatch: py
     driver.adopt()
     driver.start()
     told = news.get(timeout=120.0)
-    assert isinstance(told, Troubled)
+    assert isinstance(told, DriverTrouble)
     assert "too many open files" in told.reason
-    assert news.get(timeout=120.0) == Ended("j1", 0, None)
+    assert news.get(timeout=120.0) == HostGone("j1", 0, None)
     assert not driver.hosted
     driver.close()
 
@@ -144,10 +144,10 @@ def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path) -> None:
     driver = driver_in(tmp_path, pool, news.put)
     driver.start()
     driver.aim((0,))
-    assert news.get(timeout=120.0) == Began("j1", 1)
+    assert news.get(timeout=120.0) == AttemptBegan("j1", 1)
     driver.aim((), within=600.0)
     ended = news.get(timeout=120.0)
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, HostGone)
     assert ended.result is not None
     assert (ended.result.stopped, ended.result.reason) == (True, "called off before a host took it")
     assert not driver.hosted
@@ -169,7 +169,7 @@ def test_who_is_too_busy_to_leave_for_long_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), lambda news: None)
-    busy = Answer(False, "busy with a profile; retry", 3, 2, 0.0, 0.0)
+    busy = RequestResult(False, "busy with a profile; retry", 3, 2, 0.0, 0.0)
     monkeypatch.setattr(module, "_SHRINK_S", 0.0)
     driver._actual = (0, 1)
     driver._pending = ("grow", (0, 1, 2))
@@ -180,6 +180,6 @@ def test_who_is_too_busy_to_leave_for_long_is_stopped(
     driver._answered(busy)
     assert driver._too_busy_to_leave((0,))
     driver._pending = ("shrink", (0,))
-    driver._answered(Answer(True, "moved", 4, 1, 1.0, 1.0))
+    driver._answered(RequestResult(True, "moved", 4, 1, 1.0, 1.0))
     assert not driver._too_busy_to_leave((0,))
     driver.close()

@@ -110,14 +110,14 @@ def test_gpus_are_found_by_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("policy", ["fifo", "priority", "wfs", "tiresias"])
 def test_opportunistic_jobs_live_on_what_nobody_uses(policy: str) -> None:
     machine = read_layout(FILE)
-    books = machine.books(policy)
+    scheduler_state = machine.scheduler_state(policy)
     low = machine.request("low", spec(opportunistic=True, types=("cpu",)), "vision", 0.0)
-    (started,) = tick(books, Snapshot(0.0, (Submitted(low),))).actions
+    (started,) = tick(scheduler_state, Snapshot(0.0, (Submitted(low),))).actions
     assert isinstance(started, Start)
     assert started.borrowed == started.devices
     assert len(started.devices) == (4 if policy == "wfs" else 1)
     high = machine.request("high", spec(min=2), "speech", 1.0)
-    actions = tick(books, Snapshot(1.0, (Submitted(high),))).actions
+    actions = tick(scheduler_state, Snapshot(1.0, (Submitted(high),))).actions
     (guaranteed,) = [action for action in actions if action.job == "high"]
     assert isinstance(guaranteed, Start)
     assert (len(guaranteed.devices), guaranteed.borrowed) == (2, ())

@@ -16,9 +16,9 @@ from gyrostat.core.errors import UsageError
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.hosting import CHECKPOINTS, Result, read_host
+from gyrostat.local.host_files import CHECKPOINTS, AttemptResult, read_host
+from gyrostat.local.host_pool import HostPool
 from gyrostat.local.layout import layout_of_slots, read_layout
-from gyrostat.local.pool import HostPool
 from gyrostat.local.records import Intent, JobSpec, JobState
 from gyrostat.local.registry import Registry
 from gyrostat.local.store import Store
@@ -71,24 +71,26 @@ def test_killed_at_every_step(
     for name in "abcd":
         (tmp_path / f"hurry-{name}").touch()
     with running(tmp_path, "cpu:3") as daemon:  # a device is gone, too
-        assert set(accepted) <= {job.name for job in daemon.office.jobs(None)}, (
+        assert set(accepted) <= {job.name for job in daemon.service.jobs(None)}, (
             "an accepted job was forgotten"
         )
-        records = finished(daemon, *(job.id for job in daemon.office.jobs(None)))
+        records = finished(daemon, *(job.id for job in daemon.service.jobs(None)))
     assert {record.name for record in records} == {name for _, _, name in chain}
     assert [record.step for record in records] == [STEPS] * len(records)
     digests = {
         workers: fixed(launch, spec(tmp_path, STEPS, PAUSE_S, virtual_workers=workers)) for workers in (1, 4)
     }
     assert [record.digest for record in records] == [digests[job.spec.virtual_workers] for job in records]
-    for recording in daemon.office.recordings():
+    for recording in daemon.service.recordings():
         assert (
-            replay(recording, lambda setup: read_layout(setup["cluster"]).books(setup["policy"])).difference
+            replay(
+                recording, lambda setup: read_layout(setup["cluster"]).scheduler_state(setup["policy"])
+            ).difference
             is None
         )
     for record in records:
         results = [
-            msgspec.json.decode(path.read_bytes(), type=Result)
+            msgspec.json.decode(path.read_bytes(), type=AttemptResult)
             for path in daemon.home.job(record.id).glob("result-*.json")
         ]
         assert sum(result.finished for result in results) == 1, f"{record.name} ended twice"
@@ -104,20 +106,20 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
     assert host is not None
     assert host.host.alive()
     with running(tmp_path, spare=0) as daemon:
-        until(daemon, lambda: daemon.office.job("a", None).step > 3, "is taken back")
-        taken_back = daemon.office.job("a", None)
+        until(daemon, lambda: daemon.service.job("a", None).step > 3, "is taken back")
+        taken_back = daemon.service.job("a", None)
         assert (taken_back.state, taken_back.attempts) == (JobState.RUNNING, 1)
         assert read_host(home.job("j1")) == host
         with pytest.raises(UsageError, match=r"a cluster is running in .* already"):
             Daemon(home, layout_of_slots("cpu:4"), "wfs")
-        daemon.office.scale("a", None, min=2, max=2)
-        until(daemon, lambda: daemon.office.job("a", None).workers == 2, "shrinks")
+        daemon.service.scale("a", None, min=2, max=2)
+        until(daemon, lambda: daemon.service.job("a", None).workers == 2, "shrinks")
         until(daemon, lambda: any((home.job("j1") / CHECKPOINTS).glob("step-*")), "has a checkpoint")
         assert host.host.end(patience=60.0)
-        until(daemon, lambda: daemon.office.job("a", None).attempts == 2, "is started again")
+        until(daemon, lambda: daemon.service.job("a", None).attempts == 2, "is started again")
         (tmp_path / "hurry-a").touch()
         (record,) = finished(daemon, "j1")
-        assert "restarted" in [event.kind for event in daemon.office.events(None)]
+        assert "restarted" in [event.kind for event in daemon.service.events(None)]
     assert record.digest == fixed(launch, spec(tmp_path, STEPS, PAUSE_S))
 
 
@@ -135,7 +137,7 @@ def test_the_time_for_which_the_machine_was_off_does_not_count(tmp_path: Path) -
     os.utime(logs / "output.log", (1060.0, 1060.0))
     now[0] = 90_000.0
     layout, pool = layout_of_slots("cpu:1"), HostPool(home.log, spare=0)
-    cluster = LocalCluster(home, registry, layout, layout.books("wfs"), pool)
+    cluster = LocalCluster(home, registry, layout, layout.scheduler_state("wfs"), pool)
     cluster.observe()
     found = registry.get(record.id)
     assert (found.state, found.ran, found.intent) == (JobState.SUSPENDED, 60.0, Intent.RUN)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from gyrostat.core.devices import Fleet
 from gyrostat.core.plan import Action, Plan
 from gyrostat.core.request import Affinity, JobId, JobRequest
-from gyrostat.sched.books import Books, Vc
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, Finished, Snapshot, Submitted
+from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sched.tick import tick
 
@@ -63,7 +63,7 @@ class LittleCluster:
             by_type = {vc: each if isinstance(each, dict) else {first: each} for vc, each in quotas.items()}
         self.placer = NodePlacer(self.fleet, quotas=by_type, lends=lends) if placer is None else placer
         names = list(quotas or {"all": 0})
-        self.books = Books(
+        self.scheduler_state = SchedulerState(
             self.fleet,
             [Vc(name=name, policy=find_policy(policy)) for name in names],
             self.placer,
@@ -71,7 +71,7 @@ class LittleCluster:
         )
 
     def tick(self, now: float, *changes: Change) -> Plan:
-        return tick(self.books, Snapshot(now, changes))
+        return tick(self.scheduler_state, Snapshot(now, changes))
 
     def submit(self, now: float, *requests: JobRequest) -> tuple[Action, ...]:
         return self.tick(now, *(Submitted(one) for one in requests)).actions
@@ -81,13 +81,13 @@ class LittleCluster:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """How many devices of which type every running job has."""
-        return {str(job.id): job.all_counts() for job in self.books.jobs.values() if job.running}
+        return {str(job.id): job.all_counts() for job in self.scheduler_state.jobs.values() if job.running}
 
     def held(self) -> dict[str, tuple[int, ...]]:
         """Devices by running job, own and borrowed ones."""
         return {
             str(job.id): tuple(sorted((*job.devices, *job.borrowed)))
-            for job in self.books.jobs.values()
+            for job in self.scheduler_state.jobs.values()
             if job.running
         }
 

@@ -29,7 +29,7 @@ def little(fleet: str, **options: object) -> LittleCluster:
 
 def expected(cluster: LittleCluster, name: str, **counts: int) -> float:
     """Micro-batches per second."""
-    view = cluster.books.jobs[JobId(name)]
+    view = cluster.scheduler_state.jobs[JobId(name)]
     return view.vc.rate(view, counts) * (view.request.virtual_workers or 1)
 
 
@@ -79,7 +79,7 @@ def test_measurements_as_expected_leave_the_profile_in_charge() -> None:
     cluster = little("v100:1x2")
     cluster.submit(0.0, job("a", 2))
     cluster.tick(1.0, Progressed(JobId("a"), 0.0, 8.0 / 2))
-    assert cluster.books.jobs[JobId("a")].companion is None
+    assert cluster.scheduler_state.jobs[JobId("a")].companion is None
 
 
 def test_later_jobs_begin_with_what_finished_ones_measured() -> None:

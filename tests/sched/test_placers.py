@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from gyrostat.core.devices import Fleet
 from gyrostat.core.request import JobId
-from gyrostat.sched.placers.base import Placed, Placer
+from gyrostat.sched.placers.base import DevicesPlaced, Placer
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
 from tests.sched.little_cluster import request
@@ -47,7 +47,7 @@ def test_every_device_has_one_owner(drawn: list[tuple[str, int, int, bool]], whi
         job = request(f"j{number}", 16, vc="ab"[number % 2], soft=soft, smallest=0)
         if what == "place":
             outcome = placer.place(job, {"gpu": devices}, borrowed)
-            if isinstance(outcome, Placed):
+            if isinstance(outcome, DevicesPlaced):
                 assert len(outcome.devices) == devices
                 held[part] = outcome.devices
             else:
@@ -80,4 +80,4 @@ def test_every_device_has_one_owner(drawn: list[tuple[str, int, int, bool]], whi
     placer.give_back(range(len(fleet)))
     for vc in "ab":
         whole = placer.place(request(f"whole-{vc}", 16, vc=vc), {"gpu": 16}, False)
-        assert isinstance(whole, Placed)
+        assert isinstance(whole, DevicesPlaced)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.recording import Recorder, replay
+from gyrostat.sched.recording import TickRecorder, replay
 from gyrostat.sim.failures import failures
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.setup import Setup, read_setup
@@ -24,7 +24,7 @@ def record(path: Path, policy: str, sharing: str) -> int:
         TraceJob(request(f"j{k}", 2 ** (k % 4), at=7.0 * k, vc="ab"[k % 3 == 0]), 20.0 + 37 * k % 101)
         for k in range(60)
     ]
-    with Recorder(path, setup.to_json()) as recorder:
+    with TickRecorder(path, setup.to_json()) as recorder:
         result = simulate(
             fleet,
             vcs,
@@ -44,7 +44,7 @@ def record(path: Path, policy: str, sharing: str) -> int:
 def test_every_plan_is_decided_again(policy: str, sharing: str, tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     ticks = record(path, policy, sharing)
-    found = replay(path, lambda setup: read_setup(setup).books())
+    found = replay(path, lambda setup: read_setup(setup).scheduler_state())
     assert found.difference is None, found.difference
     assert found.ticks == ticks
     assert found.actions >= 60
@@ -73,10 +73,10 @@ def test_so_is_every_plan_for_elastic_jobs(policy: str, tmp_path: Path) -> None:
         )
         for k in range(40)
     ]
-    with Recorder(path, setup.to_json()) as recorder:
+    with TickRecorder(path, setup.to_json()) as recorder:
         result = simulate(fleet, vcs, placer, jobs, throughput=setup.throughput, watchers=(recorder,))
     assert len(result.records) == 40
-    found = replay(path, lambda setup: read_setup(setup).books())
+    found = replay(path, lambda setup: read_setup(setup).scheduler_state())
     assert found.difference is None, found.difference
     assert (found.ticks, found.actions >= 40) == (result.ticks, True)
 
@@ -84,7 +84,7 @@ def test_so_is_every_plan_for_elastic_jobs(policy: str, tmp_path: Path) -> None:
 def test_a_scheduler_that_decides_otherwise_is_found_out(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     record(path, "fifo", "cells")
-    found = replay(path, lambda setup: read_setup({**setup, "policy": "fifo:backfill=yes"}).books())
+    found = replay(path, lambda setup: read_setup({**setup, "policy": "fifo:backfill=yes"}).scheduler_state())
     assert found.difference is not None
     assert found.difference.recorded != found.difference.replayed
 
@@ -105,4 +105,4 @@ def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> 
     path = tmp_path / "other.jsonl"
     path.write_text(content)
     with pytest.raises(UsageError, match=message):
-        replay(path, lambda setup: read_setup(setup).books())
+        replay(path, lambda setup: read_setup(setup).scheduler_state())

@@ -71,8 +71,8 @@ def test_a_borrower_is_promoted_where_it_runs_when_its_turn_comes() -> None:
     assert promoted == Resize(
         JobId("b"), (4, 5, 6, 7), (4, 5, 6, 7), "next in line; keeps what it borrowed", borrowed=()
     )
-    assert cluster.books.jobs[JobId("b")].devices == (4, 5, 6, 7)
-    assert cluster.books.jobs[JobId("c")].borrowed == (0, 1, 2, 3)
+    assert cluster.scheduler_state.jobs[JobId("b")].devices == (4, 5, 6, 7)
+    assert cluster.scheduler_state.jobs[JobId("c")].borrowed == (0, 1, 2, 3)
 
 
 def test_devices_are_lent_to_the_vc_that_has_borrowed_least() -> None:
@@ -91,7 +91,7 @@ def test_a_lost_node_stops_its_jobs_and_shrinks_elastic_ones() -> None:
         Preempt(JobId("a"), (0,), "node gpu-0 is lost"),
         Resize(JobId("b"), (1, 2, 3), (2, 3), "node gpu-0 is lost"),
     )
-    assert cluster.books.vcs["all"].view.capacity == {"gpu": 2}
+    assert cluster.scheduler_state.vcs["all"].view.capacity == {"gpu": 2}
     assert cluster.tick(2.0, NodeBack("gpu-0")).actions == (Start(JobId("a"), (0,), "next in line"),)
 
 
@@ -99,7 +99,7 @@ def test_serving_load_takes_free_devices_first_and_gives_back() -> None:
     cluster = LittleCluster("gpu:2x4")
     cluster.submit(0.0, request("a", 4))
     assert cluster.tick(1.0, Withdrawn("gpu", 3)).actions == ()
-    assert cluster.books.vcs["all"].view.capacity == {"gpu": 5}
+    assert cluster.scheduler_state.vcs["all"].view.capacity == {"gpu": 5}
     (stopped,) = cluster.tick(2.0, Withdrawn("gpu", 5)).actions
     assert stopped == Preempt(JobId("a"), (0, 1, 2, 3), "needed by a serving load")
     assert cluster.tick(3.0, Withdrawn("gpu", 0)).actions == (
@@ -121,7 +121,7 @@ def test_a_job_that_failed_to_start_waits_again() -> None:
     cluster.submit(0.0, request("a", 4))
     plan = cluster.tick(5.0, Stopped(JobId("a"), "the image cannot be pulled"))
     assert plan.actions == (Start(JobId("a"), (0, 1, 2, 3), "next in line"),)
-    assert cluster.books.jobs[JobId("a")].starts == 2
+    assert cluster.scheduler_state.jobs[JobId("a")].starts == 2
     assert cluster.held() == {"a": (0, 1, 2, 3)}
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from gyrostat.core.devices import Fleet
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.books import Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, NodeBack, NodeLost, Withdrawn
+from gyrostat.sched.state import Vc
 from gyrostat.sched.throughput import AnalyticScaling
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.failures import failures
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.records import POINTS, Curve
 from gyrostat.sim.setup import by_load
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 from gyrostat.sim.summary import percentile, summarise
 from tests.sched.little_cluster import request
 
@@ -29,7 +29,7 @@ def run(
     policy: str = "fifo",
     costs: Costs | None = None,
     happenings: list[tuple[float, Change]] | None = None,
-) -> Result:
+) -> SimulationResult:
     nodes = Fleet.parse(fleet)
     return simulate(
         nodes,
@@ -41,7 +41,7 @@ def run(
     )
 
 
-def ends(result: Result) -> dict[str, float]:
+def ends(result: SimulationResult) -> dict[str, float]:
     return dict(zip(result.records.ids, result.records.finished, strict=True))
 
 

@@ -11,11 +11,11 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Plan, Start
 from gyrostat.core.request import JobId
 from gyrostat.sched.port import Bound, Change, Finished, Snapshot, Submitted, Withdrawn
-from gyrostat.sched.recording import Recorder
+from gyrostat.sched.recording import TickRecorder
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.recorded import read_recorded
 from gyrostat.sim.setup import Setup
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 from gyrostat.sim.traces import NOBODY
 from tests.sched.little_cluster import request
 
@@ -27,9 +27,11 @@ JOBS = [
 ]
 
 
-def run(setup: Setup, jobs: list[TraceJob], happenings: list[tuple[float, Change]], record: Path) -> Result:
+def run(
+    setup: Setup, jobs: list[TraceJob], happenings: list[tuple[float, Change]], record: Path
+) -> SimulationResult:
     fleet, vcs, placer = setup.parts()
-    with Recorder(record, setup.to_json()) as keep:
+    with TickRecorder(record, setup.to_json()) as keep:
         return simulate(fleet, vcs, placer, jobs, happenings=[iter(happenings)], watchers=(keep,))
 
 
@@ -48,7 +50,7 @@ def test_recorded_jobs_run_again_as_they_did(tmp_path: Path) -> None:
 def test_jobs_that_were_not_over_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     a, b = (replace(request(name, 2, at=0.0), vc=NOBODY) for name in "ab")
-    with Recorder(path, SETUP.to_json()) as keep:
+    with TickRecorder(path, SETUP.to_json()) as keep:
         keep(
             Snapshot(5.0, (Submitted(a), Bound(a.id, (0, 1)), Submitted(b))),
             Plan(5.0, (Start(b.id, (2,), "room"),)),
@@ -61,7 +63,7 @@ def test_jobs_that_were_not_over_are_left_out(tmp_path: Path) -> None:
 
 def test_a_job_that_was_never_submitted_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
-    with Recorder(path, SETUP.to_json()) as keep:
+    with TickRecorder(path, SETUP.to_json()) as keep:
         keep(Snapshot(5.0, (Finished(JobId("a")),)), Plan(5.0))
     with pytest.raises(UsageError, match="tells of job 'a' before it was submitted"):
         read_recorded(path)

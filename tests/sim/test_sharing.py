@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gyrostat.sched.books import Vc
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.policies import find_policy
+from gyrostat.sched.state import Vc
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_cells, cluster_of_nodes
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 from gyrostat.sim.traces import between, read_trace
 from tests.sched.little_cluster import request
 from tests.sim.data import data
@@ -22,17 +22,17 @@ from tests.sim.data import data
 
 def run(
     spec: CellSpec, sharing: str, jobs: Sequence[TraceJob], policy: str = "fifo", *, lends: bool = True
-) -> Result:
+) -> SimulationResult:
     fleet, placer = build(spec, Sharing(sharing), lends=lends)
     vcs = [Vc(name=vc.name, policy=find_policy(policy)) for vc in spec.virtual_clusters]
     return simulate(fleet, vcs, placer, jobs)
 
 
-def starts(result: Result) -> dict[str, float]:
+def starts(result: SimulationResult) -> dict[str, float]:
     return dict(zip(result.records.ids, result.records.started, strict=True))
 
 
-def mean_waits(result: Result) -> dict[str, float]:
+def mean_waits(result: SimulationResult) -> dict[str, float]:
     records = result.records
     return {vc: statistics.fmean(records.waited[row] for row in records.of_vc(vc)) for vc in records.vcs}
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from gyrostat.core.devices import Fleet
-from gyrostat.sched.books import Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
+from gyrostat.sched.state import Vc
 from gyrostat.sim.job import TraceJob
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 from tests.sched.little_cluster import request
 
 
-def run(fleet: str, policy: str, *jobs: TraceJob) -> Result:
+def run(fleet: str, policy: str, *jobs: TraceJob) -> SimulationResult:
     nodes = Fleet.parse(fleet)
     return simulate(nodes, [Vc(name="all", policy=find_policy(policy))], NodePlacer(nodes), jobs)
 

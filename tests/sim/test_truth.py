@@ -12,14 +12,14 @@ import pytest
 from gyrostat.core.devices import Fleet
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
-from gyrostat.sched.books import Books, Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies import find_policy
-from gyrostat.sched.recording import Recorder, replay
+from gyrostat.sched.recording import TickRecorder, replay
+from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.job import TraceJob
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 
 FLEET = Fleet.parse("v100:1x4,p100:1x4")
 EXPECTED = PlannedThroughput({"w": Profile("w", {"v100": Speed(((1, 4.0),)), "p100": Speed(((1, 3.0),))})})
@@ -55,8 +55,8 @@ def run(
     *,
     measure: float,
     more: Sequence[TraceJob] = (),
-    recorder: Recorder | None = None,
-) -> Result:
+    recorder: TickRecorder | None = None,
+) -> SimulationResult:
     return simulate(
         FLEET,
         vcs(),
@@ -69,11 +69,11 @@ def run(
     )
 
 
-def finished(result: Result) -> dict[str, float]:
+def finished(result: SimulationResult) -> dict[str, float]:
     return dict(zip(result.records.ids, result.records.finished, strict=True))
 
 
-def service(result: Result) -> dict[str, float]:
+def service(result: SimulationResult) -> dict[str, float]:
     """Device-seconds."""
     return dict(zip(result.records.ids, result.records.service, strict=True))
 
@@ -105,9 +105,9 @@ def test_where_profiles_are_right_measuring_changes_nothing() -> None:
 
 def test_what_was_measured_is_recorded_and_replays_exactly(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
-    with Recorder(path, {}) as recorder:
+    with TickRecorder(path, {}) as recorder:
         run(REAL, measure=10.0, recorder=recorder)
     assert b'"Progressed"' in path.read_bytes()
-    found = replay(path, lambda setup: Books(FLEET, vcs(), NodePlacer(FLEET), EXPECTED))
+    found = replay(path, lambda setup: SchedulerState(FLEET, vcs(), NodePlacer(FLEET), EXPECTED))
     assert found.difference is None
     assert found.actions == 4

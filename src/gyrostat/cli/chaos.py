@@ -18,11 +18,11 @@ from rich.table import Table
 from gyrostat.cli import run_options as given
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.errors import UsageError
-from gyrostat.job.chaos.play import ChaosRequest, Watcher, play
-from gyrostat.job.chaos.record import Recorded
-from gyrostat.job.chaos.verdict import Round, Struck, Verdict
-from gyrostat.job.protocol import Program
-from gyrostat.job.report import check_writable, write_json
+from gyrostat.job.chaos.play import ChaosObserver, ChaosRequest, play
+from gyrostat.job.chaos.record import RecordedRun
+from gyrostat.job.chaos.verdict import ChaosVerdict, Round, Struck
+from gyrostat.job.control.report import check_writable, write_json
+from gyrostat.job.processes.protocol import Program
 
 _RUN = (sys.executable, "-c", "from gyrostat.cli.main import main; main()", "run")
 _HELP = "\n\n".join(
@@ -115,10 +115,10 @@ def _nodes(wanted: int | None) -> int:
     return wanted if wanted is not None else 2 if has_grpc else 1
 
 
-class _Teller(Watcher):
+class _Teller(ChaosObserver):
     """Says what happens, as it happens."""
 
-    def undisturbed(self, recorded: Recorded) -> None:
+    def undisturbed(self, recorded: RecordedRun) -> None:
         _say(
             f"undisturbed: {len(recorded.steps):,} steps, {recorded.samples:,} samples, digest {_digest(recorded)}"
         )
@@ -138,11 +138,11 @@ def _say(line: str) -> None:
     print(f"gyrostat: {line}", file=sys.stderr, flush=True)
 
 
-def _digest(recorded: Recorded) -> str:
+def _digest(recorded: RecordedRun) -> str:
     return ", ".join(sorted(recorded.digests)) or "none"
 
 
-def _show(verdict: Verdict) -> None:
+def _show(verdict: ChaosVerdict) -> None:
     console = Console(highlight=False)
     table = Table(title=f"{len(verdict.struck)} faults in {len(verdict.rounds)} rounds, seed {verdict.seed}")
     table.add_column("fault")

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.core.errors import CheckpointError, UsageError
-from gyrostat.job import runfile
-from gyrostat.job.door import NAMES, Caller, NotDone
+from gyrostat.job.control import run_file
+from gyrostat.job.control.control_socket import NAMES, JobClient, RequestFailed
 
 if TYPE_CHECKING:
-    from gyrostat.engine.checkpoint import Description, Snapshot
+    from gyrostat.engine.checkpoint import Description, JobSnapshot
 
 app = typer.Typer(no_args_is_help=True, help="Show, verify, export, import and request checkpoints.")
 
@@ -120,7 +120,7 @@ def import_(
     from gyrostat.engine.checkpoint import CheckpointStore, list_checkpoints
     from gyrostat.engine.checkpoint.exchange import imported, pick, read_plain
 
-    if list_checkpoints(directory) or runfile.find(directory):
+    if list_checkpoints(directory) or run_file.find(directory):
         raise UsageError(
             f"{directory} is in use already: it has checkpoints or a running job; give an empty directory"
         )
@@ -148,13 +148,13 @@ def save(
 ) -> None:
     """Ask the running job for a checkpoint now, wait until it is there, and print its path."""
     if not directory.exists() and len(directory.parts) == 1 and NAMES.fullmatch(str(directory)):
-        with Caller(str(directory)) as job:
+        with JobClient(str(directory)) as job:
             answer = job.checkpoint()
         if not answer.done:
-            raise NotDone(answer.text)
+            raise RequestFailed(answer.text)
         print(answer.text)
         return
-    run = runfile.find(directory)
+    run = run_file.find(directory)
     if run is None:
         raise UsageError(
             f"no job is running with the checkpoint directory {directory}; "
@@ -185,7 +185,7 @@ def _pause(directory: Path, end: float) -> None:
             f"no new checkpoint has appeared in {directory} in time; one is written when the running step is "
             "complete. Give a longer --timeout, or look at the output of the run"
         )
-    if runfile.find(directory) is None:
+    if run_file.find(directory) is None:
         raise CheckpointError(
             f"the job of {directory} ended before it wrote a checkpoint; look at the output of the run"
         )
@@ -233,7 +233,7 @@ def _describe(path: Path) -> Description:
     return describe(path)
 
 
-def _newest(path: Path) -> tuple[Path, Snapshot]:
+def _newest(path: Path) -> tuple[Path, JobSnapshot]:
     """The checkpoint itself, or the newest whole one of a directory; those passed over are named."""
     from gyrostat.engine.checkpoint import load
 

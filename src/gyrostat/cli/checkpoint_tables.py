@@ -13,7 +13,7 @@ from rich.text import Text
 
 from gyrostat.core.errors import CheckpointError
 from gyrostat.engine.checkpoint import Description, describe, verify
-from gyrostat.engine.statetree import TensorSpec
+from gyrostat.engine.state.statetree import TensorSpec
 
 
 def print_list(paths: Sequence[Path]) -> None:

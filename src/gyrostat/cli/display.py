@@ -19,13 +19,21 @@ from rich.live import Live
 from rich.text import Text
 
 from gyrostat.core.placement import Placement
-from gyrostat.job.coordinator import Change, Done, Rescued
-from gyrostat.job.observer import Stream
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import Checkpointed, FromWorker, Logged, NotCheckpointed, Started, Step, Steps
-from gyrostat.job.stragglers import Straggler
-from gyrostat.job.watch import Failure
-from gyrostat.job.watchdog import Standstill
+from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.worker_tracker import JobFailure
+from gyrostat.job.diagnostics.stragglers import Straggler
+from gyrostat.job.diagnostics.watchdog import Standstill
+from gyrostat.job.processes.output import OutputStream
+from gyrostat.job.processes.protocol import (
+    Checkpointed,
+    FromWorker,
+    Logged,
+    NotCheckpointed,
+    Started,
+    StepReport,
+    StepReports,
+)
 
 Clock = Callable[[], float]
 
@@ -37,7 +45,7 @@ _RATE_WINDOW_S = 5.0
 _CURVE = 10
 
 
-class Curve:
+class LossCurve:
     """A loss over a whole run in few points: each the mean of equally many steps, of twice as many when it
     gets long.
     """
@@ -61,13 +69,13 @@ class Curve:
 
 
 @dataclass
-class Progress:
+class ProgressText:
     """How far the job is and how fast it goes. Pure: steps in, text out."""
 
-    steps: deque[Step] = field(default_factory=lambda: deque(maxlen=4096))
-    curve: Curve = field(default_factory=Curve)
+    steps: deque[StepReport] = field(default_factory=lambda: deque(maxlen=4096))
+    curve: LossCurve = field(default_factory=LossCurve)
 
-    def add(self, steps: Sequence[Step]) -> None:
+    def add(self, steps: Sequence[StepReport]) -> None:
         for step in steps:
             self.steps.append(step)
             if step.loss is not None:
@@ -134,7 +142,7 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.losses:
         lines.append(
             f"{_steps(outcome)}, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
-            f"({outcome.throughput:,.0f} samples/s), {_crew(outcome.virtual_workers, outcome.workers)}"
+            f"({outcome.throughput:,.0f} samples/s), {_pool(outcome.virtual_workers, outcome.workers)}"
         )
     if outcome.digest is not None:
         lines.append(f"digest {outcome.digest}")
@@ -153,7 +161,7 @@ def _steps(outcome: Outcome) -> str:
     return f"{outcome.steps:,} steps"
 
 
-def _crew(virtual_workers: int, workers: int) -> str:
+def _pool(virtual_workers: int, workers: int) -> str:
     return f"{virtual_workers} virtual worker{'s' * (virtual_workers != 1)} on {workers}"
 
 
@@ -162,23 +170,23 @@ class PlainDisplay:
 
     def __init__(self, placement: Placement, *, quiet: bool, clock: Clock = time.monotonic) -> None:
         self.quiet = quiet
-        self.progress = Progress()
+        self.progress = ProgressText()
         self.workers = placement.workers
         self._clock = clock
         self._told_at = clock()
 
     def heard(self, worker: int, message: FromWorker) -> None:
-        if isinstance(message, Steps):
+        if isinstance(message, StepReports):
             self.progress.add(message.steps)
         elif isinstance(message, Logged):
-            self.show(None, Stream.STDOUT, metrics_line(message))
+            self.show(None, OutputStream.STDOUT, metrics_line(message))
         for line in news(message):
             self.note(line)
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         self.show(worker, stream, line)
 
-    def resized(self, done: Done) -> None:
+    def resized(self, done: ReconfigurationDone) -> None:
         self.workers = max([self.workers, *(member + 1 for member in done.joined)])
         workers = f"{done.after} worker{'s' * (done.after != 1)}"
         what = f"{workers} instead of {done.before}"
@@ -188,7 +196,7 @@ class PlainDisplay:
             f"from step {done.step} on {what}, after a pause of {done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
 
-    def recovered(self, rescued: Rescued) -> None:
+    def recovered(self, rescued: SurvivorsGoOn) -> None:
         workers = f"{rescued.after} worker{'s' * (rescued.after != 1)}"
         self.note(
             f"{rescued.reason} in step {rescued.step}; {workers} went on after {rescued.paused * 1e3:.0f} ms, "
@@ -201,7 +209,7 @@ class PlainDisplay:
         for line in (str(found), *found.told()):
             self.note(line)
 
-    def died(self, failure: Failure, wait: float) -> None:
+    def died(self, failure: JobFailure, wait: float) -> None:
         when = f" in {wait:.0f} s" if wait else ""
         self.note(f"{failure}; starting again from the newest checkpoint{when}")
         for line in failure.evidence.told():
@@ -210,7 +218,7 @@ class PlainDisplay:
     def noticed(self, straggler: Straggler) -> None:
         self.note(str(straggler))
 
-    def refused(self, change: Change, reason: str) -> None:
+    def refused(self, change: Reconfiguration, reason: str) -> None:
         self.note(f"not on {change.workers} workers: {reason}")
 
     def ticked(self) -> float | None:
@@ -229,7 +237,7 @@ class PlainDisplay:
                 self.note(line)
             return
         for line in (outcome.failure.traceback or "").splitlines():
-            self.show(outcome.failure.worker, Stream.STDERR, line)
+            self.show(outcome.failure.worker, OutputStream.STDERR, line)
         for line in outcome.failure.evidence.told():
             self.note(line)
 
@@ -238,9 +246,9 @@ class PlainDisplay:
         if not self.quiet:
             print(f"gyrostat: {line}", file=sys.stderr, flush=True)
 
-    def show(self, worker: int | None, stream: Stream, line: str) -> None:
+    def show(self, worker: int | None, stream: OutputStream, line: str) -> None:
         """A line of a worker, or of `job.log`."""
-        file = sys.stdout if stream is Stream.STDOUT else sys.stderr
+        file = sys.stdout if stream is OutputStream.STDOUT else sys.stderr
         print(f"{self.name(worker)} │ {line}", file=file, flush=True)
 
     def name(self, worker: int | None) -> str:
@@ -263,7 +271,7 @@ class LiveDisplay(PlainDisplay):
         super().__init__(placement, quiet=quiet, clock=clock)
         self._console = console or Console(stderr=True, highlight=False)
         self._virtual_workers = placement.virtual_workers
-        self._crew = f"{placement.virtual_workers} on {placement.workers} workers"
+        self._pool = f"{placement.virtual_workers} on {placement.workers} workers"
         self._began = self._drawn_at = clock()
         self._live = Live(
             "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -277,9 +285,9 @@ class LiveDisplay(PlainDisplay):
             self._live.update(self._line(now), refresh=True)
         return _REFRESH_S
 
-    def resized(self, done: Done) -> None:
+    def resized(self, done: ReconfigurationDone) -> None:
         super().resized(done)
-        self._crew = f"{self._virtual_workers} on {done.after} workers"
+        self._pool = f"{self._virtual_workers} on {done.after} workers"
 
     def over(self, outcome: Outcome) -> None:
         self.close()
@@ -292,8 +300,8 @@ class LiveDisplay(PlainDisplay):
     def note(self, line: str) -> None:
         self._console.print(Text(f"gyrostat: {line}", style="dim"), soft_wrap=True)
 
-    def show(self, worker: int | None, stream: Stream, line: str) -> None:
-        if stream is Stream.STDOUT and not sys.stdout.isatty():
+    def show(self, worker: int | None, stream: OutputStream, line: str) -> None:
+        if stream is OutputStream.STDOUT and not sys.stdout.isatty():
             super().show(worker, stream, line)
             return
         colour = "bold" if worker is None else _COLOURS[worker % len(_COLOURS)]
@@ -303,7 +311,7 @@ class LiveDisplay(PlainDisplay):
 
     def _line(self, now: float) -> Text:
         minutes, seconds = divmod(int(now - self._began), 60)
-        parts = [*self.progress.parts(), self._crew, f"{minutes}:{seconds:02}"]
+        parts = [*self.progress.parts(), self._pool, f"{minutes}:{seconds:02}"]
         curve = sparkline(self.progress.curve.points())
         line = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis", end="")
         return line.append(f"  {curve}", style="not bold green")

@@ -12,7 +12,7 @@ import typer
 from gyrostat.cli.up import LEAVE_JOBS, State, home_of
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.local.home import Home
-from gyrostat.local.hosting import Process
+from gyrostat.local.host_files import ProcessIdentity
 
 _HELP = "\n\n".join(
     [
@@ -45,7 +45,7 @@ def down(
     print(f"gyrostat: the cluster in {home.path} has ended")
 
 
-def _daemon_of(home: Home) -> Process | None:
+def _daemon_of(home: Home) -> ProcessIdentity | None:
     """The process that has locked the state directory."""
     deadline = time.monotonic() + 2.0
     while time.monotonic() < deadline:
@@ -58,7 +58,7 @@ def _daemon_of(home: Home) -> Process | None:
                     text = file.read().strip()
         except FileNotFoundError:
             return None
-        if text.isdigit() and (process := Process.of(int(text))) is not None:
+        if text.isdigit() and (process := ProcessIdentity.of(int(text))) is not None:
             return process
         time.sleep(0.01)  # it is being started, and has yet to say who it is
     return None

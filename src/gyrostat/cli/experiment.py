@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sim.experiments.finding import Context, Finding
+from gyrostat.sim.experiments.finding import ExperimentContext, ExperimentFinding
 from gyrostat.sim.experiments.page import write_page
 from gyrostat.sim.experiments.registry import EXPERIMENTS, run
 
@@ -61,14 +61,14 @@ def experiment(
             def show(text: str, label: str = f"[{number}/{len(names)}] {each}") -> None:
                 status.update(f"{label}: {text}")
 
-            finding = run(each, Context(data=data, progress=show))
+            finding = run(each, ExperimentContext(data=data, progress=show))
         _print(console, finding, time.monotonic() - began)
         if target is not None:
             write_page([finding], target)
             console.print(f"written to {target}")
 
 
-def _print(console: Console, finding: Finding, took: float) -> None:
+def _print(console: Console, finding: ExperimentFinding, took: float) -> None:
     console.print(f"\n[bold]{finding.title}[/bold] ({took:.1f} s)")
     compared = Table("figure", "paper", "ours", "", box=None)
     for each in finding.compared:

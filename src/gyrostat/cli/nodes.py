@@ -9,11 +9,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from gyrostat.core.errors import UsageError
-from gyrostat.job.door import check_name
-from gyrostat.job.lease import open_store
-from gyrostat.job.observer import Observer
-from gyrostat.job.request import RunRequest
-from gyrostat.job.signals import caught
+from gyrostat.job.control.control_socket import check_name
+from gyrostat.job.control.observer import Observer
+from gyrostat.job.control.run_request import RunRequest
+from gyrostat.job.nodes.lease import open_store
+from gyrostat.job.processes.signals import caught
 
 TOKEN = "GYROSTAT_TOKEN"
 
@@ -31,9 +31,9 @@ def run_as_agent(
     ttl: float,
 ) -> int:
     """Be this node's agent until the job is over. Returns the exit code."""
-    from gyrostat.job.agent import Agent, NodeOptions
-    from gyrostat.job.lease import Timing
-    from gyrostat.job.service import own_host
+    from gyrostat.job.nodes.agent import Agent, NodeOptions
+    from gyrostat.job.nodes.lease import Timing
+    from gyrostat.job.nodes.service import own_host
 
     assert request.name is not None
     if request.trace is not None:

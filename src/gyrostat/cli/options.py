@@ -10,9 +10,9 @@ from pathlib import Path
 
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
+from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool
 from gyrostat.core.placement import Placement
-from gyrostat.job.door import check_name
+from gyrostat.job.control.control_socket import check_name
 
 
 def parse_counts(text: str) -> list[int]:
@@ -57,7 +57,7 @@ def choose_checkpoint(directory: Path | None, every: int, keep: int, resume: boo
     return CheckpointPolicy(directory=os.path.abspath(directory), every=every, keep=keep, resume=resume)
 
 
-def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> Pool | None:
+def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> DevicePool | None:
     """The device types that a job may mix; only one that is `heterogeneous` has any to declare."""
     if determinism is not Determinism.HETEROGENEOUS:
         if pool is not None:

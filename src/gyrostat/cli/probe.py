@@ -14,11 +14,11 @@ from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Assignment, Determinism
 from gyrostat.core.placement import Placement
-from gyrostat.engine.probe.result import FORMAT, Comparison, ProbeResult, compare
-from gyrostat.job.report import check_writable, write_json
+from gyrostat.engine.numerics.probe.result import FORMAT, ProbeComparison, ProbeResult, compare
+from gyrostat.job.control.report import check_writable, write_json
 
 if TYPE_CHECKING:
-    from gyrostat.core.job import Pool
+    from gyrostat.core.job import DevicePool
 
 _HELP = "\n\n".join(
     [
@@ -66,12 +66,12 @@ def probe(
         raise typer.Exit(1)
 
 
-def _run(pool: Pool | None, threads: int) -> ProbeResult:
+def _run(pool: DevicePool | None, threads: int) -> ProbeResult:
     """Pin as a worker of a job would, then run; torch is imported here."""
     import os
 
-    from gyrostat.engine import determinism
-    from gyrostat.engine.probe.run import run_probe
+    from gyrostat.engine.numerics import determinism
+    from gyrostat.engine.numerics.probe.run import run_probe
 
     level = Determinism.ELASTIC if pool is None else Determinism.HETEROGENEOUS
     machine = determinism.cpu_type(os.environ)
@@ -93,7 +93,7 @@ def _read(path: Path) -> ProbeResult:
     return result
 
 
-def _print(here: ProbeResult, comparison: Comparison | None) -> None:
+def _print(here: ProbeResult, comparison: ProbeComparison | None) -> None:
     console = Console(soft_wrap=True, highlight=False)
     pinned = "nothing pinned" if here.pool is None else f"pinned for {', '.join(here.pool)}"
     console.print(
@@ -114,7 +114,7 @@ def _print(here: ProbeResult, comparison: Comparison | None) -> None:
         _print_comparison(console, comparison, len(here.operators))
 
 
-def _print_comparison(console: Console, comparison: Comparison, total: int) -> None:
+def _print_comparison(console: Console, comparison: ProbeComparison, total: int) -> None:
     for setting in comparison.settings:
         console.print(f"note: {setting}")
     for name in comparison.differing:

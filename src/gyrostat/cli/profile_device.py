@@ -12,10 +12,10 @@ import typer
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile
+from gyrostat.job.control.report import check_writable, write_json
 from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
-from gyrostat.job.protocol import Program
-from gyrostat.job.report import check_writable, write_json
-from gyrostat.job.start import ForkParent
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 
 _HELP = "\n\n".join(
     [
@@ -81,7 +81,7 @@ def profile(
     )
     request.check()
     known = None if file is None or not file.exists() else _read(file)
-    with ForkParent() as parent:
+    with WorkerForkServer() as parent:
         found = profile_device(request, parent, tell=lambda line: print(f"gyrostat: {line}", file=sys.stderr))
     if file is None:
         print(json.dumps(found.to_json()))

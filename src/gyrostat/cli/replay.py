@@ -78,14 +78,14 @@ def decide_again(recording: Path) -> Replayed:
     from gyrostat.sched.recording import replay as run
     from gyrostat.sim.setup import read_setup
 
-    return run(recording, lambda setup: read_setup(setup).books())
+    return run(recording, lambda setup: read_setup(setup).scheduler_state())
 
 
 def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
     """What each policy makes of the recorded jobs."""
     from gyrostat.sim.cluster import Costs
     from gyrostat.sim.recorded import read_recorded
-    from gyrostat.sim.report import Run
+    from gyrostat.sim.report import ReportedRun
     from gyrostat.sim.summary import summarise
 
     found = read_recorded(recording)
@@ -95,7 +95,7 @@ def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
     for policy in policies:
         setup = replace(found.setup, policy=policy)
         result = run_setup(setup, found.jobs, None, Costs(), lambda: [iter(found.happenings)], policy)
-        runs.append(Run(summarise(result, policy=policy, sharing=setup.sharing), result))
+        runs.append(ReportedRun(summarise(result, policy=policy, sharing=setup.sharing), result))
     if as_json:
         print_json([run.summary.to_json() for run in runs])
         return

@@ -15,13 +15,13 @@ from gyrostat.cli.display import LiveDisplay, PlainDisplay
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Determinism, RecoveryMode
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.report import check_writable, write_report
+from gyrostat.job.control.run_file import holding
+from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
+from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import Program
-from gyrostat.job.report import check_writable, write_report
-from gyrostat.job.runfile import holding
-from gyrostat.job.stragglers import Reaction, StragglerPolicy
-from gyrostat.job.watchdog import Action, WatchdogPolicy
+from gyrostat.job.processes.protocol import Program
 
 _HELP = "\n\n".join(
     [
@@ -68,7 +68,7 @@ def run(
     grace: given.Grace = 30.0,
     recovery: given.Recovery = RecoveryMode.PEERS,
     min_workers: given.Fewest = 1,
-    silence: given.Silence = 60.0,
+    heartbeats: given.Silence = 60.0,
     stragglers: given.Stragglers = Reaction.REPORT,
     straggler_factor: given.StragglerFactor = 1.2,
     straggler_steps: given.StragglerSteps = 10,
@@ -112,8 +112,8 @@ def run(
         schedule=entries,
         restarts=restarts,
         recovery=recovery,
-        fewest=min_workers,
-        silence_s=silence,
+        min_workers=min_workers,
+        heartbeat_timeout_s=heartbeats,
         poison_limit=poison_limit,
         paced=options.parse_paced(paced),
         grace_s=grace,

@@ -9,9 +9,9 @@ import typer
 
 from gyrostat.core.job import Determinism as Level
 from gyrostat.core.job import RecoveryMode
-from gyrostat.core.job import Reduction as Order
-from gyrostat.job.stragglers import Reaction
-from gyrostat.job.watchdog import Action
+from gyrostat.core.job import ReductionOrder as Order
+from gyrostat.job.diagnostics.stragglers import Reaction
+from gyrostat.job.diagnostics.watchdog import Action
 
 _JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", "Checkpoints", "Output"
 

@@ -18,9 +18,9 @@ from gyrostat.cli import status_page
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.cli.nodes import read_token
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
-from gyrostat.job.door import Answer, Caller, NotDone, Status, running
-from gyrostat.job.profiling import SizeMeasured
-from gyrostat.local.client import Cluster, address, connect
+from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult, Status, running
+from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.local.client import ClusterClient, address, connect
 from gyrostat.local.records import JobRecord
 
 Name = Annotated[
@@ -113,8 +113,8 @@ def status(
         else:
             print("\n".join(status_page.page(found)))
         return
-    with _call(name, agent) as caller:
-        answer = caller.status()
+    with _call(name, agent) as job_client:
+        answer = job_client.status()
     if as_json:
         print_json(answer)
     else:
@@ -125,8 +125,8 @@ def _status_of_all(at: str | None, as_json: bool) -> None:
     alone: dict[str, Status] = {}
     for other in running():
         try:
-            with Caller(other) as caller:
-                found = caller.status()
+            with JobClient(other) as job_client:
+                found = job_client.status()
                 alone[found.name] = found  # one for all agents of a job
         except GyrostatError:
             continue  # it has just ended, or was killed
@@ -174,16 +174,16 @@ def scale(
         raise UsageError(
             f"a range such as {workers} is for jobs of the cluster; a number of workers for {name!r}?"
         )
-    with _call(name, agent) as caller:
+    with _call(name, agent) as job_client:
         if workers[0] == "+":
-            _tell(caller.scale_out(int(workers)), as_json)
+            _tell(job_client.scale_out(int(workers)), as_json)
         elif workers[0] == "-":
-            _tell(caller.scale_in(-int(workers), leavers), as_json)
+            _tell(job_client.scale_in(-int(workers), leavers), as_json)
         else:
-            _tell(caller.scale(int(workers)), as_json)
+            _tell(job_client.scale(int(workers)), as_json)
 
 
-def _scale_in_cluster(cluster: Cluster, name: str, wanted: re.Match[str], as_json: bool) -> None:
+def _scale_in_cluster(cluster: ClusterClient, name: str, wanted: re.Match[str], as_json: bool) -> None:
     job = cluster.status(name).job
     if wanted[1] is None:
         smallest, largest = int(wanted[2]), int(wanted[3])
@@ -224,28 +224,30 @@ def migrate(
     if cluster is not None:
         with cluster:
             done = cluster.migrate(name, tuple(members or ()))
-        _tell(Answer(True, done.text, done.step, done.workers, done.pause_ms, done.prepare_ms), as_json)
+        _tell(
+            RequestResult(True, done.text, done.step, done.workers, done.pause_ms, done.prepare_ms), as_json
+        )
         return
     if not members:
         raise UsageError(
             f"which workers of {name!r} are to leave? `gyrostat status {name}` shows their numbers"
         )
-    with _call(name, agent) as caller:
-        _tell(caller.migrate(tuple(members)), as_json)
+    with _call(name, agent) as job_client:
+        _tell(job_client.migrate(tuple(members)), as_json)
 
 
 def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
-    with _call(name, agent) as caller:
-        answer = caller.stop()
+    with _call(name, agent) as job_client:
+        answer = job_client.stop()
     if not answer.done:
-        raise NotDone(answer.text)
+        raise RequestFailed(answer.text)
     if as_json:
         print_json(answer)
     else:
         print(answer.text)
 
 
-def _cluster_of(name: str, agent: str | None, at: str | None) -> Cluster | None:
+def _cluster_of(name: str, agent: str | None, at: str | None) -> ClusterClient | None:
     """The cluster that this job is of; None if it is a job by itself."""
     if agent is not None and at is not None:
         raise UsageError("--agent is for a job by itself, --at for one of a cluster: give one of them")
@@ -270,12 +272,12 @@ def _runs_alone(name: str) -> bool:
     return any(other.startswith(f"{name}.") for other in running())
 
 
-def _call(name: str, agent: str | None) -> Caller:
+def _call(name: str, agent: str | None) -> JobClient:
     if agent is None:
-        return Caller(name)
-    from gyrostat.job.service import Client
+        return JobClient(name)
+    from gyrostat.job.nodes.service import AgentClient
 
-    return Caller(name, via=Client(agent, read_token(None)))
+    return JobClient(name, via=AgentClient(agent, read_token(None)))
 
 
 def profile(
@@ -296,8 +298,8 @@ def profile(
         with cluster:
             rows = cluster.profile(name, smallest, largest, steps).rows
     else:
-        with _call(name, agent) as caller:
-            rows = caller.profile(smallest, largest, steps)
+        with _call(name, agent) as job_client:
+            rows = job_client.profile(smallest, largest, steps)
     if as_json:
         print_json(rows)
     else:
@@ -317,9 +319,9 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
     return table
 
 
-def _tell(answer: Answer, as_json: bool) -> None:
+def _tell(answer: RequestResult, as_json: bool) -> None:
     if not answer.done:
-        raise NotDone(answer.text)
+        raise RequestFailed(answer.text)
     if as_json:
         print_json(answer)
     else:

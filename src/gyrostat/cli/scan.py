@@ -13,12 +13,12 @@ from rich.table import Table
 
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core.determinism import parse_pool
-from gyrostat.job.protocol import Program
-from gyrostat.job.report import check_writable, write_json
+from gyrostat.job.control.report import check_writable, write_json
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.job.scan.scanner import ScanRequest
 from gyrostat.job.scan.scanner import scan as run_scan
-from gyrostat.job.scan.verdict import Row, ScanVerdict
-from gyrostat.job.start import ForkParent
+from gyrostat.job.scan.verdict import ScanRow, ScanVerdict
 
 _HELP = "\n\n".join(
     [
@@ -81,7 +81,7 @@ def scan(
         threshold=threshold,
     )
     request.check()
-    with ForkParent() as one, ForkParent() as other:
+    with WorkerForkServer() as one, WorkerForkServer() as other:
         verdict = run_scan(request, parents=(one, other))
     _print(verdict, script)
     if json is not None:
@@ -108,7 +108,7 @@ def _print(verdict: ScanVerdict, script: str) -> None:
     console.print(f"May the job mix types? {verdict.reason[:1].upper()}{verdict.reason[1:]}.")
 
 
-def _table(title: str, rows: Sequence[Row]) -> Table:
+def _table(title: str, rows: Sequence[ScanRow]) -> Table:
     """The dearest first."""
     table = Table(box=None)
     table.add_column(title, no_wrap=True, max_width=36)

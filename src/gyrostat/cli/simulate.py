@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from gyrostat.core.devices import Fleet
     from gyrostat.sched.port import Change
     from gyrostat.sim.job import TraceJob
-    from gyrostat.sim.report import Run
+    from gyrostat.sim.report import ReportedRun
     from gyrostat.sim.setup import Setup
-    from gyrostat.sim.simulate import Result
+    from gyrostat.sim.simulate import SimulationResult
 
 _HELP = "\n\n".join(
     [
@@ -81,7 +81,7 @@ def simulate(
         raise UsageError("simulate needs --cluster CLUSTER and a TRACE (or --replay FILE)")
 
     from gyrostat.sim.cluster import Costs
-    from gyrostat.sim.report import Run, write_report
+    from gyrostat.sim.report import ReportedRun, write_report
     from gyrostat.sim.setup import Setup, read_cluster, throughput_of
     from gyrostat.sim.summary import summarise
 
@@ -108,8 +108,8 @@ def simulate(
     setups = _setups(base, policy or ["fifo"], sharing or ["cells"])
     if record is not None and len(setups) != 1:
         raise UsageError(f"--record keeps one run, but --policy and --sharing ask for {len(setups)}")
-    alone: dict[str, Result] = {}
-    runs: list[Run] = []
+    alone: dict[str, SimulationResult] = {}
+    runs: list[ReportedRun] = []
     for setup in setups:
         happenings = _happenings(setup.parts()[0], serving, failures, seed, jobs)
         compare = private and not setup.one_vc and setup.sharing != "private"
@@ -125,7 +125,7 @@ def simulate(
             sharing="one pool" if setup.one_vc else setup.sharing,
             private=alone.get(setup.policy) if compare else None,
         )
-        runs.append(Run(summary, result))
+        runs.append(ReportedRun(summary, result))
     print_runs(console, runs)
     if report is not None:
         page = write_report(

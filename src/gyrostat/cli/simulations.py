@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from gyrostat.sched.throughput import Throughput
     from gyrostat.sim.cluster import Costs
     from gyrostat.sim.job import TraceJob
-    from gyrostat.sim.report import Run
+    from gyrostat.sim.report import ReportedRun
     from gyrostat.sim.setup import Setup
-    from gyrostat.sim.simulate import Result
+    from gyrostat.sim.simulate import SimulationResult
 
 
 def run_setup(
@@ -29,14 +29,14 @@ def run_setup(
     happenings: Callable[[], list[Iterator[tuple[float, Change]]]],
     name: str,
     record: Path | None = None,
-) -> Result:
+) -> SimulationResult:
     """One simulation, with a bar that shows how far it is; `record` keeps what the scheduler saw and decided."""
-    from gyrostat.sched.recording import Recorder
+    from gyrostat.sched.recording import TickRecorder
     from gyrostat.sim.setup import for_setup
     from gyrostat.sim.simulate import simulate as run
 
     fleet, vcs, placer = setup.parts()
-    recorder = nullcontext() if record is None else Recorder(record, setup.to_json())
+    recorder = nullcontext() if record is None else TickRecorder(record, setup.to_json())
     with recorder as keep, _progress(name, len(jobs)) as progress:
         return run(
             fleet,
@@ -60,7 +60,7 @@ def _progress(name: str, jobs: int) -> Iterator[Callable[[int], None]]:
         yield lambda done: bar.update(task, completed=done)
 
 
-def print_runs(console: Console, runs: list[Run]) -> None:
+def print_runs(console: Console, runs: list[ReportedRun]) -> None:
     from gyrostat.sim.report import table, tenant_table
 
     head, rows = table(runs)

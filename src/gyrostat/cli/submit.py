@@ -13,7 +13,7 @@ from gyrostat.cli import submit_options as given
 from gyrostat.cli.cluster_options import AsJson, At, plain, print_json
 from gyrostat.cli.script_options import Args, Module
 from gyrostat.core.errors import UsageError
-from gyrostat.local.client import Cluster, connect
+from gyrostat.local.client import ClusterClient, connect
 from gyrostat.local.records import JobRecord, JobSpec, JobState, read_spec
 
 _HELP = "\n\n".join(
@@ -126,7 +126,7 @@ def make_spec(script: str, args: tuple[str, ...], said: dict[str, Any]) -> JobSp
     return read_spec(fields)
 
 
-def _follow(cluster: Cluster, job: JobRecord, *, quiet: bool) -> None:
+def _follow(cluster: ClusterClient, job: JobRecord, *, quiet: bool) -> None:
     """Show what it prints until it is over, and end as it did."""
     for line in cluster.logs(job.id, follow=True):
         if not quiet:

@@ -150,7 +150,7 @@ Threads = Annotated[
     int | None, typer.Option(metavar="T", show_default="1", help="Of every worker.", rich_help_panel=_EXACT)
 ]
 Reduction = Annotated[
-    core.Reduction | None,
+    core.ReductionOrder | None,
     typer.Option(show_default=False, help="The order in which gradients are added.", rich_help_panel=_EXACT),
 ]
 Determinism = Annotated[

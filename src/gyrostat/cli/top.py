@@ -20,7 +20,7 @@ from gyrostat.cli.cluster_options import AsJson, At, clock, console, loss, print
 from gyrostat.core.devices import told
 from gyrostat.core.errors import ClusterUnreachable
 from gyrostat.local.api.messages import Device, Overview, Use
-from gyrostat.local.client import Cluster, connect
+from gyrostat.local.client import ClusterClient, connect
 from gyrostat.local.records import JobRecord
 
 _HELP = "\n\n".join(
@@ -55,7 +55,7 @@ def top(
             _watch(cluster, every)
 
 
-def _watch(cluster: Cluster, every: float) -> None:
+def _watch(cluster: ClusterClient, every: float) -> None:
     with Live(render(cluster.overview()), console=console(), screen=True, auto_refresh=False) as live:
         try:
             while True:

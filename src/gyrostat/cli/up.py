@@ -22,7 +22,7 @@ from gyrostat.local.home import Home, default_home
 
 if TYPE_CHECKING:
     from gyrostat.local.daemon import Daemon
-    from gyrostat.local.layout import Layout
+    from gyrostat.local.layout import MachineLayout
 
 LEAVE_JOBS = signal.SIGUSR2
 _HELP = "\n\n".join(
@@ -121,7 +121,7 @@ def up(
     daemon = Daemon(home, layout, policy, keep=keep * 3600.0, spare=spare, workdirs=roots)
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     with contextlib.ExitStack() as stack:
-        server = ApiServer(daemon.office, listen, tokens)
+        server = ApiServer(daemon.service, listen, tokens)
         stack.callback(server.stop)  # last: who asked for the end waits for the API to be gone
         stack.enter_context(daemon)
         stack.enter_context(_ended_by_signals(daemon))
@@ -144,7 +144,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _told(layout: Layout) -> str:
+def _told(layout: MachineLayout) -> str:
     return ", ".join(f"{number} {type_}" for type_, number in layout.fleet.totals.items())
 
 
@@ -153,7 +153,7 @@ def _ended_by_signals(daemon: Daemon) -> Iterator[None]:
     """SIGINT and SIGTERM: jobs checkpoint first. SIGUSR2: they train on."""
 
     def end(number: int, frame: FrameType | None) -> None:
-        daemon.office.shutdown(checkpoint=number != LEAVE_JOBS)
+        daemon.service.shutdown(checkpoint=number != LEAVE_JOBS)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM, LEAVE_JOBS)}
     try:

@@ -29,7 +29,7 @@ def watch(daemon: Daemon) -> None:
     with Live(console=Console(), refresh_per_second=4, transient=True) as live:
         while not daemon.wait(_REFRESH_S):
             live.update(
-                view(daemon.office.devices(), daemon.office.jobs(None), daemon.registry.recent(_EVENTS))
+                view(daemon.service.devices(), daemon.service.jobs(None), daemon.registry.recent(_EVENTS))
             )
 
 
@@ -38,7 +38,7 @@ def _print_events(daemon: Daemon) -> None:
     ended = False
     while not ended:
         ended = daemon.wait(_REFRESH_S)
-        for event in daemon.office.events(None, since=seen):
+        for event in daemon.service.events(None, since=seen):
             print(line(event), flush=True)
             seen = event.number
 

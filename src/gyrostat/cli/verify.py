@@ -14,12 +14,12 @@ import typer
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
 from gyrostat.core.determinism import parse_pool
-from gyrostat.core.job import Reduction
-from gyrostat.job.protocol import Program
-from gyrostat.job.report import check_writable
-from gyrostat.job.start import ForkParent
+from gyrostat.core.job import ReductionOrder
+from gyrostat.job.control.report import check_writable
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.job.verify.plan import Against, default_placements, parse_placements
-from gyrostat.job.verify.verdict import Verdict, write_report
+from gyrostat.job.verify.verdict import VerifyVerdict, write_report
 from gyrostat.job.verify.verifier import VerifyRequest
 from gyrostat.job.verify.verifier import verify as run_verification
 
@@ -80,7 +80,7 @@ def verify(
         int, typer.Option(metavar="T", help="Threads of each worker; they decide bits.", rich_help_panel=_JOB)
     ] = 1,
     reduction: Annotated[
-        Reduction | None,
+        ReductionOrder | None,
         typer.Option(
             show_default="ddp; tree on GPUs with NCCL",
             help="The order in which gradients are added; under tree, DDP gets it as a hook.",
@@ -149,13 +149,13 @@ def verify(
         raise typer.Exit(verdict.exit_code)
 
 
-def _verify_on_display(request: VerifyRequest, *, verbose: bool) -> Verdict:
+def _verify_on_display(request: VerifyRequest, *, verbose: bool) -> VerifyVerdict:
     request.check()
     with contextlib.ExitStack() as stack:
         progress = PlainProgress(verbose=verbose)
         if sys.stderr.isatty():
             progress = live = LiveProgress(verbose=verbose)
             stack.callback(live.close)
-        parent = stack.enter_context(ForkParent())
+        parent = stack.enter_context(WorkerForkServer())
         parent.wait_until_ready()  # so that its start is not counted as the first run's
         return run_verification(request, parent=parent, onlooker=progress, forward_signals=True)

@@ -12,16 +12,17 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.display import Clock
-from gyrostat.job.observer import Nobody, Stream
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Started, Steps
-from gyrostat.job.verify.compare import Difference, Kind, Run, compare
-from gyrostat.job.verify.verdict import FailedRun, Finding, Row, Verdict
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.output import OutputStream
+from gyrostat.job.processes.protocol import FromWorker, Started, StepReports
+from gyrostat.job.verify.compare import DifferenceKind, RunDifference, TracedRun, compare
+from gyrostat.job.verify.verdict import FailedRun, VerifyFinding, VerifyRow, VerifyVerdict
 
 _REFRESH_S = 0.125
 
 
-class PlainProgress(Nobody):
+class PlainProgress(NullObserver):
     """A line for every run that has ended. Implements `job.verify.verifier.Onlooker`."""
 
     def __init__(self, *, verbose: bool, clock: Clock = time.monotonic) -> None:
@@ -37,7 +38,7 @@ class PlainProgress(Nobody):
         else:
             self._title = f"run {number} of {total}: {name}"
 
-    def ends(self, run: Run, first: Run) -> None:
+    def ends(self, run: TracedRun, first: TracedRun) -> None:
         came_to = f"{_steps(run.trace.steps)}, {run.seconds:.1f} s"
         if run is not first:
             came_to += ", same" if compare(first.trace, run.trace) is None else ", DIFFERENT"
@@ -46,10 +47,10 @@ class PlainProgress(Nobody):
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, Started):
             self._step = message.step
-        elif isinstance(message, Steps):
+        elif isinstance(message, StepReports):
             self._step = message.steps[-1].step
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         if self._verbose:
             self.show(f"worker {worker} │ {line}")
 
@@ -97,7 +98,7 @@ class LiveProgress(PlainProgress):
         self._live.stop()
 
 
-def print_verdict(verdict: Verdict, script: str, console: Console | None = None) -> None:
+def print_verdict(verdict: VerifyVerdict, script: str, console: Console | None = None) -> None:
     """The table, then what it means. A failure of the script goes to stderr."""
     console = console or Console(highlight=False)
     if verdict.failed is not None:
@@ -116,7 +117,7 @@ def print_verdict(verdict: Verdict, script: str, console: Console | None = None)
         _print_finding(console, finding)
 
 
-def _table(verdict: Verdict) -> Table:
+def _table(verdict: VerifyVerdict) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configuration", overflow="fold")
     table.add_column("steps", justify="right")
@@ -135,20 +136,22 @@ def _table(verdict: Verdict) -> Table:
     return table
 
 
-def _status(row: Row, *, first: bool) -> Text:
+def _status(row: VerifyRow, *, first: bool) -> Text:
     if row.difference is None:
         return Text("compared with" if first else "same", "dim" if first else "green")
     return Text(f"DIFFERENT {_where(row.difference, exact=row.exact)}", "bold red")
 
 
-def _where(difference: Difference, *, exact: bool) -> str:
-    if difference.kind is Kind.STEPS:
+def _where(difference: RunDifference, *, exact: bool) -> str:
+    if difference.kind is DifferenceKind.STEPS:
         return f"after step {difference.step - 1}"
-    exact = exact and difference.kind is not Kind.WORKERS  # which compare themselves only now and then
+    exact = (
+        exact and difference.kind is not DifferenceKind.WORKERS
+    )  # which compare themselves only now and then
     return f"{'at' if exact else 'by'} step {difference.step}"
 
 
-def _praise(verdict: Verdict, script: str) -> str:
+def _praise(verdict: VerifyVerdict, script: str) -> str:
     runs, steps = len(verdict.rows), verdict.rows[0].run.trace.steps
     return (
         f"EQUAL: {runs} runs of {script} with {verdict.virtual_workers} virtual worker"
@@ -157,7 +160,7 @@ def _praise(verdict: Verdict, script: str) -> str:
     )
 
 
-def _doubt(verdict: Verdict, failed: FailedRun) -> str:
+def _doubt(verdict: VerifyVerdict, failed: FailedRun) -> str:
     others = "differ" if any(row.difference for row in verdict.rows) else "are equal"
     return f"NOT VERIFIED: the script failed as {failed.configuration.name}; the runs above {others}."
 
@@ -166,7 +169,7 @@ def _how_often(every: int) -> str:
     return "compared after every step" if every == 1 else f"compared after every {every} steps and at the end"
 
 
-def _print_finding(console: Console, finding: Finding) -> None:
+def _print_finding(console: Console, finding: VerifyFinding) -> None:
     def line(text: str, style: str = "") -> None:
         console.print(Text(text, style), soft_wrap=True)
 
@@ -193,7 +196,7 @@ def _print_finding(console: Console, finding: Finding) -> None:
         )
 
 
-def _facts(finding: Finding) -> list[str]:
+def _facts(finding: VerifyFinding) -> list[str]:
     """What is known, a line each."""
     facts, located, kind = [], finding.located, finding.difference.kind
     if located is not None:
@@ -203,12 +206,12 @@ def _facts(finding: Finding) -> list[str]:
             f"loss         of virtual worker 0 "
             f"{'differs too' if finding.loss_differs else 'is the same up to and in that step'}"
         )
-    elif kind is Kind.STEPS:
+    elif kind is DifferenceKind.STEPS:
         steps = [run.trace.steps for run in (finding.pair.one, finding.pair.other)]
         facts.append(f"equal for {min(steps)} steps; then one ended, the other made {max(steps)}")
-    elif kind is Kind.LOSS:
+    elif kind is DifferenceKind.LOSS:
         facts.append(f"first step   {finding.step}, in the loss of virtual worker 0; no tensor differs there")
-    elif kind is Kind.STATE:
+    elif kind is DifferenceKind.STATE:
         facts.append(f"first step   by {finding.step}; run again, no tensor differed up to there")
     for run in (finding.pair.one, finding.pair.other):
         if run.trace.workers_differ is not None:

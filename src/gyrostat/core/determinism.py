@@ -2,7 +2,8 @@
 
 A level says what may change without changing a bit (EasyScale §3.3): nothing but time under `static`, the number of workers
 under `elastic`, the type of their devices too under `heterogeneous`. For that last one a job declares a pool of device types,
-and all workers compute with what the weakest of them has. `engine/determinism.py` carries this out; `engine/fingerprint.py`
+and all workers compute with what the weakest of them has. `engine/numerics/determinism.py` carries this out;
+`engine/numerics/fingerprint.py`
 turns the same table into what must agree among workers. Pure: nothing here looks at the machine.
 """
 
@@ -12,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Determinism, Pool
+from gyrostat.core.job import Determinism, DevicePool
 
 CPU_TYPES = ("sse", "avx2", "avx512")
 """From the weakest to the strongest; each has what those before it have."""
@@ -151,23 +152,23 @@ STARTED_AS: Mapping[str, Mapping[str, str]] = {
 """The environment in which a process computes as a machine of a weaker type does."""
 
 
-def parse_pool(text: str, *, threads: int = 1) -> Pool:
+def parse_pool(text: str, *, threads: int = 1) -> DevicePool:
     """`avx512,avx2`: the device types that a job may use. Names that are no CPU types are parts of names of GPUs."""
     types = [part.strip().lower() for part in text.split(",")]
     if "" in types or len(set(types)) != len(types):
         raise UsageError(
             f"--pool takes different device types, such as avx512,avx2 ({', '.join(CPU_TYPES)}, or names of GPUs); got {text!r}"
         )
-    return Pool(types=tuple(sorted(types, key=_rank, reverse=True)), threads=threads)
+    return DevicePool(types=tuple(sorted(types, key=_rank, reverse=True)), threads=threads)
 
 
-def weakest(pool: Pool) -> str | None:
+def weakest(pool: DevicePool) -> str | None:
     """The CPU type that all of a pool's have in common; None if it has none but GPUs."""
     types = [name for name in pool.types if name in CPU_TYPES]
     return min(types, key=_rank) if types else None
 
 
-def variables(level: Determinism, pool: Pool | None, device: str) -> dict[str, str]:
+def variables(level: Determinism, pool: DevicePool | None, device: str) -> dict[str, str]:
     """The environment variables that a level pins for workers on `device`."""
     found = {}
     for pin in PINS:
@@ -191,7 +192,7 @@ def started_as(environment: Mapping[str, str], strongest: str) -> str:
     return min(held, key=_rank)
 
 
-def spans_vendors(pool: Pool) -> bool:
+def spans_vendors(pool: DevicePool) -> bool:
     """Whether MKL computes alike on CPUs of all vendors: on others than Intel's it obeys only its weakest setting."""
     return weakest(pool) == CPU_TYPES[0]
 

@@ -8,14 +8,14 @@ from enum import StrEnum
 from gyrostat.core.placement import Placement
 
 
-class Reduction(StrEnum):
+class ReductionOrder(StrEnum):
     """The order in which gradients of the virtual workers are added."""
 
     DDP = "ddp"
     TREE = "tree"
 
 
-class Carrier(StrEnum):
+class GradientBackend(StrEnum):
     """What gradients travel over."""
 
     GLOO = "gloo"
@@ -26,8 +26,8 @@ class Carrier(StrEnum):
 class ReductionChoice:
     """How a job's gradients are added, and why so."""
 
-    order: Reduction
-    carrier: Carrier | None
+    order: ReductionOrder
+    carrier: GradientBackend | None
     """None for a lone worker, whose gradients do not travel. Decides no bits."""
     reason: str
 
@@ -52,7 +52,7 @@ class Determinism(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pool:
+class DevicePool:
     """The device types that a `heterogeneous` job may mix. All compute with what the weakest of them has."""
 
     types: tuple[str, ...]
@@ -138,12 +138,12 @@ class Assignment:
     """Where this worker listens for the others."""
     virtual_workers_given: bool = True
     """False for a plain `python train.py`, where the script may choose N itself."""
-    reduction: Reduction | None = None
-    """None: what suits the worker's device; `engine/carrier.py` says which."""
+    reduction: ReductionOrder | None = None
+    """None: what suits the worker's device; `engine/transport/backend.py` says which."""
     determinism: Determinism = Determinism.ELASTIC
     threads: int = 1
     """What the worker was started with; a pool's number goes before it."""
-    pool: Pool | None = None
+    pool: DevicePool | None = None
     """Of a `heterogeneous` job."""
     check_fingerprint: bool = True
     """False: workers and checkpoints whose bits differ are let in. For tests that must be able to fail."""

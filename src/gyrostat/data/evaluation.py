@@ -10,9 +10,9 @@ from typing import Any
 from gyrostat.core.errors import UsageError
 from gyrostat.data import torch_internals
 from gyrostat.data.loader import OrderedLoader
-from gyrostat.data.pair import Request
 from gyrostat.data.rng import seed_all
-from gyrostat.data.workers import Task, Workers
+from gyrostat.data.virtual_data_worker import BatchRequest
+from gyrostat.data.workers import DataWorkerPool, Task
 
 
 def check_evaluable(loader: OrderedLoader) -> None:
@@ -34,7 +34,7 @@ def batches(loader: OrderedLoader, wanted: Sequence[tuple[int, int, list[int]]])
             seed_all(seed)
             yield loader.fetch(samples)
         return
-    workers = Workers(loader.recipe(()), context=loader.context, timeout=loader.timeout)
+    workers = DataWorkerPool(loader.recipe(()), context=loader.context, timeout=loader.timeout)
     try:
         left = deque(enumerate(wanted))
         under_way: deque[Task] = deque()
@@ -42,7 +42,7 @@ def batches(loader: OrderedLoader, wanted: Sequence[tuple[int, int, list[int]]])
             while left and len(under_way) < loader.prefetch_factor * loader.num_workers:
                 place, (number, seed, samples) = left.popleft()
                 index = samples if loader.auto_collation else samples[0]
-                request = Request(index=index, worker=number % loader.num_workers, seed=seed)
+                request = BatchRequest(index=index, worker=number % loader.num_workers, seed=seed)
                 task = Task(process=place % loader.num_workers, request=partial(_ask, request))
                 workers.submit(task)
                 under_way.append(task)
@@ -54,5 +54,5 @@ def batches(loader: OrderedLoader, wanted: Sequence[tuple[int, int, list[int]]])
         workers.close()
 
 
-def _ask(request: Request, unknown: bool) -> Request:
+def _ask(request: BatchRequest, unknown: bool) -> BatchRequest:
     return request

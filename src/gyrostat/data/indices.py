@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
+from gyrostat.data.dataset_replica import DatasetReplica, Held
 from gyrostat.data.order import EpochOrder
 from gyrostat.data.position import SamplerState
 from gyrostat.data.rng import Streams
-from gyrostat.data.twin import Held, Twin
 
 
 class Indices(Protocol):
@@ -74,12 +74,12 @@ class OwnSampler:
 
     def __init__(self, sampler: Any, generator: torch.Generator | None) -> None:
         # The loader's generator stays what it is in the copy: the sampler and the loader draw from one and the same.
-        self._twin = Twin(sampler, keep=(generator,))
-        self.sampler = self._twin.parts[0]
+        self._replica = DatasetReplica(sampler, keep=(generator,))
+        self.sampler = self._replica.parts[0]
 
     def begin(self, epoch: int) -> None:
         """A loop begins: the copy follows what the script has changed in the sampler meanwhile, and hears of the epoch."""
-        self._twin.follow()
+        self._replica.follow()
         for thing in (self.sampler, getattr(self.sampler, "sampler", None)):
             if callable(set_epoch := getattr(thing, "set_epoch", None)):
                 set_epoch(epoch)
@@ -87,10 +87,10 @@ class OwnSampler:
 
     @property
     def held(self) -> Held | None:
-        return self._twin.held()
+        return self._replica.held()
 
     def hold(self, held: Held | None) -> None:
-        self._twin.hold(held)
+        self._replica.hold(held)
 
 
 class SamplerIndices:

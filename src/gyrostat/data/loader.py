@@ -17,9 +17,9 @@ from torch.utils.data import BatchSampler, Dataset, default_collate
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data import torch_internals
 from gyrostat.data.indices import EndlessIndices, Indices, OrderIndices
-from gyrostat.data.order import EpochOrder, Order, Shuffle, UnevenOrder
-from gyrostat.data.pair import Recipe
+from gyrostat.data.order import EpochOrder, EvenOrder, Shuffle, UnevenOrder
 from gyrostat.data.stream import every_nth
+from gyrostat.data.virtual_data_worker import BatchRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +120,7 @@ class OrderedLoader:
                 shuffle=self.shuffle,
                 drop_last=self.drop_last,
             )
-        return Order(
+        return EvenOrder(
             length=self.length,
             virtual_workers=self.virtual_workers,
             batch_size=self.batch_size or 1,
@@ -179,10 +179,10 @@ class OrderedLoader:
     def pins(self) -> bool:
         return self.pin_memory and torch.accelerator.is_available()
 
-    def recipe(self, ranks: Sequence[int]) -> Recipe:
+    def recipe(self, ranks: Sequence[int]) -> BatchRecipe:
         own = self.per_rank or (self.iterable and self.virtual_workers > 1)
         datasets: dict[int | None, Any] = {rank: self.dataset_of(rank) for rank in ranks} if own else {}
-        return Recipe(
+        return BatchRecipe(
             datasets=datasets if own else {None: self.dataset},
             iterable=self.iterable,
             auto_collation=self.auto_collation,

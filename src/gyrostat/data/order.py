@@ -1,6 +1,6 @@
 """Sample order: a pure function of (seed, epoch, virtual rank, batch number, dataset length, options).
 
-`Order` gives exactly the indices of `torch.utils.data.DistributedSampler` over N ranks, one micro-batch at a time.
+`EvenOrder` gives exactly the indices of `torch.utils.data.DistributedSampler` over N ranks, one micro-batch at a time.
 `UnevenOrder` is for virtual workers with batch sizes of their own: every sample exactly once, nothing padded. Either can
 take a computed order (`bijection.py`) in place of a stored permutation. Neither the number of workers nor the placement
 appears anywhere. `loader.py` next door turns indices into micro-batches.
@@ -79,7 +79,7 @@ class EpochOrder(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order(EpochOrder):
+class EvenOrder(EpochOrder):
     """DistributedSampler's order: equal micro-batches, by padding or cutting."""
 
     virtual_workers: int

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
+from gyrostat.data.dataset_replica import Held
 from gyrostat.data.rng import RngState
-from gyrostat.data.twin import Held
 
 
 @dataclass(frozen=True, kw_only=True)

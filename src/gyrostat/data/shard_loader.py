@@ -22,8 +22,8 @@ from gyrostat.data.bijection import Bijection
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
 from gyrostat.data.order import UnevenOrder
-from gyrostat.data.shards.layout import Layout
-from gyrostat.data.shards.messages import Ask, EpochOver, Report, Wait
+from gyrostat.data.shards.layout import ShardLayout
+from gyrostat.data.shards.messages import AskShard, EpochOver, ShardReport, WaitForShard
 from gyrostat.data.shards.queues import Queues
 
 _NOW = 0.0  # virtual workers are neither slow nor silent: time has no part in this
@@ -100,19 +100,19 @@ class StepShards:
             pulled.append(range(start + offset, start + offset + taken))
             samples -= taken
             hand[3] += taken
-            self._queues.report(Report(worker, self._queues.term, ((lease, hand[3]),)), _NOW)
+            self._queues.report(ShardReport(worker, self._queues.term, ((lease, hand[3]),)), _NOW)
             if start + hand[3] == stop:
                 del self._in_hand[worker]
         return pulled
 
     def _ask(self, worker: str, epoch: int) -> list[int]:
         """The next shard. Where all are in others' hands, whoever has the most left gives it back, to be dealt anew."""
-        answer = self._queues.ask(Ask(worker, epoch), _NOW)
-        while isinstance(answer, Wait):
+        answer = self._queues.ask(AskShard(worker, epoch), _NOW)
+        while isinstance(answer, WaitForShard):
             fullest = max(self._in_hand, key=lambda other: self._left(other))
             del self._in_hand[fullest]
             self._queues.release(fullest, f"needed by virtual worker {worker}")
-            answer = self._queues.ask(Ask(worker, epoch), _NOW)
+            answer = self._queues.ask(AskShard(worker, epoch), _NOW)
         assert not isinstance(answer, EpochOver)  # steps have as many samples as there are
         return [answer.lease, answer.start, answer.stop, 0]
 
@@ -129,7 +129,7 @@ class ShardOrder(UnevenOrder):
     """Which samples of the shards in hand a micro-batch has. Within a shard they are shuffled, too."""
 
     queues: StepShards
-    layout: Layout
+    layout: ShardLayout
 
     def indices(self, rank: int, batch: int) -> list[int]:
         ranges = self.queues.ranges(self, rank, batch)
@@ -153,7 +153,7 @@ def _within_shard(length: int, seed: int, epoch: int, shard: int) -> Bijection:
 class ShardLoader(OrderedLoader):
     """A dataset whose virtual workers pull shards."""
 
-    layout: Layout
+    layout: ShardLayout
     queues: StepShards = field(compare=False)
 
     def _order(self, *, seed: int, epoch: int) -> ShardOrder:
@@ -211,7 +211,7 @@ def make_shard_loader(
             f"job.shards needs one dataset with __len__ and __getitem__ for all virtual workers, got {dataset!r}"
         )
     assert ordered.batch_size is not None
-    layout = Layout.of_indices(ordered.length, shard_size)
+    layout = ShardLayout.of_indices(ordered.length, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)
     same = {part.name: getattr(ordered, part.name) for part in fields(ordered)}
     return ShardLoader(**same, layout=layout, queues=StepShards(queues))

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from gyrostat.data.twin import offers_state
+from gyrostat.data.dataset_replica import offers_state
 
 
 class EveryNth(IterableDataset[Any]):

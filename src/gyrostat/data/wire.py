@@ -37,7 +37,7 @@ _MOST_FILES = 200  # Linux takes 253 in one message
 _INT = array.array("i").itemsize
 
 
-class Wire:
+class BatchWire:
     """One end of the socket between a worker and one of its data workers."""
 
     def __init__(self, sock: socket.socket) -> None:

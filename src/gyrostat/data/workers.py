@@ -28,8 +28,8 @@ import torch
 import torch.multiprocessing
 
 from gyrostat.data import torch_internals
-from gyrostat.data.pair import Answer, DataWorker, Recipe, Request
-from gyrostat.data.wire import Frame, Wire, pack
+from gyrostat.data.virtual_data_worker import BatchRecipe, BatchReply, BatchRequest, DataWorker
+from gyrostat.data.wire import BatchWire, Frame, pack
 
 _DEATHS = 3
 _UNANSWERED = 32
@@ -44,20 +44,20 @@ class Task:
     """Something asked of one process."""
 
     process: int
-    request: Callable[[bool], Request]
+    request: Callable[[bool], BatchRequest]
     """What to ask; True if the process is new and knows nothing yet of this task's pair."""
     pair: tuple[int, int] | None = None
-    answer: Answer | None = None
+    answer: BatchReply | None = None
     deaths: int = 0
     wanted: bool = True
     """False: nobody waits for the answer any more."""
-    received: Callable[[Answer], None] | None = None
+    received: Callable[[BatchReply], None] | None = None
 
 
 @dataclass
 class _Process:
     process: Any
-    wire: Wire
+    wire: BatchWire
     known: set[tuple[int, int]] = field(default_factory=set)
     unanswered: deque[tuple[Task, int]] = field(default_factory=deque)
     waiting: deque[Task] = field(default_factory=deque)
@@ -67,10 +67,10 @@ class _Process:
         return len(self.unanswered) < _UNANSWERED and in_socket < _UNANSWERED_BYTES
 
 
-class Workers:
+class DataWorkerPool:
     """The data workers of one loader."""
 
-    def __init__(self, recipe: Recipe, *, context: Any = None, timeout: float = 0) -> None:
+    def __init__(self, recipe: BatchRecipe, *, context: Any = None, timeout: float = 0) -> None:
         self._recipe, self._timeout = recipe, timeout
         self._context = context or torch.multiprocessing.get_context("fork")
         self._processes = [self._start() for _ in range(recipe.num_workers)]
@@ -83,7 +83,7 @@ class Workers:
         self._processes[task.process].waiting.append(task)
         self._send(task.process)
 
-    def wait(self, task: Task) -> Answer:
+    def wait(self, task: Task) -> BatchReply:
         """Until the task is answered. What others have answered meanwhile is taken in, too."""
         self.take_in()
         deadline = time.monotonic() + self._timeout if self._timeout else None
@@ -121,7 +121,7 @@ class Workers:
         )
         process.start()
         theirs.close()
-        return _Process(process, Wire(mine))
+        return _Process(process, BatchWire(mine))
 
     def _replace(self, number: int) -> None:
         """A process has died: another takes its place and its tasks."""
@@ -164,7 +164,7 @@ class Workers:
     def _receive(self, number: int) -> None:
         process = self._processes[number]
         try:
-            answer: Answer = process.wire.receive()
+            answer: BatchReply = process.wire.receive()
         except (EOFError, ConnectionError):
             self._replace(number)
             return
@@ -198,7 +198,7 @@ def _cause(exitcode: int | None) -> str:
     return f"exited unexpectedly with code {exitcode}"
 
 
-def _serve(sock: socket.socket, recipe: Recipe, parent: int | None) -> None:
+def _serve(sock: socket.socket, recipe: BatchRecipe, parent: int | None) -> None:
     """The life of a data worker."""
     if parent is not None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -210,7 +210,7 @@ def _serve(sock: socket.socket, recipe: Recipe, parent: int | None) -> None:
         signal.signal(number, _leave_to_the_job)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
-    wire, worker = Wire(sock), DataWorker(recipe)
+    wire, worker = BatchWire(sock), DataWorker(recipe)
     outbox = _Outbox(wire)
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
@@ -219,13 +219,13 @@ def _serve(sock: socket.socket, recipe: Recipe, parent: int | None) -> None:
             try:
                 outbox.put(pack(answer))
             except Exception:  # a batch that cannot be sent
-                outbox.put(pack(Answer(error=torch_internals.wrap_exception(request.worker))))
+                outbox.put(pack(BatchReply(error=torch_internals.wrap_exception(request.worker))))
 
 
 class _Outbox:
     """Sends in a thread of its own. Sending wakes the reader, who often takes the core: that should not be ours."""
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: BatchWire) -> None:
         self._wire = wire
         self._frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         threading.Thread(target=self._send, name="outbox", daemon=True).start()

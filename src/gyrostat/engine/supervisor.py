@@ -2,7 +2,7 @@
 
 Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all report what they run, and that they
 finished.
-`Alone` is what a plain `python train.py` gets: it prints what `job.log` is given, and nothing else.
+`NullSupervisor` is what a plain `python train.py` gets: it prints what `job.log` is given, and nothing else.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Supervisor(Protocol):
         """
 
 
-class Alone:
+class NullSupervisor:
     """The supervisor of a worker that nobody watches."""
 
     def started(

@@ -18,12 +18,12 @@ from itertools import pairwise
 from gyrostat.core.errors import ScriptFailed, UsageError
 from gyrostat.core.placement import Placement
 from gyrostat.core.profile import Points, Profile, Speed
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.worker_tracker import FailureCause
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.observer import Nobody
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Program, Started
-from gyrostat.job.start import WorkerSource
-from gyrostat.job.watch import Cause
+from gyrostat.job.processes.protocol import FromWorker, Program, Started
+from gyrostat.job.processes.start import WorkerSource
 
 _WARM_UP = 3
 """Steps that are not measured: buckets are laid out anew, allocators fill their pools."""
@@ -123,11 +123,11 @@ def _out_of_memory(outcome: Outcome) -> bool:
     return failure is not None and (
         "OutOfMemoryError" in failure.summary
         or "can't allocate memory" in failure.summary
-        or (failure.cause is Cause.KILLED and "SIGKILL" in failure.summary)
+        or (failure.cause is FailureCause.KILLED and "SIGKILL" in failure.summary)
     )
 
 
-class _HearsDevice(Nobody):
+class _HearsDevice(NullObserver):
     """Learns what the workers run on."""
 
     def __init__(self) -> None:
@@ -138,7 +138,7 @@ class _HearsDevice(Nobody):
             self._alike = message.alike
 
     def device_type(self) -> str:
-        from gyrostat.engine.determinism import cpu_type  # imports torch
+        from gyrostat.engine.numerics.determinism import cpu_type  # imports torch
 
         if not self._alike:
             raise ScriptFailed("the script did not begin to train, so nothing is known of its device")

@@ -16,17 +16,17 @@ import msgspec
 
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
-from gyrostat.job.door import Door, Request, Visitor
-from gyrostat.job.leader import Leader, Record
-from gyrostat.job.loop import Loop
-from gyrostat.job.observer import Nobody, Observer, Stream
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.output import LogFiles
-from gyrostat.job.protocol import FromWorker, Seat
-from gyrostat.job.request import RunRequest
-from gyrostat.job.signals import SignalQueue, caught
-from gyrostat.job.start import ForkParent, WorkerSource
-from gyrostat.job.tracefile import join_traces
+from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
+from gyrostat.job.control.event_loop import Loop
+from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.observer import NullObserver, Observer
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.run_request import RunRequest
+from gyrostat.job.control.trace_file import join_traces
+from gyrostat.job.processes.output import LogFiles, OutputStream
+from gyrostat.job.processes.protocol import FromWorker, WorkerId
+from gyrostat.job.processes.signals import SignalQueue, caught
+from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
 
 __all__ = ["RunRequest", "run_job"]
 
@@ -45,10 +45,10 @@ def run_job(
     meanwhile.
     """
     request.check()
-    observer = observer or Nobody()
+    observer = observer or NullObserver()
     with contextlib.ExitStack() as stack:
         signals = stack.enter_context(caught()) if forward_signals else None
-        source = parent if parent is not None else stack.enter_context(ForkParent())
+        source = parent if parent is not None else stack.enter_context(WorkerForkServer())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-")))
         machine = _OneMachine(request, source, observer, signals, directory)
         stack.callback(machine.close)
@@ -80,7 +80,7 @@ class _OneMachine:
             on_request=self._asked,
             boxes=directory,
             signals=signals,
-            door=Door(request.name) if request.name else None,
+            door=ControlSocket(request.name) if request.name else None,
             logs=LogFiles(request.log_dir) if request.log_dir else None,
         )
 
@@ -100,29 +100,29 @@ class _OneMachine:
 
     # Ears.
 
-    def heard(self, seat: Seat, message: FromWorker) -> None:
-        self._leader.heard(seat, message)
+    def heard(self, worker_id: WorkerId, message: FromWorker) -> None:
+        self._leader.heard(worker_id, message)
 
-    def printed(self, seat: Seat, stream: Stream, line: str) -> None:
-        self._observer.printed(seat.member, stream, line)
+    def printed(self, worker_id: WorkerId, stream: OutputStream, line: str) -> None:
+        self._observer.printed(worker_id.member, stream, line)
 
-    def exited(self, seat: Seat, code: int, evidence: Evidence) -> None:
-        self._leader.exited(seat, code, evidence)
+    def exited(self, worker_id: WorkerId, code: int, evidence: Evidence) -> None:
+        self._leader.exited(worker_id, code, evidence)
 
-    def _asked(self, request: Request, visitor: Visitor) -> None:
-        self._leader.asked(request, visitor)
+    def _asked(self, request: Request, connection: Connection) -> None:
+        self._leader.asked(request, connection)
 
     # Hands.
 
-    def start(self, seat: Seat, assignment: Assignment) -> None:
-        self.attempts = seat.attempt
-        self._loop.crew.start(seat, self._request.spec(assignment))
+    def start(self, worker_id: WorkerId, assignment: Assignment) -> None:
+        self.attempts = worker_id.attempt
+        self._loop.crew.start(worker_id, self._request.spec(assignment))
 
-    def tell(self, seat: Seat, message: msgspec.Struct) -> None:
-        self._loop.crew.tell(seat, message)
+    def tell(self, worker_id: WorkerId, message: msgspec.Struct) -> None:
+        self._loop.crew.tell(worker_id, message)
 
-    def signal(self, seat: Seat, number: int) -> None:
-        self._loop.crew.signal(seat, number)
+    def signal(self, worker_id: WorkerId, number: int) -> None:
+        self._loop.crew.signal(worker_id, number)
 
     def store(self, attempt: int, generation: int) -> str:
         return str(self.traces(attempt) / f"store-{generation}")
@@ -132,6 +132,6 @@ class _OneMachine:
         path.mkdir(exist_ok=True)
         return path
 
-    def keep(self, record: Callable[[], Record]) -> bool:
+    def keep(self, record: Callable[[], LeaderRecord]) -> bool:
         """There is no other leader: the job ends with this process."""
         return True

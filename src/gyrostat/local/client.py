@@ -32,7 +32,7 @@ from gyrostat.core.errors import (
     UsageError,
     WrongState,
 )
-from gyrostat.job.door import NotDone
+from gyrostat.job.control.control_socket import RequestFailed
 from gyrostat.local.api import messages as m
 from gyrostat.local.home import default_home
 from gyrostat.local.records import EventRecord, JobRecord, JobSpec, JobState
@@ -43,7 +43,7 @@ _ERRORS: dict[str, type[GyrostatError]] = {
     "no_such_job": NoSuchJob,
     "unplaceable": Unplaceable,
     "wrong_state": WrongState,
-    "not_done": NotDone,
+    "not_done": RequestFailed,
     "storage_full": StorageFull,
 }
 _IDLE_S = 15.0
@@ -66,17 +66,17 @@ def address(given: str | None = None) -> str | None:
     return None if endpoint is None else endpoint.url
 
 
-def connect(at: str | None = None, token: str | None = None) -> Cluster:
+def connect(at: str | None = None, token: str | None = None) -> ClusterClient:
     """The cluster at this address (`address` says which otherwise), with this token or $GYROSTAT_TOKEN."""
     found = address(at)
     if found is None:
         raise ClusterUnreachable(
             f"no cluster runs here: start one with `gyrostat up`, or say where it is: --at HOST:PORT or ${ADDRESS}"
         )
-    return Cluster(found, token or os.environ.get(TOKEN) or None)
+    return ClusterClient(found, token or os.environ.get(TOKEN) or None)
 
 
-class Cluster:
+class ClusterClient:
     """A cluster that is reached by its API. `job` is always an id, or a name: then the newest of that name."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
@@ -157,10 +157,10 @@ class Cluster:
 
     def profile(
         self, job: str, smallest: int | None = None, largest: int | None = None, steps: int = 20
-    ) -> m.Profile:
+    ) -> m.ProfileResult:
         """Measure it on several sizes; returns when it is back on the size that it had."""
         body = m.ProfileBody(smallest=smallest, largest=largest, steps=steps)
-        return self._post(_job(job) + "/profile", body, m.Profile, seconds=None)
+        return self._post(_job(job) + "/profile", body, m.ProfileResult, seconds=None)
 
     # The cluster.
 

@@ -23,18 +23,27 @@ from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.job.door import Status
-from gyrostat.local.driver import Began, Driver, Ended, Moved, News, NotMoved, Seen, Troubled
-from gyrostat.local.fate import fate_of
+from gyrostat.job.control.control_socket import Status
+from gyrostat.local.driver import (
+    AttemptBegan,
+    Driver,
+    DriverTrouble,
+    HostGone,
+    JobMoved,
+    MoveFailed,
+    News,
+    StatusSeen,
+)
 from gyrostat.local.home import Home
-from gyrostat.local.hosting import is_hosted, last_sign_of_life, read_result
-from gyrostat.local.layout import Layout
+from gyrostat.local.host_files import is_hosted, last_sign_of_life, read_result
+from gyrostat.local.host_pool import HostPool
+from gyrostat.local.layout import MachineLayout
+from gyrostat.local.next_state import fate_of
 from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.pool import HostPool
 from gyrostat.local.records import Intent, JobRecord, JobState
 from gyrostat.local.registry import Registry
-from gyrostat.sched.books import Books
 from gyrostat.sched.port import Bound, Change, Finished, Progressed, Snapshot, Submitted, Withdrawn
+from gyrostat.sched.state import SchedulerState
 
 CANCEL_S = 10.0
 """For which a job that is cancelled may take to leave, before it is killed."""
@@ -78,19 +87,26 @@ class _Tracked:
 class LocalCluster:
     """Implements `sched.port.Cluster`."""
 
-    def __init__(self, home: Home, registry: Registry, layout: Layout, books: Books, pool: HostPool) -> None:
-        self._home, self._registry, self._layout, self._books, self._pool = (
+    def __init__(
+        self,
+        home: Home,
+        registry: Registry,
+        layout: MachineLayout,
+        scheduler_state: SchedulerState,
+        pool: HostPool,
+    ) -> None:
+        self._home, self._registry, self._layout, self._scheduler_state, self._pool = (
             home,
             registry,
             layout,
-            books,
+            scheduler_state,
             pool,
         )
         self.occupancy = Occupancy(self._ring_all)
         self._born = registry.store.born
         self._began = registry.clock() - self._born, time.monotonic()
         self._changed = threading.Condition()
-        self._inbox: deque[str | Ended | Progressed] = deque()
+        self._inbox: deque[str | HostGone | Progressed] = deque()
         self._questions: deque[Callable[[], None]] = deque()
         self._closing = self._checkpoint = False
         self._tracked: dict[str, _Tracked] = {}
@@ -118,7 +134,7 @@ class LocalCluster:
             self._recover()
         for item in inbox:
             match item:
-                case Ended():
+                case HostGone():
                     self._ended(item)
                 case Progressed():
                     if (tracked := self._tracked.get(item.job)) is not None and tracked.request is not None:
@@ -207,7 +223,7 @@ class LocalCluster:
             elif record.holds_devices:
                 self._count_to_last_sign(record)
                 result = read_result(self._home.job(record.id), record.attempts)
-                self._ended(Ended(record.id, record.attempts, result))
+                self._ended(HostGone(record.id, record.attempts, result))
                 if record.id in self._tracked:
                     self._look_at(self._registry.get(record.id))
             else:
@@ -248,7 +264,7 @@ class LocalCluster:
             if tracked.driver is not None:
                 self._aim(record, tracked, CANCEL_S if record.intent is Intent.CANCEL else STOP_S)
             else:
-                self._ended(Ended(record.id, record.attempts, None))
+                self._ended(HostGone(record.id, record.attempts, None))
         elif tracked.request is not None:
             self._reconsider(record, tracked)
         elif tracked.driver is None and tracked.verdict is None:
@@ -290,7 +306,7 @@ class LocalCluster:
         """The scheduler has decided: what it does not know that a job has, the job has not."""
         for id_ in self._doubtful & self._tracked.keys():
             tracked = self._tracked[id_]
-            view = self._books.jobs.get(JobId(id_))
+            view = self._scheduler_state.jobs.get(JobId(id_))
             held = () if view is None else tuple(sorted((*view.devices, *view.borrowed)))
             if held != tracked.devices:
                 self._put(self._registry.get(id_), tracked, held)
@@ -304,7 +320,7 @@ class LocalCluster:
         self._registry.move(record.id, None, reason, "resized", before=record.devices, devices=devices)
         self._aim(record, tracked, STOP_S)
 
-    def _ended(self, ended: Ended) -> None:
+    def _ended(self, ended: HostGone) -> None:
         """Nobody hosts a job any more, or nobody did and its owner does not want it to run."""
         tracked = self._tracked.get(ended.job)
         if tracked is None or (tracked.devices and not ended.began):
@@ -320,14 +336,14 @@ class LocalCluster:
         died = result is None and record.holds_devices
         tracked.deaths = 0 if result is not None or step > tracked.died_at else tracked.deaths
         tracked.deaths, tracked.died_at = tracked.deaths + died, step
-        fate = fate_of(
+        next_state = fate_of(
             record,
             result,
             entitled=bool(tracked.devices),
             verdict=tracked.verdict,
             deaths=tracked.deaths,
         )
-        if fate.leaves:
+        if next_state.leaves:
             self._leave_scheduler(record.id, tracked)
         if not tracked.devices and tracked.driver is not None:
             self._dismiss(tracked.driver)
@@ -335,26 +351,26 @@ class LocalCluster:
         now = self._registry.clock()
         self._registry.move(
             record.id,
-            fate.state,
-            fate.reason,
-            fate.kind,
+            next_state.state,
+            next_state.reason,
+            next_state.kind,
             before=record.devices,
             devices=tracked.devices,
             borrowed=record.borrowed if tracked.devices else (),
-            finished=now if fate.state.over else None,
-            not_before=None if fate.after is None else now + fate.after,
+            finished=now if next_state.state.over else None,
+            not_before=None if next_state.after is None else now + next_state.after,
             workers=0,
             throughput=None,
-            **{"step": step, **fate.fields},
+            **{"step": step, **next_state.fields},
         )
-        if fate.after is not None:
+        if next_state.after is not None:
             self._timed.add(record.id)
-        if fate.state.over:
+        if next_state.state.over:
             del self._tracked[record.id]
             self._timed.discard(record.id)
         elif tracked.driver is not None:
             tracked.driver.go_on(tracked.devices)
-        elif fate.state is JobState.PAUSED and self._registry.get(record.id).intent is Intent.RUN:
+        elif next_state.state is JobState.PAUSED and self._registry.get(record.id).intent is Intent.RUN:
             self._look_at(self._registry.get(record.id))  # resumed meanwhile
 
     def _wait_again(self, record: JobRecord, tracked: _Tracked) -> None:
@@ -413,22 +429,22 @@ class LocalCluster:
     def _hear(self, news: News) -> None:
         """From a driver's thread."""
         match news:
-            case Began(job, attempt):
+            case AttemptBegan(job, attempt):
                 record = self._registry.get(job)
                 started = self._registry.clock() if record.started is None else record.started
                 self._registry.move(
                     job, JobState.STARTING, None, attempts=attempt, started=started, not_before=None
                 )
-            case Seen(job, status):
+            case StatusSeen(job, status):
                 self._saw(self._registry.get(job), status)
-            case Moved(job, before, after, pause):
+            case JobMoved(job, before, after, pause):
                 text = f"on {len(after)} devices; training stood still for {pause:.0f} ms"
                 self._registry.note("moved", text, self._registry.get(job), before, after)
-            case NotMoved(job, reason):
+            case MoveFailed(job, reason):
                 self._registry.note("not moved", reason, self._registry.get(job))
-            case Troubled(job, reason):
+            case DriverTrouble(job, reason):
                 self._registry.note("trouble", reason, self._registry.get(job))
-            case Ended():
+            case HostGone():
                 self._post(news)
 
     def _saw(self, record: JobRecord, status: Status) -> None:
@@ -458,7 +474,7 @@ class LocalCluster:
             tracked.seen = now, status.step
             self._post(Progressed(tracked.request.id, float(status.step), rate))
 
-    def _post(self, item: str | Ended | Progressed) -> None:
+    def _post(self, item: str | HostGone | Progressed) -> None:
         with self._changed:
             self._inbox.append(item)
             self._changed.notify_all()
@@ -477,7 +493,7 @@ class LocalCluster:
                 if tracked.driver is not None:
                     self._aim(record, tracked, STOP_S)
                 else:
-                    self._ended(Ended(id_, record.attempts, None))
+                    self._ended(HostGone(id_, record.attempts, None))
             elif tracked.request is None and record.not_before is not None and record.not_before <= now:
                 self._look_at(record)
 
@@ -509,13 +525,13 @@ class LocalCluster:
             self._withdraw = dict(wanted)
             self._changed.notify_all()
 
-    def ask(self, question: Callable[[Books], T]) -> T:
+    def ask(self, question: Callable[[SchedulerState], T]) -> T:
         """Have the loop's thread look at the books, when nothing is being decided."""
         answer: Future[T] = Future()
 
         def reply() -> None:
             try:
-                answer.set_result(question(self._books))
+                answer.set_result(question(self._scheduler_state))
             except BaseException as error:
                 answer.set_exception(error)
 
@@ -552,7 +568,7 @@ class LocalCluster:
                 with self._changed:
                     self._changed.wait(0.05)
             for item in list(self._inbox):
-                if isinstance(item, Ended):
+                if isinstance(item, HostGone):
                     self._tracked[item.job].devices = ()
                     self._ended(item)
         for tracked in self._tracked.values():

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-from gyrostat.job.protocol import Step
+from gyrostat.job.processes.protocol import StepReport
 
 EVERY_S = 1.0
 
@@ -35,9 +35,9 @@ class Curves:
 
     def __init__(self) -> None:
         self._since: float | None = None
-        self._steps: list[Step] = []
+        self._steps: list[StepReport] = []
 
-    def add(self, steps: Iterable[Step], now: float, monotonic: float) -> list[Point]:
+    def add(self, steps: Iterable[StepReport], now: float, monotonic: float) -> list[Point]:
         """`now` is the time by the epoch, `monotonic` by the clock that steps are stamped with."""
         points = []
         for step in steps:

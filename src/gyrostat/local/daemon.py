@@ -22,18 +22,18 @@ from typing import Self
 
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
 from gyrostat.core.plan import Plan
+from gyrostat.local.backend import LocalBackend
 from gyrostat.local.cluster import Closed, LocalCluster
-from gyrostat.local.desk import Desk
 from gyrostat.local.home import Home
-from gyrostat.local.layout import Layout
-from gyrostat.local.logs import cut
-from gyrostat.local.office import Office
-from gyrostat.local.pool import HostPool
+from gyrostat.local.host_pool import HostPool
+from gyrostat.local.layout import MachineLayout
 from gyrostat.local.registry import Registry
+from gyrostat.local.rotating_log import cut
+from gyrostat.local.service import ClusterService
 from gyrostat.local.store import Store
 from gyrostat.sched import loop
 from gyrostat.sched.port import Snapshot
-from gyrostat.sched.recording import Recorder
+from gyrostat.sched.recording import TickRecorder
 
 KEPT_S = 7 * 24 * 3600.0
 """How long jobs that have ended are kept by default."""
@@ -47,7 +47,7 @@ class Daemon:
     def __init__(
         self,
         home: Home,
-        layout: Layout,
+        layout: MachineLayout,
         policy: str,
         *,
         keep: float = KEPT_S,
@@ -56,7 +56,7 @@ class Daemon:
     ) -> None:
         self.home, self.layout, self.policy = home, layout, policy
         self._keep = keep
-        books = layout.books(policy)
+        scheduler_state = layout.scheduler_state(policy)
         home.make()
         self._house_due = time.monotonic() + _HOUSEKEEPING_S
         self._ended = threading.Event()
@@ -70,10 +70,10 @@ class Daemon:
             self._pool = HostPool(home.log, spare=spare)
             stack.callback(self._pool.close)
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
-            self.cluster = LocalCluster(home, self.registry, layout, books, self._pool)
-            desk = Desk(home, self.registry, layout, self.cluster)
-            self.office = Office(home, self.registry, desk, workdirs=workdirs)
-            self._books = books
+            self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool)
+            backend = LocalBackend(home, self.registry, layout, self.cluster)
+            self.service = ClusterService(home, self.registry, backend, workdirs=workdirs)
+            self._scheduler_state = scheduler_state
             self._loop = threading.Thread(target=self._run, name="scheduling loop")
             self._closing = stack.pop_all()
 
@@ -122,13 +122,13 @@ class Daemon:
         with contextlib.suppress(StorageFull):
             for record in self.registry.forget(self.registry.clock() - self._keep):
                 shutil.rmtree(self.home.job(record.id), ignore_errors=True)
-        for old in self.office.recordings()[:-_RECORDINGS]:
+        for old in self.service.recordings()[:-_RECORDINGS]:
             old.unlink(missing_ok=True)
         cut(self.home.log)
 
     def _run(self) -> None:
         try:
-            loop.run(self.cluster, self._books, watchers=(self._recorder,))
+            loop.run(self.cluster, self._scheduler_state, watchers=(self._recorder,))
         except Closed:
             pass
         except BaseException as error:
@@ -143,7 +143,7 @@ class _Recording:
 
     def __init__(self, home: Home, setup: dict[str, object]) -> None:
         path = home.recordings / f"{time.time():017.3f}.jsonl"
-        self._recorder: Recorder | None = Recorder(path, setup)
+        self._recorder: TickRecorder | None = TickRecorder(path, setup)
         self._recorder.flush()
         self._due: float | None = None
 

@@ -27,13 +27,21 @@ from typing import TypeAlias
 
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError
-from gyrostat.job.door import Answer, AskStatus, AskStop, Occupy, Reply, Status, door_at
-from gyrostat.job.protocol import Channel, ProtocolError
-from gyrostat.job.seating import Slot
-from gyrostat.job.unixsocket import connect_to
-from gyrostat.local.hosting import (
-    Order,
-    Result,
+from gyrostat.job.control.control_socket import (
+    AskStatus,
+    AskStop,
+    Occupy,
+    Reply,
+    RequestResult,
+    Status,
+    control_socket_at,
+)
+from gyrostat.job.control.device_assignment import Slot
+from gyrostat.job.processes.protocol import Channel, ProtocolError
+from gyrostat.job.processes.unix_socket import connect_to
+from gyrostat.local.host_files import (
+    AttemptResult,
+    HostOrder,
     give_order,
     is_hosted,
     read_host,
@@ -41,8 +49,8 @@ from gyrostat.local.hosting import (
     read_result,
     unstarted,
 )
+from gyrostat.local.host_pool import HostPool, HostTask
 from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.pool import Dispatch, HostPool
 from gyrostat.local.records import JobSpec
 
 LOOK_S = 0.5
@@ -57,7 +65,7 @@ _STOP_S = 600.0
 _log = logging.getLogger("gyrostat.driver")
 
 
-class Move(Enum):
+class DriverMove(Enum):
     """What to do next."""
 
     NOTHING = auto()
@@ -69,28 +77,28 @@ class Move(Enum):
     """All that it should have, in one switch."""
 
 
-def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool) -> Move:
+def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool) -> DriverMove:
     """What leads from the devices that a job's workers are on to those that it should have.
 
     `can_join`: nobody has to leave those that it does not have yet. A job never waits while it is where it should not be:
     it leaves first, if need be all of it.
     """
     if not hosted:
-        return Move.START if wanted and can_join else Move.NOTHING
+        return DriverMove.START if wanted and can_join else DriverMove.NOTHING
     if not wanted:
-        return Move.STOP
+        return DriverMove.STOP
     if wanted == actual:
-        return Move.NOTHING
+        return DriverMove.NOTHING
     if can_join:
-        return Move.OCCUPY
+        return DriverMove.OCCUPY
     staying = set(wanted) & set(actual)
     if not staying:
-        return Move.STOP
-    return Move.LEAVE if staying != set(actual) else Move.NOTHING
+        return DriverMove.STOP
+    return DriverMove.LEAVE if staying != set(actual) else DriverMove.NOTHING
 
 
 @dataclass(frozen=True)
-class Began:
+class AttemptBegan:
     """An attempt was begun."""
 
     job: str
@@ -98,7 +106,7 @@ class Began:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StatusSeen:
     """How a job is."""
 
     job: str
@@ -106,7 +114,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Moved:
+class JobMoved:
     """It runs on other devices now."""
 
     job: str
@@ -116,7 +124,7 @@ class Moved:
 
 
 @dataclass(frozen=True)
-class NotMoved:
+class MoveFailed:
     """It could not take other devices, and trains on where it is. It will be tried again."""
 
     job: str
@@ -124,25 +132,25 @@ class NotMoved:
 
 
 @dataclass(frozen=True)
-class Ended:
+class HostGone:
     """Nobody hosts it any more. No result: its host was killed."""
 
     job: str
     attempt: int
-    result: Result | None
+    result: AttemptResult | None
     began: bool = True
     """False: it was to be started, waited for devices, and is not to be started any more."""
 
 
 @dataclass(frozen=True)
-class Troubled:
+class DriverTrouble:
     """Something unforeseen keeps it from being driven. It will be tried again."""
 
     job: str
     reason: str
 
 
-News: TypeAlias = Began | Seen | Moved | NotMoved | Ended | Troubled
+News: TypeAlias = AttemptBegan | StatusSeen | JobMoved | MoveFailed | HostGone | DriverTrouble
 
 
 class Driver:
@@ -169,7 +177,7 @@ class Driver:
         self._first = attempt + (read_result(directory, attempt) is not None)
         """The first attempt of which nobody has heard how it ended. One that seemed to have died may still be made: its host
         was asked by a daemon that was killed, and is late."""
-        self._dispatch: Dispatch | None = None
+        self._task: HostTask | None = None
         """How this daemon gave the job to a host, if it did."""
         self._wanted: Devices = ()
         self._actual: Devices = ()
@@ -292,7 +300,7 @@ class Driver:
         if self._trouble != said:
             _log.error("driver of %s", self.job, exc_info=error)
             with contextlib.suppress(Exception):
-                self._tell(Troubled(self.job, f"it cannot be driven at present, tried again: {error!r}"))
+                self._tell(DriverTrouble(self.job, f"it cannot be driven at present, tried again: {error!r}"))
 
     def _look(self) -> float | None:
         """Make the next move, and say when to look again at the latest."""
@@ -321,36 +329,38 @@ class Driver:
             hosted=self._hosted,
             can_join=self._occupancy.sit(self.job, joining if wanted else ()),
         )
-        if move is Move.START:
+        if move is DriverMove.START:
             self._start(wanted)
-        elif move is Move.STOP:
+        elif move is DriverMove.STOP:
             self._stop(kill_at)
-        elif move in (Move.OCCUPY, Move.LEAVE) and self._too_busy_to_leave(wanted):
+        elif move in (DriverMove.OCCUPY, DriverMove.LEAVE) and self._too_busy_to_leave(wanted):
             with self._lock:
                 self._kill_at = kill_at = time.monotonic() + _STOP_S
             self._stop(kill_at)
-        elif move in (Move.OCCUPY, Move.LEAVE):
-            self._occupy(wanted if move is Move.OCCUPY else tuple(d for d in self._actual if d in wanted))
+        elif move in (DriverMove.OCCUPY, DriverMove.LEAVE):
+            self._occupy(
+                wanted if move is DriverMove.OCCUPY else tuple(d for d in self._actual if d in wanted)
+            )
         return self._call() if self._hosted else None
 
     def _start(self, devices: Devices) -> None:
         self._attempt += 1
-        self._tell(Began(self.job, self._attempt))
+        self._tell(AttemptBegan(self.job, self._attempt))
         slots = tuple(self._slot(device) for device in devices)
-        order = Order(
+        order = HostOrder(
             job=self.job, attempt=self._attempt, spec=self._spec(), slots=slots, sockets=str(self._sockets)
         )
         self._actual, self._hosted, self._stopping, self._training = devices, True, False, False
         try:
             give_order(self._directory, order)
-            self._dispatch = self._pool.send(self._directory, self._attempt)
+            self._task = self._pool.send(self._directory, self._attempt)
         except OSError as error:
             reason = f"its host could not be started: {error}"
-            self._tell_end(Ended(self.job, self._attempt, unstarted(self._attempt, reason)))
+            self._tell_end(HostGone(self.job, self._attempt, unstarted(self._attempt, reason)))
 
     def _stop(self, kill_at: float | None) -> None:
-        if self._dispatch is not None and self._pool.call_off(self._dispatch):
-            self._tell_end(Ended(self.job, self._attempt, _not_taken(self._attempt)))
+        if self._task is not None and self._pool.call_off(self._task):
+            self._tell_end(HostGone(self.job, self._attempt, _not_taken(self._attempt)))
             return
         if not self._stopping and self._line is not None and self._send(AskStop()):
             self._stopping, self._pending = True, None
@@ -374,19 +384,19 @@ class Driver:
         with self._lock:
             called_off, self._called_off = self._called_off and not self._undecided, False
         if called_off:
-            self._tell(Ended(self.job, self._attempt, None, began=False))
+            self._tell(HostGone(self.job, self._attempt, None, began=False))
 
-    def _tell_end(self, ended: Ended) -> None:
+    def _tell_end(self, ended: HostGone) -> None:
         self._hang_up()
         self._hosted = self._stopping = self._training = False
-        self._pending, self._actual, self._dispatch = None, (), None
+        self._pending, self._actual, self._task = None, (), None
         self._first, self._refusals, self._busy_since = self._attempt + 1, 0, None
         self._occupancy.leave(self.job)
         with self._lock:
             self._undecided, self._kill_at = True, None
         self._tell(ended)
 
-    def _has_ended(self) -> Ended | None:
+    def _has_ended(self) -> HostGone | None:
         """Whether the host has let go of the job."""
         if self._line is not None or is_hosted(self._directory):
             return None
@@ -394,12 +404,12 @@ class Driver:
         attempt = max(self._attempt, host.attempt if host is not None else 0)
         while attempt >= self._first:
             if (result := read_result(self._directory, attempt)) is not None:
-                return Ended(self.job, self._attempt, result)
+                return HostGone(self.job, self._attempt, result)
             attempt -= 1
         taken = host is not None and host.attempt == self._attempt
-        given_up = self._dispatch is None or self._dispatch.over
+        given_up = self._task is None or self._task.over
         if taken or given_up:
-            return Ended(self.job, self._attempt, None)
+            return HostGone(self.job, self._attempt, None)
         return None  # no host has taken it yet
 
     # The door.
@@ -419,7 +429,7 @@ class Driver:
         return min(LOOK_S, self._try_at - now) if self._training and self._try_at > now else LOOK_S
 
     def _connect(self) -> Channel[Reply]:
-        return Channel(connect_to(door_at(self._sockets / "gyrostat", self.job)), Reply)
+        return Channel(connect_to(control_socket_at(self._sockets / "gyrostat", self.job)), Reply)
 
     def _send(self, request: AskStatus | AskStop | Occupy) -> bool:
         assert self._line is not None
@@ -443,7 +453,7 @@ class Driver:
         for reply in replies:
             if isinstance(reply, Status):
                 self._saw(reply)
-            elif isinstance(reply, Answer) and self._pending is not None:
+            elif isinstance(reply, RequestResult) and self._pending is not None:
                 self._answered(reply)
 
     def _saw(self, status: Status) -> None:
@@ -453,9 +463,9 @@ class Driver:
         self._training = training
         if training and self._pending is None and not self._stopping:
             self._settle(tuple(sorted(status.devices)))
-        self._tell(Seen(self.job, status))
+        self._tell(StatusSeen(self.job, status))
 
-    def _answered(self, answer: Answer) -> None:
+    def _answered(self, answer: RequestResult) -> None:
         """What came of `Occupy`. If it was refused, it is tried again after a while."""
         assert self._pending is not None
         (_, devices), before, self._pending = self._pending, self._actual, None
@@ -463,7 +473,7 @@ class Driver:
         if answer.done:
             self._refusals, self._busy_since = 0, None
             self._settle(devices)
-            self._tell(Moved(self.job, before, devices, answer.pause_ms))
+            self._tell(JobMoved(self.job, before, devices, answer.pause_ms))
             return
         busy = answer.text.endswith("retry")
         if not busy or set(before) <= set(devices):
@@ -473,7 +483,7 @@ class Driver:
         self._refusals += not busy
         self._try_at = time.monotonic() + (_BUSY_S if busy else min(2.0**self._refusals, _PATIENCE_S))
         if not busy:
-            self._tell(NotMoved(self.job, answer.text))
+            self._tell(MoveFailed(self.job, answer.text))
 
     def _settle(self, devices: Devices) -> None:
         """Its workers are on these now."""
@@ -500,9 +510,9 @@ def _readable(files: Sequence[_File], wait: float | None) -> list[_File]:
     return [file for file in files if file.fileno() in found]
 
 
-def _not_taken(attempt: int) -> Result:
+def _not_taken(attempt: int) -> AttemptResult:
     """It was to stop before any host had it."""
-    return Result(
+    return AttemptResult(
         attempt=attempt,
         finished=False,
         stopped=True,

@@ -25,19 +25,20 @@ from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.worker_tracker import FailureCause
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.observer import Nobody, Stream
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Logged, NotCheckpointed, Program, Started, Steps
-from gyrostat.job.seating import Seating
-from gyrostat.job.start import ForkParent
-from gyrostat.job.watch import Cause
+from gyrostat.job.processes.output import OutputStream
+from gyrostat.job.processes.protocol import FromWorker, Logged, NotCheckpointed, Program, Started, StepReports
+from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.local.curves import Curves, Point
-from gyrostat.local.hosting import (
+from gyrostat.local.host_files import (
     CHECKPOINTS,
     LOGS,
-    Order,
-    Result,
+    AttemptResult,
+    HostOrder,
     holding,
     is_due,
     read_order,
@@ -45,7 +46,7 @@ from gyrostat.local.hosting import (
     unstarted,
     write_result,
 )
-from gyrostat.local.logs import RotatingFile
+from gyrostat.local.rotating_log import RotatingFile
 from gyrostat.local.tensorboard import EventFile
 
 _LAST_LINES = 20
@@ -54,7 +55,7 @@ _RESTARTS = 3
 """Of a job whose worker died, by its host, before that counts as a failure."""
 
 
-class Errand(msgspec.Struct, frozen=True):
+class HostCommand(msgspec.Struct, frozen=True):
     """The line that comes on standard input."""
 
     directory: str
@@ -62,23 +63,23 @@ class Errand(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    with ForkParent.forked() as parent:
+    with WorkerForkServer.forked() as parent:
         parent.wait_until_ready()
-        if (errand := _await_errand()) is not None:
-            host(Path(errand.directory), errand.attempt, parent)
+        if (work_item := _await_errand()) is not None:
+            host(Path(work_item.directory), work_item.attempt, parent)
 
 
-def _await_errand() -> Errand | None:
+def _await_errand() -> HostCommand | None:
     """None: there is nothing to do, or the daemon has gone."""
     try:
         print("ready", flush=True)
         line = sys.stdin.buffer.readline()
     except ConnectionError:
         return None
-    return msgspec.json.decode(line, type=Errand) if line else None
+    return msgspec.json.decode(line, type=HostCommand) if line else None
 
 
-def host(directory: Path, attempt: int, parent: ForkParent) -> None:
+def host(directory: Path, attempt: int, parent: WorkerForkServer) -> None:
     """Run an attempt of a job, unless somebody else does or did."""
     with holding(directory) as ours:
         order = read_order(directory)
@@ -86,24 +87,26 @@ def host(directory: Path, attempt: int, parent: ForkParent) -> None:
             return
         try:
             sign_in(directory, attempt, parent.pid)
-            diary = Diary(directory / LOGS)
+            recorder = OutputRecorder(directory / LOGS)
         except OSError as error:
             _keep(directory, unstarted(attempt, f"its host could not begin: {error}"))
             return
         try:
-            outcome = run_job(_request(directory, order), parent=parent, observer=diary, forward_signals=True)
-            result = _result(attempt, outcome, diary)
+            outcome = run_job(
+                _request(directory, order), parent=parent, observer=recorder, forward_signals=True
+            )
+            result = _result(attempt, outcome, recorder)
         except GyrostatError as error:
-            result = _failed(attempt, str(error), diary, retriable=not isinstance(error, UsageError))
+            result = _failed(attempt, str(error), recorder, retriable=not isinstance(error, UsageError))
         except Exception as error:
             for line in traceback.format_exc().splitlines():
-                diary.say(line)
-            result = _failed(attempt, f"its host failed: {error!r}", diary, retriable=True)
-        diary.close()
+                recorder.say(line)
+            result = _failed(attempt, f"its host failed: {error!r}", recorder, retriable=True)
+        recorder.close()
         _keep(directory, result)
 
 
-def _keep(directory: Path, result: Result) -> None:
+def _keep(directory: Path, result: AttemptResult) -> None:
     """What a job came to is not lost because the disk is full: it waits for room."""
     while True:
         try:
@@ -114,7 +117,7 @@ def _keep(directory: Path, result: Result) -> None:
             time.sleep(_AGAIN_S)
 
 
-class Diary(Nobody):
+class OutputRecorder(NullObserver):
     """Keeps what workers print and what the script logs."""
 
     def __init__(self, directory: Path) -> None:
@@ -125,7 +128,7 @@ class Diary(Nobody):
         self._board = EventFile(directory / "tensorboard")
         self._curves, self._drawn = Curves(), RotatingFile(directory / "curves.jsonl")
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         self.last_lines.append(line)
         self._output.write(f"[{worker}] {line}")
 
@@ -136,7 +139,7 @@ class Diary(Nobody):
             self._board.scalars(message.step, message.metrics)
         elif isinstance(message, Started):
             self._board.began(message.step)
-        elif isinstance(message, Steps):
+        elif isinstance(message, StepReports):
             self._draw(self._curves.add(message.steps, time.time(), time.monotonic()))
         elif isinstance(message, NotCheckpointed):
             self.say(message.reason)
@@ -154,7 +157,7 @@ class Diary(Nobody):
             self._drawn.write(msgspec.json.encode(point).decode())
 
 
-def _request(directory: Path, order: Order) -> RunRequest:
+def _request(directory: Path, order: HostOrder) -> RunRequest:
     spec = order.spec
     os.environ["GYROSTAT_RUNTIME_DIR"] = order.sockets
     return RunRequest(
@@ -169,7 +172,7 @@ def _request(directory: Path, order: Order) -> RunRequest:
             else None
         ),
         checkpoint=CheckpointPolicy(directory=str(directory / CHECKPOINTS), every=spec.checkpoint_every),
-        seating=Seating(order.slots),
+        device_assignment=DeviceAssignment(order.slots),
         cwd=Path(spec.workdir),
         env=spec.env,
         name=order.job,
@@ -177,11 +180,11 @@ def _request(directory: Path, order: Order) -> RunRequest:
     )
 
 
-def _result(attempt: int, outcome: Outcome, diary: Diary) -> Result:
+def _result(attempt: int, outcome: Outcome, recorder: OutputRecorder) -> AttemptResult:
     failure = outcome.failure
     if failure is not None and failure.traceback:
         for line in failure.traceback.splitlines():
-            diary.printed(failure.worker, Stream.STDERR, line)
+            recorder.printed(failure.worker, OutputStream.STDERR, line)
     if failure is not None or outcome.diverged is not None:
         reason = str(failure) if failure is not None else str(outcome.diverged)
     elif outcome.stopped_by is not None and outcome.digest is None:
@@ -189,7 +192,7 @@ def _result(attempt: int, outcome: Outcome, diary: Diary) -> Result:
     else:
         reason = f"finished after step {outcome.steps}"
     stopped = failure is None and outcome.stopped_by is not None and outcome.digest is None
-    return Result(
+    return AttemptResult(
         attempt=attempt,
         finished=outcome.ok and not stopped,
         stopped=stopped,
@@ -198,16 +201,16 @@ def _result(attempt: int, outcome: Outcome, diary: Diary) -> Result:
         step=outcome.steps,
         started=outcome.reduction is not None,
         retriable=outcome.diverged is None
-        and not (failure is not None and failure.cause is Cause.RAISED and failure.exit_code == 2),
+        and not (failure is not None and failure.cause is FailureCause.RAISED and failure.exit_code == 2),
         digest=outcome.digest,
         loss=next((loss for loss in reversed(outcome.losses) if loss is not None), None),
-        last_lines=tuple(diary.last_lines),
+        last_lines=tuple(recorder.last_lines),
     )
 
 
-def _failed(attempt: int, reason: str, diary: Diary, *, retriable: bool) -> Result:
-    diary.say(reason)
-    return Result(
+def _failed(attempt: int, reason: str, recorder: OutputRecorder, *, retriable: bool) -> AttemptResult:
+    recorder.say(reason)
+    return AttemptResult(
         attempt=attempt,
         finished=False,
         stopped=False,
@@ -216,5 +219,5 @@ def _failed(attempt: int, reason: str, diary: Diary, *, retriable: bool) -> Resu
         step=0,
         started=False,
         retriable=retriable,
-        last_lines=tuple(diary.last_lines),
+        last_lines=tuple(recorder.last_lines),
     )

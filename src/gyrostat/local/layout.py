@@ -20,14 +20,14 @@ import yaml
 from gyrostat.core.devices import DeviceId, Fleet
 from gyrostat.core.errors import Unplaceable, UsageError
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.job.seating import Slot
+from gyrostat.job.control.device_assignment import Slot
 from gyrostat.local.records import DEFAULT_VC, DeviceRecord, JobSpec
-from gyrostat.sched.books import Books
 from gyrostat.sched.cells.file import DeviceTypeEntry, read
 from gyrostat.sched.cells.spec import CellSpec, parse
-from gyrostat.sched.placers.base import Refused
+from gyrostat.sched.placers.base import PlacementRefused
 from gyrostat.sched.placers.cells import CellPlacer, fleet_of
 from gyrostat.sched.policies.by_vc import vcs_by_policy
+from gyrostat.sched.state import SchedulerState
 
 _TWIN = ".opportunistic"
 _SLOTS = re.compile(r"(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*):(?P<count>\d+)(@(?P<pace>\d+(\.\d+)?))?")
@@ -35,7 +35,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 @dataclass(frozen=True)
-class Layout:
+class MachineLayout:
     """A machine as its jobs see it."""
 
     text: str
@@ -84,10 +84,10 @@ class Layout:
             "profiles": None,
         }
 
-    def books(self, policy: str) -> Books:
+    def scheduler_state(self, policy: str) -> SchedulerState:
         placer = CellPlacer(self.spec, lends=True)
         weights = {vc.name: vc.weight for vc in self.spec.virtual_clusters}
-        return Books(placer.fleet, vcs_by_policy(list(weights), weights, policy), placer)
+        return SchedulerState(placer.fleet, vcs_by_policy(list(weights), weights, policy), placer)
 
     def request(self, id_: str, spec: JobSpec, vc: str, submitted: float) -> JobRequest:
         """What the job asks of the scheduler. Raises `Unplaceable` if it can never have it."""
@@ -130,7 +130,7 @@ class Layout:
         refusals = []
         for type_ in types:
             answer = placer.place(request, {type_: max(1, request.smallest)}, borrowed)
-            if not isinstance(answer, Refused):
+            if not isinstance(answer, PlacementRefused):
                 return
             refusals.append(answer.reason)
         raise Unplaceable(f"no cell of {request.vc} can hold it: {'; '.join(refusals) or 'there are none'}")
@@ -176,7 +176,7 @@ class Layout:
         return node
 
 
-def read_layout(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None = None) -> Layout:
+def read_layout(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None = None) -> MachineLayout:
     """Of the text of a cell file."""
     file, _, problems = read(text)
     if file is None or problems:
@@ -189,10 +189,10 @@ def read_layout(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None = No
     spec, problems = parse(whole)
     if spec is None:
         raise _unsound(problems)
-    return Layout(whole, spec, fleet_of(spec), file.device_types, env or {})
+    return MachineLayout(whole, spec, fleet_of(spec), file.device_types, env or {})
 
 
-def layout_of_file(path: Path) -> Layout:
+def layout_of_file(path: Path) -> MachineLayout:
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -203,7 +203,7 @@ def layout_of_file(path: Path) -> Layout:
     return read_layout(text)
 
 
-def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None = None) -> Layout:
+def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None = None) -> MachineLayout:
     """`cpu:4`, or `fast:2@400,slow:2@100`: types of slots, how many of each, and their pace."""
     document: dict[str, Any] = {
         "cell_types": {},
@@ -226,7 +226,7 @@ def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None 
     return read_layout(yaml.safe_dump(document, sort_keys=False), env)
 
 
-def found_layout() -> Layout:
+def found_layout() -> MachineLayout:
     """This machine's GPUs, by model; without any, one CPU slot per core."""
     gpus: dict[str, list[int]] = {}
     for number, path in enumerate(sorted(_GPUS.glob("*/information"))):

@@ -24,7 +24,7 @@ import msgspec
 from msgspec import Meta
 
 from gyrostat.core.errors import UsageError, WrongState
-from gyrostat.core.job import Determinism, Reduction
+from gyrostat.core.job import Determinism, ReductionOrder
 
 NAMES = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 VARIABLES = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -68,7 +68,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     env: Annotated[Mapping[str, str], Meta(description="Set for its workers.")] = {}
     workdir: Annotated[str, Meta(description="An absolute path.")] = "/"
     threads: Annotated[int, Meta(ge=1, le=4096, description="Of every worker; they decide bits.")] = 1
-    reduction: Reduction | None = None
+    reduction: ReductionOrder | None = None
     determinism: Determinism = Determinism.ELASTIC
     checkpoint_every: Annotated[
         int, Meta(ge=0, description="Steps between checkpoints; 0: only when it has to leave.")

@@ -5,21 +5,21 @@ from __future__ import annotations
 from gyrostat.core.devices import told
 from gyrostat.core.request import JobId
 from gyrostat.local.records import JobRecord, JobState, Waiting
-from gyrostat.sched.books import Books
+from gyrostat.sched.state import SchedulerState
 from gyrostat.sched.views import JobView
 
 
-def why_it_waits(books: Books, record: JobRecord, now: float) -> Waiting | None:
+def why_it_waits(scheduler_state: SchedulerState, record: JobRecord, now: float) -> Waiting | None:
     """None: it does not wait."""
     if record.state.over or record.holds_devices or record.devices:
         return None
-    view = books.jobs.get(JobId(record.id))
+    view = scheduler_state.jobs.get(JobId(record.id))
     if view is None:
         return _apart(record, now)
     ahead = [job for job in view.vc.waiting if job.precedes(view)]
     position = len(ahead) + 1
     least = max(1, view.request.smallest)
-    types = view.request.types or tuple(books.fleet.totals)
+    types = view.request.types or tuple(scheduler_state.fleet.totals)
     free = {type_: view.vc.free(type_) for type_ in types if view.vc.capacity.get(type_, 0)}
     lendable = {type_: number for type_ in types if (number := view.vc.lendable.get(type_, 0))}
     wants = f"it needs {least} of {' or '.join(types)}"

@@ -26,7 +26,7 @@ Rules of the game:
   weight first.
 - Elastic jobs are given any size from `request.smallest` to `request.largest`, by type (`{"v100": 2, "p100": 4}`;
   several types at once only if `request.mixes_types`). A job's devices have two parts, its share of the guarantee
-  (`Run`) and what it borrows (`Run(…, borrowed=True)`); each wish sets one part. `view.rate(job, counts)` is the
+  (`RunOn`) and what it borrows (`RunOn(…, borrowed=True)`); each wish sets one part. `view.rate(job, counts)` is the
   expected throughput.
 - Every wish carries its reason, which reaches the plan, the log and the user.
 - A policy object holds its settings only. State belongs to the views (`job.service(now)`, `job.starts`, `job.since`
@@ -49,7 +49,7 @@ from gyrostat.sched.views import JobView, Key, VcView
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunOn:
     """Let this part of the job hold exactly so many devices: start, grow or shrink it."""
 
     job: JobView
@@ -63,7 +63,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Stop:
+class StopJob:
     """Take all devices from the job, borrowed ones too. It waits."""
 
     job: JobView
@@ -77,11 +77,11 @@ class Promote:
     job: JobView
     reason: str
     preempts: bool = False
-    """As in `Run`."""
+    """As in `RunOn`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ShareDevices:
     """Let a waiting job use the devices of another one of its VC, together with it; both run slower. One guest per
     host, and as
     many devices as the host has. When the host ends, the guest has them for itself."""
@@ -92,14 +92,14 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class Forgive:
+class ResetService:
     """Count the job's `recent_service` from anew."""
 
     job: JobView
 
 
 @dataclass(frozen=True, slots=True)
-class Pack:
+class Defragment:
     """Move the job to where it leaves the larger holes, if there is such a place; as many devices as now."""
 
     job: JobView
@@ -113,7 +113,7 @@ class Wake:
     at: float
 
 
-Wish: TypeAlias = Run | Stop | Promote | Share | Forgive | Pack | Wake
+Wish: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetService | Defragment | Wake
 Wishes: TypeAlias = Generator[Wish, bool, None]
 
 
@@ -146,12 +146,12 @@ def run(view: VcView, job: JobView, reason: str, *, borrowed: bool = False) -> G
         return (yield Promote(job, f"{reason}; keeps what it borrowed"))
     types = view.types_for(job.request) if not borrowed else job.request.types or tuple(view.lendable)
     for type_ in types:
-        if (yield Run(job, {type_: job.request.devices}, reason, borrowed=borrowed)):
+        if (yield RunOn(job, {type_: job.request.devices}, reason, borrowed=borrowed)):
             return True
     return False
 
 
-def wishes(
+def policy_actions(
     view: VcView, wanted: Mapping[JobId, Counts], reason: str | Mapping[JobId, str], *, borrowed: bool = False
 ) -> Wishes:
     """What leads from what jobs have to what they should have: stops, then shrinks, then the rest in the order of
@@ -166,15 +166,15 @@ def wishes(
     held = {id_: job.borrowed_counts if borrowed else job.counts for id_, job in view.jobs.items()}
     for id_, counts in held.items():
         if counts and not any(wanted.get(id_, {}).values()):
-            yield Run(view.jobs[id_], {}, why(id_), borrowed=borrowed)
+            yield RunOn(view.jobs[id_], {}, why(id_), borrowed=borrowed)
     later = []
     for id_, counts in wanted.items():
         counts = {type_: number for type_, number in counts.items() if number}
         if counts == held[id_]:
             continue
         if all(number <= held[id_].get(type_, 0) for type_, number in counts.items()):
-            yield Run(view.jobs[id_], counts, why(id_), borrowed=borrowed)
+            yield RunOn(view.jobs[id_], counts, why(id_), borrowed=borrowed)
         else:
             later.append((id_, counts))
     for id_, counts in later:
-        yield Run(view.jobs[id_], counts, why(id_), borrowed=borrowed)
+        yield RunOn(view.jobs[id_], counts, why(id_), borrowed=borrowed)

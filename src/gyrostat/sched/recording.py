@@ -18,15 +18,15 @@ import msgspec
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Action, Plan
-from gyrostat.sched.books import Books
 from gyrostat.sched.port import Change, Snapshot
+from gyrostat.sched.state import SchedulerState
 from gyrostat.sched.tick import tick
 
 FORMAT = "gyrostat-ticks-1"
 _KINDS: Mapping[str, type] = {kind.__name__: kind for kind in (*get_args(Change), *get_args(Action))}
 
 
-class Recorder:
+class TickRecorder:
     """Writes every tick to a file; a watcher of the loop."""
 
     def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
@@ -51,7 +51,7 @@ class Recorder:
         """What was recorded so far is in the file."""
         self._file.flush()
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> TickRecorder:
         return self
 
     def __exit__(
@@ -65,7 +65,7 @@ class Recorder:
 
 
 @dataclass(frozen=True)
-class Difference:
+class ReplayDifference:
     """The first tick that is decided otherwise."""
 
     tick: int
@@ -80,21 +80,21 @@ class Replayed:
 
     ticks: int
     actions: int
-    difference: Difference | None
+    difference: ReplayDifference | None
 
 
-def replay(path: Path, build: Callable[[Mapping[str, Any]], Books]) -> Replayed:
+def replay(path: Path, build: Callable[[Mapping[str, Any]], SchedulerState]) -> Replayed:
     """Let `build` make a scheduler from the recorded setup, and have it decide all over again."""
     setup, recording = read_recording(path)
-    books = build(setup)
+    scheduler_state = build(setup)
     ticks = actions = 0
     for snapshot, recorded in recording:
         ticks += 1
-        plan = tick(books, snapshot)
+        plan = tick(scheduler_state, snapshot)
         actions += len(plan.actions)
         if plan != recorded:
             return Replayed(
-                ticks, actions, Difference(ticks, snapshot.now, *_first_difference(recorded, plan))
+                ticks, actions, ReplayDifference(ticks, snapshot.now, *_first_difference(recorded, plan))
             )
     return Replayed(ticks, actions, None)
 

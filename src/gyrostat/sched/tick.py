@@ -17,102 +17,121 @@ from collections.abc import Iterator
 from functools import partial
 
 from gyrostat.core.plan import Action, Plan, Preempt, Resize, Start
-from gyrostat.sched.books import Books, VcBook
-from gyrostat.sched.policy import Forgive, Pack, Promote, Run, Share, Stop, Wake, Wish, Wishes
+from gyrostat.sched.policy import (
+    Defragment,
+    Promote,
+    ResetService,
+    RunOn,
+    ShareDevices,
+    StopJob,
+    Wake,
+    Wish,
+    Wishes,
+)
 from gyrostat.sched.port import Snapshot
+from gyrostat.sched.state import SchedulerState, TenantState
 
 
-def tick(books: Books, snapshot: Snapshot) -> Plan:
-    books.admit(snapshot.now, snapshot.changes)
-    _decide(books)
-    _lend(books)
-    actions = tuple(_diff(books))
-    books.touched.clear()
-    books.reasons.clear()
-    return Plan(snapshot.now, actions, books.next_wake())
+def tick(scheduler_state: SchedulerState, snapshot: Snapshot) -> Plan:
+    scheduler_state.admit(snapshot.now, snapshot.changes)
+    _decide(scheduler_state)
+    _lend(scheduler_state)
+    actions = tuple(_diff(scheduler_state))
+    scheduler_state.touched.clear()
+    scheduler_state.reasons.clear()
+    return Plan(snapshot.now, actions, scheduler_state.next_wake())
 
 
-def _decide(books: Books) -> None:
-    while dirty := [book for book in books.vcs.values() if book.dirty]:
+def _decide(scheduler_state: SchedulerState) -> None:
+    while dirty := [book for book in scheduler_state.vcs.values() if book.dirty]:
         for book in dirty:
             book.dirty = False
-            book.view.now = books.now
-            wishes = book.policy.decide(book.view, books.now)
+            book.view.now = scheduler_state.now
+            policy_actions = book.policy.decide(book.view, scheduler_state.now)
             granted: bool | None = None
-            while (wish := _next(wishes, granted)) is not None:
-                granted = _grant(books, book, wish)
+            while (policy_action := _next(policy_actions, granted)) is not None:
+                granted = _grant(scheduler_state, book, policy_action)
 
 
-def _lend(books: Books) -> None:
-    if not books.placer.lends:
-        books.freed = False
+def _lend(scheduler_state: SchedulerState) -> None:
+    if not scheduler_state.placer.lends:
+        scheduler_state.freed = False
         return
-    asking = [book for book in books.vcs.values() if book.wants_to_borrow or books.freed]
-    books.freed = False
-    turns: list[tuple[float, int, VcBook, Wishes, bool | None]] = []
+    asking = [book for book in scheduler_state.vcs.values() if book.wants_to_borrow or scheduler_state.freed]
+    scheduler_state.freed = False
+    turns: list[tuple[float, int, TenantState, Wishes, bool | None]] = []
     for number, book in enumerate(asking):
         book.wants_to_borrow = False
-        book.view.now = books.now
+        book.view.now = scheduler_state.now
         heapq.heappush(
-            turns, (book.borrowed_share, number, book, book.policy.borrow(book.view, books.now), None)
+            turns,
+            (book.borrowed_share, number, book, book.policy.borrow(book.view, scheduler_state.now), None),
         )
     while turns:
-        _, number, book, wishes, granted = heapq.heappop(turns)
-        if (wish := _next(wishes, granted)) is not None:
-            granted = _grant(books, book, wish)
-            heapq.heappush(turns, (book.borrowed_share, number, book, wishes, granted))
+        _, number, book, policy_actions, granted = heapq.heappop(turns)
+        if (policy_action := _next(policy_actions, granted)) is not None:
+            granted = _grant(scheduler_state, book, policy_action)
+            heapq.heappush(turns, (book.borrowed_share, number, book, policy_actions, granted))
 
 
-def _next(wishes: Wishes, granted: bool | None) -> Wish | None:
+def _next(policy_actions: Wishes, granted: bool | None) -> Wish | None:
     try:
-        return next(wishes) if granted is None else wishes.send(granted)
+        return next(policy_actions) if granted is None else policy_actions.send(granted)
     except StopIteration:
         return None
 
 
-def _grant(books: Books, book: VcBook, wish: Wish) -> bool:
-    if type(wish) is Run:
-        if wish.preempts:
-            place = partial(books.place, wish.job, wish.devices, wish.borrowed, wish.reason)
-            return books.preempt_for(wish.job, wish.devices, place)
-        return books.place(wish.job, wish.devices, wish.borrowed, wish.reason)
-    match wish:
-        case Stop(job, reason):
-            books.stop(job, reason)
+def _grant(scheduler_state: SchedulerState, book: TenantState, policy_action: Wish) -> bool:
+    if type(policy_action) is RunOn:
+        if policy_action.preempts:
+            place = partial(
+                scheduler_state.place,
+                policy_action.job,
+                policy_action.devices,
+                policy_action.borrowed,
+                policy_action.reason,
+            )
+            return scheduler_state.preempt_for(policy_action.job, policy_action.devices, place)
+        return scheduler_state.place(
+            policy_action.job, policy_action.devices, policy_action.borrowed, policy_action.reason
+        )
+    match policy_action:
+        case StopJob(job, reason):
+            scheduler_state.stop(job, reason)
             return True
         case Promote(job, reason, preempts):
-            promote = partial(books.promote, job, reason)
+            promote = partial(scheduler_state.promote, job, reason)
             of_one_type = len(job.borrowed_counts) == 1  # nobody gives way to a mixture
             preempts = preempts and of_one_type
-            return books.preempt_for(job, job.borrowed_counts, promote) if preempts else promote()
-        case Share(job, host, reason):
-            return books.share(job, host, reason)
-        case Forgive(job):
-            books.forgive(job)
+            return scheduler_state.preempt_for(job, job.borrowed_counts, promote) if preempts else promote()
+        case ShareDevices(job, host, reason):
+            return scheduler_state.share(job, host, reason)
+        case ResetService(job):
+            scheduler_state.forgive(job)
             return True
-        case Pack(job, reason):
-            return books.pack(job, reason)
+        case Defragment(job, reason):
+            return scheduler_state.pack(job, reason)
         case Wake(at):
-            books.wake(book, at)
+            scheduler_state.wake(book, at)
             return True
-    raise AssertionError(f"no such wish: {wish}")
+    raise AssertionError(f"no such wish: {policy_action}")
 
 
-def _diff(books: Books) -> Iterator[Action]:
+def _diff(scheduler_state: SchedulerState) -> Iterator[Action]:
     """What gives back before what takes: preemptions, shrinks, then the rest in the order of the decisions."""
     takes: list[Action] = []
     shrinks: list[Action] = []
-    for id_, (own, lent) in books.touched.items():
-        job = books.jobs.get(id_)
+    for id_, (own, lent) in scheduler_state.touched.items():
+        job = scheduler_state.jobs.get(id_)
         if job is None:
             continue
         before = tuple(sorted((*own, *lent))) if lent else own
         after = tuple(sorted((*job.devices, *job.borrowed))) if job.borrowed else job.devices
         if before == after and lent == job.borrowed:
             continue
-        reason = books.reasons.get(id_, "")
+        reason = scheduler_state.reasons.get(id_, "")
         if job.request.elastic:
-            job.before = books.fleet.count(before)
+            job.before = scheduler_state.fleet.count(before)
         if not before:
             host = None if job.host is None else job.host.id
             takes.append(Start(id_, after, reason, job.borrowed, host))

@@ -48,7 +48,7 @@ class Costs:
     """
 
 
-class Recorder(Protocol):
+class SimulationRecorder(Protocol):
     """Told what became of jobs; `sim.records` writes it down."""
 
     def arrived(self, now: float) -> None: ...
@@ -114,7 +114,7 @@ class SimCluster:
         fleet: Fleet,
         jobs: Iterable[TraceJob],
         *,
-        recorder: Recorder,
+        recorder: SimulationRecorder,
         throughput: Throughput | None = None,
         costs: Costs | None = None,
         happenings: Iterable[Iterator[tuple[float, Change]]] = (),

@@ -22,7 +22,7 @@ from gyrostat.sim.setup import Setup, read_setup
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedCluster:
     """What a recording tells about a cluster."""
 
     setup: Setup
@@ -48,7 +48,7 @@ class _Job:
         self.devices, self.since = devices, now
 
 
-def read_recorded(path: Path) -> Recorded:
+def read_recorded(path: Path) -> RecordedCluster:
     given, ticks = read_recording(path)
     setup = read_setup(given)
     fleet = setup.parts()[0]
@@ -71,7 +71,7 @@ def read_recorded(path: Path) -> Recorded:
     except KeyError as error:
         raise UsageError(f"{path} tells of job {error} before it was submitted") from error
     finished = [TraceJob(job.request, job.work) for job in jobs.values() if job.over and job.work > 0]
-    return Recorded(setup, finished, happenings, len(jobs) - len(finished))
+    return RecordedCluster(setup, finished, happenings, len(jobs) - len(finished))
 
 
 def _note(

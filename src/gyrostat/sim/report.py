@@ -12,7 +12,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.sim.experiments.finding import Plot, Series
 from gyrostat.sim.experiments.svg import draw
 from gyrostat.sim.records import Curve
-from gyrostat.sim.simulate import Result
+from gyrostat.sim.simulate import SimulationResult
 from gyrostat.sim.summary import Summary
 
 _STYLE = """
@@ -26,18 +26,18 @@ _DAY = 86_400.0
 
 
 @dataclass(frozen=True)
-class Run:
+class ReportedRun:
     """One simulation and its figures."""
 
     summary: Summary
-    result: Result
+    result: SimulationResult
 
     @property
     def name(self) -> str:
         return f"{self.summary.policy}, {self.summary.sharing}"
 
 
-def write_report(directory: Path, title: str, runs: Sequence[Run], command: str) -> Path:
+def write_report(directory: Path, title: str, runs: Sequence[ReportedRun], command: str) -> Path:
     """Returns the page's path."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def write_report(directory: Path, title: str, runs: Sequence[Run], command: str)
     return page
 
 
-def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+def table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
     """The figures of all runs, as the terminal and the page show them."""
     head = [
         "policy, sharing", "jobs", "JCT mean", "median", "p95", "p99", "queueing", "median", "makespan",
@@ -80,7 +80,7 @@ def table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     return head, rows
 
 
-def tenant_table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
+def tenant_table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
     """Mean queueing of each tenant in each run; marked where it is longer than in a private cluster."""
     tenants = sorted({vc for run in runs for vc in run.summary.tenants})
     rows = []
@@ -94,7 +94,7 @@ def tenant_table(runs: Sequence[Run]) -> tuple[list[str], list[list[str]]]:
     return ["tenant", "jobs", *(run.name for run in runs)], rows
 
 
-def html(title: str, runs: Sequence[Run], command: str) -> str:
+def html(title: str, runs: Sequence[ReportedRun], command: str) -> str:
     plots = [
         _timeline("devices in use", "devices", [(run.name, run.result.records.busy) for run in runs]),
         _timeline("jobs that wait", "jobs", [(run.name, run.result.records.waiting) for run in runs]),
@@ -119,7 +119,7 @@ def html(title: str, runs: Sequence[Run], command: str) -> str:
     return "\n".join(parts)
 
 
-def _as_json(run: Run) -> dict[str, object]:
+def _as_json(run: ReportedRun) -> dict[str, object]:
     records = run.result.records
     return {
         **run.summary.to_json(),
@@ -138,7 +138,7 @@ def _timeline(title: str, unit: str, curves: Sequence[tuple[str, Curve]]) -> Plo
     return Plot(name=title.replace(" ", "-"), title=title, x="days", y=unit, series=series)
 
 
-def _cdf(title: str, runs: Sequence[Run], *, waits: bool) -> Plot:
+def _cdf(title: str, runs: Sequence[ReportedRun], *, waits: bool) -> Plot:
     series = []
     for run in runs:
         records = run.result.records
@@ -153,7 +153,7 @@ def _cdf(title: str, runs: Sequence[Run], *, waits: bool) -> Plot:
     )
 
 
-def _per_tenant(runs: Sequence[Run]) -> Plot:
+def _per_tenant(runs: Sequence[ReportedRun]) -> Plot:
     tenants = sorted({vc for run in runs for vc in run.summary.tenants})
     series = [
         Series(

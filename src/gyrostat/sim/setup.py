@@ -21,7 +21,6 @@ from typing import Any
 from gyrostat.core.devices import Counts, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobRequest
-from gyrostat.sched.books import Books, Vc
 from gyrostat.sched.cells.spec import CellSpec, parse
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
@@ -29,6 +28,7 @@ from gyrostat.sched.planner.companion import Companion
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies.by_vc import vcs_by_policy
+from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
@@ -79,9 +79,9 @@ class Setup:
         weights = {vc.name: vc.weight for vc in spec.virtual_clusters}
         return fleet, vcs_by_policy(list(weights), weights, self.policy), placer
 
-    def books(self) -> Books:
+    def scheduler_state(self) -> SchedulerState:
         fleet, vcs, placer = self.parts()
-        return Books(fleet, vcs, placer, self.throughput)
+        return SchedulerState(fleet, vcs, placer, self.throughput)
 
     def spec(self) -> CellSpec | None:
         """None: one pool of nodes."""

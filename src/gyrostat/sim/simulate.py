@@ -9,9 +9,9 @@ from itertools import chain
 from gyrostat.core.devices import Fleet
 from gyrostat.core.plan import Plan
 from gyrostat.sched import loop
-from gyrostat.sched.books import Books, Vc
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.port import Change, Snapshot
+from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sim.cluster import Costs, SimCluster
 from gyrostat.sim.job import TraceJob
@@ -19,7 +19,7 @@ from gyrostat.sim.records import Records
 
 
 @dataclass(frozen=True)
-class Result:
+class SimulationResult:
     """What happened."""
 
     records: Records
@@ -43,7 +43,7 @@ def simulate(
     horizon: float | None = None,
     watchers: tuple[loop.Watcher, ...] = (),
     progress: Callable[[int], None] | None = None,
-) -> Result:
+) -> SimulationResult:
     """`throughput` is what the scheduler expects at first; `truth`, by default the same, is how fast jobs are. `progress` is
     told how many jobs have finished, now and then.
     """
@@ -68,9 +68,9 @@ def simulate(
         if progress is not None and ticks % 4096 == 0:
             progress(len(records))
 
-    books = Books(fleet, vcs, placer, throughput)
-    loop.run(cluster, books, watchers=(watch, *watchers))
+    scheduler_state = SchedulerState(fleet, vcs, placer, throughput)
+    loop.run(cluster, scheduler_state, watchers=(watch, *watchers))
     records.close(cluster.clock.now())
     if progress is not None:
         progress(len(records))
-    return Result(records, cluster.events, ticks, tuple(cluster.active))
+    return SimulationResult(records, cluster.events, ticks, tuple(cluster.active))

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from gyrostat.sim.records import Records
-from gyrostat.sim.simulate import Result
+from gyrostat.sim.simulate import SimulationResult
 
 HALF_DAY = 43_200.0
 
@@ -73,7 +73,9 @@ class Summary:
         return asdict(self)
 
 
-def summarise(result: Result, *, policy: str, sharing: str, private: Result | None = None) -> Summary:
+def summarise(
+    result: SimulationResult, *, policy: str, sharing: str, private: SimulationResult | None = None
+) -> Summary:
     records = result.records
     length = max(records.ended - records.began, 1e-9)
     mine = waits_by_tenant(records)

@@ -10,9 +10,10 @@ import pytest
 
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
 from gyrostat.engine.checkpoint import load
-from gyrostat.engine.digest import digest
-from gyrostat.job.observer import Nobody, Stream
-from gyrostat.job.outcome import Outcome
+from gyrostat.engine.state.digest import digest
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.processes.output import OutputStream
 from tests.conftest import Launch
 
 # The writer's thread copies nothing before the next update, or the end, lets it: all that late copying can do wrong it does
@@ -25,8 +26,8 @@ from gyrostat.engine.checkpoint import latecopy
 from gyrostat.engine.checkpoint.hostcopy import HostCopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy
 from gyrostat.engine.checkpoint.writer import THREAD
-from gyrostat.engine.digest import digest
-from gyrostat.engine.flatcopy import Piece
+from gyrostat.engine.state.digest import digest
+from gyrostat.engine.state.flatcopy import RowSlice
 
 def given(name, default=""):
     return next((arg.partition("=")[2] for arg in sys.argv[1:] if arg.startswith(name + "=")), default)
@@ -37,7 +38,7 @@ def steps(name):
 latecopy._LARGE = 1
 go = threading.Event()
 settling, late = False, 0
-complete, settle, copy_piece = LateCopy.complete, LateCopy.settle, Piece.copy
+complete, settle, copy_piece = LateCopy.complete, LateCopy.settle, RowSlice.copy
 
 def held_complete(self):
     if threading.current_thread().name == THREAD:
@@ -56,7 +57,7 @@ def counted_copy(self):
     late += settling
     copy_piece(self)
 
-LateCopy.complete, LateCopy.settle, Piece.copy = held_complete, settle_and_let_go, counted_copy
+LateCopy.complete, LateCopy.settle, RowSlice.copy = held_complete, settle_and_let_go, counted_copy
 
 prepare = HostCopy.prepare
 
@@ -137,13 +138,13 @@ print("copied before updates:", late)
 # `job.save()` in the body of step s asks for the boundary s + 1. With three virtual workers there are 12 steps.
 
 
-class Heard(Nobody):
+class Heard(NullObserver):
     """What workers print."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         self.lines.append(line)
 
     def about(self, what: str) -> list[str]:
@@ -310,12 +311,12 @@ from torch.utils.data import TensorDataset
 from gyrostat.engine.checkpoint import latecopy
 from gyrostat.engine.checkpoint.disk import Disk
 from gyrostat.engine.checkpoint.writer import THREAD
-from gyrostat.engine.digest import digest
-from gyrostat.engine.keeper import Keeper
+from gyrostat.engine.state.digest import digest
+from gyrostat.engine.checkpoint.manager import CheckpointManager
 
 latecopy._LARGE = 1
 leaving = threading.Event()
-sync, leave = Disk.sync, Keeper.leave
+sync, leave = Disk.sync, CheckpointManager.leave
 
 def held_sync(disk, descriptor):
     if threading.current_thread().name == THREAD:
@@ -326,7 +327,7 @@ def leave_and_let_go(keeper, *args):
     leaving.set()
     leave(keeper, *args)
 
-Disk.sync, Keeper.leave = held_sync, leave_and_let_go
+Disk.sync, CheckpointManager.leave = held_sync, leave_and_let_go
 
 job = gyrostat.init(seed=4)
 model = torch.nn.Linear(4, 2)

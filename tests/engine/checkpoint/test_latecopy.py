@@ -14,16 +14,24 @@ from hypothesis import strategies as st
 
 from gyrostat.core.errors import CheckpointError
 from gyrostat.core.progress import Progress
-from gyrostat.engine import flatcopy
-from gyrostat.engine.checkpoint import CheckpointStore, Discarded, Snapshot, Writer, Written, latecopy, load
+from gyrostat.engine.checkpoint import (
+    CheckpointStore,
+    Discarded,
+    JobSnapshot,
+    Writer,
+    Written,
+    latecopy,
+    load,
+)
+from gyrostat.engine.checkpoint.capture import only_updates_change
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk
 from gyrostat.engine.checkpoint.hostcopy import HostCopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled, choose
 from gyrostat.engine.checkpoint.writer import THREAD
-from gyrostat.engine.digest import digest
-from gyrostat.engine.flatcopy import Piece, Row, room_for, rows_of, views_of
-from gyrostat.engine.snapshot import only_updates_change
-from gyrostat.engine.statetree import flatten
+from gyrostat.engine.state import flatcopy
+from gyrostat.engine.state.digest import digest
+from gyrostat.engine.state.flatcopy import FlatRow, RowSlice, room_for, rows_of, views_of
+from gyrostat.engine.state.statetree import flatten
 
 WAIT = 60
 
@@ -149,10 +157,10 @@ def test_an_update_does_not_wait_for_a_thread_that_has_not_begun() -> None:
 def test_an_update_waits_for_what_the_thread_is_copying(monkeypatch: pytest.MonkeyPatch) -> None:
     late = Late([torch.arange(3000.0)])
     taken, go, settled = threading.Event(), threading.Event(), threading.Event()
-    others: list[Piece] = []
-    copy = Piece.copy
+    others: list[RowSlice] = []
+    copy = RowSlice.copy
 
-    def held(piece: Piece) -> None:
+    def held(piece: RowSlice) -> None:
         if threading.current_thread().name == THREAD:
             taken.set()
             assert go.wait(WAIT)
@@ -163,7 +171,7 @@ def test_an_update_waits_for_what_the_thread_is_copying(monkeypatch: pytest.Monk
             assert not settled.is_set()
             go.set()  # all other pieces are copied
 
-    monkeypatch.setattr(Piece, "copy", held)
+    monkeypatch.setattr(RowSlice, "copy", held)
     thread = threading.Thread(target=late.copy.complete, name=THREAD)
     thread.start()
     assert taken.wait(WAIT)
@@ -276,11 +284,11 @@ def test_another_memory_is_no_change() -> None:
 
 
 def test_what_cannot_be_copied_is_told_by_the_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(piece: Piece) -> None:
+    def fail(piece: RowSlice) -> None:
         raise MemoryError("no room")
 
     late = Late([torch.arange(10.0)])
-    monkeypatch.setattr(Piece, "copy", fail)
+    monkeypatch.setattr(RowSlice, "copy", fail)
     late.copy.settle()
     with pytest.raises(MemoryError, match="no room"):
         late.copy.require_exact()
@@ -323,7 +331,7 @@ class Training:
     def take(self, step: int) -> str:
         """Begin a checkpoint; the digest that it should have."""
         shared = {"parameter": self.parameter, "momentum": self.momentum}
-        snapshot = Snapshot(
+        snapshot = JobSnapshot(
             job={}, fingerprint={}, progress=Progress(step=step), shared=shared, contexts=[{}]
         )
         self.writer.begin(snapshot, since=0.0, steady=[self.momentum])
@@ -413,7 +421,7 @@ def test_rows_know_their_names() -> None:
     flat = flatten({"a": torch.ones(3), "b": [torch.ones(0), torch.ones(2)]})
     rows = rows_of(torch.zeros(room_for(flat.skeleton), dtype=torch.uint8), flat)
     assert [(row.name, row.room.numel()) for row in rows] == [("a", 12), ("b.1", 8)]
-    assert isinstance(rows[0], Row)
+    assert isinstance(rows[0], FlatRow)
 
 
 def test_memory_can_be_made_ready_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

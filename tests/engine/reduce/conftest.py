@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from gyrostat.engine.neighbours import SWITCH
+from gyrostat.engine.transport.shared_memory import SWITCH
 
 
 @pytest.fixture

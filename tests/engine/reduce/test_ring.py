@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyrostat.core.placement import Placement, Segment
-from gyrostat.engine.group import Group, Traffic
 from gyrostat.engine.reduce import selftest
 from gyrostat.engine.reduce.gloo_order import addition_order, chunks
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
+from gyrostat.engine.transport.group import Traffic, WorkerGroup
 
 PLACEMENTS = {
     "one": Placement.even(5, 1),
@@ -47,7 +47,7 @@ def run(
     """Every worker in a thread of its own; `inputs[bucket][rank]`."""
 
     def work(worker: int) -> tuple[list[torch.Tensor], Traffic]:
-        group = Group(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
+        group = WorkerGroup(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
         groups.append(group)
         held = placement.held_by(worker)
         buckets = [
@@ -60,7 +60,7 @@ def run(
             ring_sum(bucket, placement, group)
         return [bucket.total for bucket in buckets], group.traffic
 
-    groups: list[Group] = []
+    groups: list[WorkerGroup] = []
     with ThreadPoolExecutor(placement.workers) as threads:
         results = list(threads.map(work, range(placement.workers)))
     for group in groups:

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from gyrostat.core.placement import Placement
-from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.ddp import DdpOrder
 from gyrostat.engine.reduce.tree import TreeOrder
+from gyrostat.engine.transport.group import WorkerGroup
 from tests.engine.reduce.test_ring import PLACEMENTS
 
 SIZES = ((1,), (7, 5), (20_011,), (300, 100))
-MAKE: dict[str, Callable[[list[torch.nn.Parameter], Placement, Group], DdpOrder | TreeOrder]] = {
+MAKE: dict[str, Callable[[list[torch.nn.Parameter], Placement, WorkerGroup], DdpOrder | TreeOrder]] = {
     "ddp": lambda parameters, placement, group: DdpOrder(
         parameters, DdpOptions(bucket_cap_mb=0.05), placement, group
     ),
@@ -40,7 +40,7 @@ def reduce(
     no = [False] * len(parameters)
 
     def work(worker: int) -> list[list[torch.Tensor]]:
-        group = Group(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=60)
+        group = WorkerGroup(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=60)
         groups.append(group)
         reduction = MAKE[order](parameters, placement, group)
         *others, last = placement.held_by(worker)
@@ -58,15 +58,15 @@ def reduce(
             reduction.close_pass(tuple(reversed(range(len(parameters)))))
         return means
 
-    groups: list[Group] = []
+    groups: list[WorkerGroup] = []
     with ThreadPoolExecutor(placement.workers) as threads:
         results = list(threads.map(work, range(placement.workers)))
     for group in groups:
         group.close()
-        assert (group.neighbours is not None) == (
+        assert (group.shared_memory is not None) == (
             group.size > 1 and os.environ.get("GYROSTAT_SHARED_MEMORY") != "0"
         )
-        assert group.neighbours is None or group.traffic.sent == group.traffic.received == 0
+        assert group.shared_memory is None or group.traffic.sent == group.traffic.received == 0
     return results
 
 

@@ -15,11 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyrostat.core.placement import Placement, Segment
-from gyrostat.engine import group as group_module
-from gyrostat.engine.group import Group, Traffic
 from gyrostat.engine.reduce.tree import TreeOrder
 from gyrostat.engine.reduce.tree_order import maximal_nodes, siblings, split
 from gyrostat.engine.torch_internals import gloo_group
+from gyrostat.engine.transport import group as group_module
+from gyrostat.engine.transport.group import Traffic, WorkerGroup
 
 pytestmark = pytest.mark.usefixtures("apart")
 HOST = torch.device("cpu")
@@ -79,7 +79,7 @@ def reduce(
     no = [False] * len(parameters)
 
     def work(worker: int) -> tuple[list[torch.Tensor], Traffic]:
-        group = Group(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
+        group = WorkerGroup(rank=worker, size=placement.workers, generation=1, store=str(path), timeout_s=30)
         groups.append(group)
         if carrier is not None and group.size > 1:
             group.use_nccl(carrier)
@@ -98,7 +98,7 @@ def reduce(
             means = [mean.clone() for mean in order.mean()]
         return means, group.traffic
 
-    groups: list[Group] = []
+    groups: list[WorkerGroup] = []
     with ThreadPoolExecutor(placement.workers) as threads:
         results = list(threads.map(work, range(placement.workers)))
     for group in groups:
@@ -189,7 +189,7 @@ def test_sums_in_host_memory_are_complete_for_the_host(
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16, 17])
 def test_folding_needs_few_buffers(ranks: int) -> None:
     """Sums that wait for their other half: at most log2 N, and one for the leaf that comes in."""
-    alone = Group(rank=0, size=1, generation=1, store=None, timeout_s=1)
+    alone = WorkerGroup(rank=0, size=1, generation=1, store=None, timeout_s=1)
     [inputs] = [gradients(ranks, 10)]
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in inputs[0]]
     order = TreeOrder(parameters, Placement.even(ranks, 1), alone)

@@ -8,7 +8,7 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, Kind, plan
+from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, FaultKind, plan
 
 ALL = (*OF_WORKERS, *OF_AGENTS)
 
@@ -22,8 +22,8 @@ def test_a_seed_decides() -> None:
 def test_every_kind_comes_about_as_often_as_wanted() -> None:
     faults = list(islice(plan(1, every=2.0, kinds=ALL), 2000))
     times = Counter(fault.kind for fault in faults)
-    assert set(times) == set(Kind)
-    assert times.most_common(1)[0][0] is Kind.KILL
+    assert set(times) == set(FaultKind)
+    assert times.most_common(1)[0][0] is FaultKind.KILL
     assert 1.8 < sum(fault.after for fault in faults) / 2000 < 2.2
     assert {fault.kind for fault in islice(plan(1, every=2.0, kinds=OF_WORKERS), 500)} == set(OF_WORKERS)
 

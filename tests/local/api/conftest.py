@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.local.api.server import ApiServer, serving
-from gyrostat.local.client import Cluster
+from gyrostat.local.client import ClusterClient
 from tests.local.quiet_cluster import Guarded, Quiet, guarded_cluster, quiet_cluster
 
 
@@ -21,13 +21,13 @@ def quiet(tmp_path: Path) -> Iterator[Quiet]:
 @pytest.fixture
 def server(quiet: Quiet) -> Iterator[ApiServer]:
     """Without tokens."""
-    with serving(quiet.office, "127.0.0.1:0") as listening:
+    with serving(quiet.service, "127.0.0.1:0") as listening:
         yield listening
 
 
 @pytest.fixture
-def cluster(server: ApiServer) -> Iterator[Cluster]:
-    with Cluster(server.url) as client:
+def cluster(server: ApiServer) -> Iterator[ClusterClient]:
+    with ClusterClient(server.url) as client:
         yield client
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.local.api.guard import check_origin
-from gyrostat.local.api.problem import Refusal
+from gyrostat.local.api.problem import ApiError
 from gyrostat.local.api.server import ApiServer, check_listen, parse_listen
 from tests.local.quiet_cluster import Quiet
 
@@ -45,7 +45,7 @@ def test_requests_for_us_pass(headers: dict[str, str]) -> None:
     ],
 )
 def test_requests_that_pages_make_do_not(headers: dict[str, str], status: int) -> None:
-    with pytest.raises(Refusal) as refused:
+    with pytest.raises(ApiError) as refused:
         check_origin(headers, OURS)
     assert refused.value.status == status
 
@@ -69,7 +69,7 @@ def test_a_page_cannot_submit(server: ApiServer, quiet: Quiet, headers: dict[str
     connection.request("POST", "/v1/jobs", b'{"script": "train.py"}', headers)
     assert connection.getresponse().status == status
     connection.close()
-    assert quiet.office.jobs(None) == []
+    assert quiet.service.jobs(None) == []
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0", "::", "10.1.2.3", "192.168.0.1", "2001:db8::1"])
@@ -87,14 +87,14 @@ def test_loopback_needs_none(address: str) -> None:
 
 def test_the_service_does_not_start_without_tokens(quiet: Quiet) -> None:
     with pytest.raises(UsageError, match=r"0\.0\.0\.0 can be reached from other machines"):
-        ApiServer(quiet.office, "0.0.0.0:0")
+        ApiServer(quiet.service, "0.0.0.0:0")
     with pytest.raises(UsageError, match=r"token file .* cannot be read"):
-        ApiServer(quiet.office, "0.0.0.0:0", Path("nosuch.json"))
+        ApiServer(quiet.service, "0.0.0.0:0", Path("nosuch.json"))
 
 
 def test_an_address_that_is_taken_is_told(quiet: Quiet, server: ApiServer) -> None:
     with pytest.raises(UsageError, match=r"cannot listen at 127.0.0.1:.*: Address already in use"):
-        ApiServer(quiet.office, server.address)
+        ApiServer(quiet.service, server.address)
 
 
 @pytest.mark.parametrize(

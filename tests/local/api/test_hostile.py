@@ -17,7 +17,7 @@ from gyrostat.core.errors import NoSuchJob, UsageError
 from gyrostat.local.api.messages import Use
 from gyrostat.local.api.operation import MAX_BODY
 from gyrostat.local.api.tokens import read_tokens, write_tokens
-from gyrostat.local.client import Cluster
+from gyrostat.local.client import ClusterClient
 from gyrostat.local.records import JobState
 from tests.local.quiet_cluster import Guarded, Quiet
 
@@ -25,14 +25,14 @@ SECRET = "alices-secret-model"
 
 
 @pytest.fixture
-def alice(guarded: Guarded) -> Iterator[Cluster]:
+def alice(guarded: Guarded) -> Iterator[ClusterClient]:
     with guarded.cluster("alice") as client:
         client.submit(guarded.spec("alice", name=SECRET, env={"PASSWORD": "sesame"}))
         yield client
 
 
 @pytest.fixture
-def mallory(guarded: Guarded) -> Iterator[Cluster]:
+def mallory(guarded: Guarded) -> Iterator[ClusterClient]:
     with guarded.cluster("mallory") as client:
         yield client
 
@@ -57,22 +57,22 @@ def ask(
     return response.status, json.loads(content)
 
 
-TOUCHES: tuple[Callable[[Cluster, str], object], ...] = (
-    Cluster.status,
-    Cluster.cancel,
-    Cluster.pause,
-    Cluster.resume,
-    Cluster.migrate,
-    Cluster.profile,
+TOUCHES: tuple[Callable[[ClusterClient, str], object], ...] = (
+    ClusterClient.status,
+    ClusterClient.cancel,
+    ClusterClient.pause,
+    ClusterClient.resume,
+    ClusterClient.migrate,
+    ClusterClient.profile,
     lambda cluster, job: cluster.scale(job, 1, 1),
     lambda cluster, job: list(cluster.logs(job)),
 )
 
 
 def test_another_tenants_job_does_not_exist(
-    alice: Cluster, mallory: Cluster, quiet: Quiet, caplog: pytest.LogCaptureFixture
+    alice: ClusterClient, mallory: ClusterClient, quiet: Quiet, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = quiet.office.job("j1", None)
+    before = quiet.service.job("j1", None)
     for touch in TOUCHES:
         for job in ("j1", SECRET):
             caplog.clear()
@@ -82,18 +82,18 @@ def test_another_tenants_job_does_not_exist(
                 touch(mallory, "x" * len(job))
             assert str(refused.value).replace(job, "") == str(unknown.value).replace("x" * len(job), "")
             assert f"tenant mallory asked for another tenant's job '{job}'" in caplog.text
-    assert quiet.office.job("j1", None) == before
+    assert quiet.service.job("j1", None) == before
     assert quiet.machine.asked == []
 
 
-def test_near_names_of_others_are_not_suggested(alice: Cluster, mallory: Cluster) -> None:
+def test_near_names_of_others_are_not_suggested(alice: ClusterClient, mallory: ClusterClient) -> None:
     with pytest.raises(NoSuchJob) as told:
         mallory.status(SECRET[:-1])
     assert "did you mean" not in str(told.value)
 
 
 def test_what_a_tenant_sees_of_the_cluster(
-    alice: Cluster, mallory: Cluster, guarded: Guarded, quiet: Quiet
+    alice: ClusterClient, mallory: ClusterClient, guarded: Guarded, quiet: Quiet
 ) -> None:
     quiet.registry.move("j1", JobState.STARTING, "its turn", "started", devices=(0,))
     quiet.machine.holders[0] = ("j1", "alice")
@@ -155,13 +155,13 @@ def test_what_strangers_ask_for_fills_no_log(guarded: Guarded, caplog: pytest.Lo
     assert len(caplog.text) < 500
 
 
-def test_near_names_are_suggested(alice: Cluster, guarded: Guarded, mallory: Cluster) -> None:
+def test_near_names_are_suggested(alice: ClusterClient, guarded: Guarded, mallory: ClusterClient) -> None:
     mallory.submit(guarded.spec("mallory", name="resnet"))
     status, problem = ask(guarded, "GET", "/v1/jobs/resnets")
     assert (status, problem["suggestions"]) == (404, ["resnet"])
 
 
-def test_a_tenant_is_led_past_what_happens_to_others(alice: Cluster, guarded: Guarded) -> None:
+def test_a_tenant_is_led_past_what_happens_to_others(alice: ClusterClient, guarded: Guarded) -> None:
     status, events = ask(guarded, "GET", "/v1/events?since=0&wait=30")
     assert (status, events["events"], events["next"]) == (200, [], 1)
 
@@ -184,11 +184,11 @@ def test_what_is_for_operators(
     assert quiet.machine.asked == []
 
 
-def test_path_tricks_in_names(guarded: Guarded, mallory: Cluster, quiet: Quiet) -> None:
+def test_path_tricks_in_names(guarded: Guarded, mallory: ClusterClient, quiet: Quiet) -> None:
     for name in ("../../etc", "a/b", "..", ".hidden", "a\0b", "a\nb", "", "x" * 65, "ünï", "-rf", "%2e%2e"):
         with pytest.raises(UsageError, match="a job's name is made of"):
             mallory.submit(guarded.spec("mallory", name=name))
-    assert quiet.office.jobs(None) == []
+    assert quiet.service.jobs(None) == []
 
 
 TRICKS: tuple[tuple[dict[str, Any], int], ...] = (
@@ -224,7 +224,7 @@ def test_path_tricks_in_jobs(guarded: Guarded, quiet: Quiet, caplog: pytest.LogC
             found = ask(guarded, "POST", "/v1/jobs", json.dumps(told).encode())[0]
         assert (fields, found) == (fields, status)
         assert "refused POST '/v1/jobs' of mallory" in caplog.text
-    assert quiet.office.jobs(None) == []
+    assert quiet.service.jobs(None) == []
 
 
 ADDRESSES = (
@@ -243,21 +243,23 @@ ADDRESSES = (
 )
 
 
-def test_path_tricks_in_addresses(alice: Cluster, guarded: Guarded) -> None:
+def test_path_tricks_in_addresses(alice: ClusterClient, guarded: Guarded) -> None:
     for job in ADDRESSES:
         for path in (f"/v1/jobs/{job}", f"/v1/jobs/{job}/logs"):
             status, problem = ask(guarded, "GET", path)
             assert (path, status, SECRET in str(problem)) == (path, 404, False)
 
 
-def test_a_place_in_a_log_is_no_way_into_another(alice: Cluster, guarded: Guarded, quiet: Quiet) -> None:
+def test_a_place_in_a_log_is_no_way_into_another(
+    alice: ClusterClient, guarded: Guarded, quiet: Quiet
+) -> None:
     with guarded.cluster("mallory") as mallory:
         mallory.submit(guarded.spec("mallory", name="mine"))
     for job, text in (("j1", "alice's line"), ("j2", "mine")):
-        output = Path(quiet.office.log_paths(job, None).output)
+        output = Path(quiet.service.log_paths(job, None).output)
         output.parent.mkdir(parents=True)
         output.write_text(f"{text}\n")
-    inode = Path(quiet.office.log_paths("j1", None).output).stat().st_ino
+    inode = Path(quiet.service.log_paths("j1", None).output).stat().st_ino
     status, part = ask(guarded, "GET", f"/v1/jobs/mine/logs?after={inode}:0:0")
     assert (status, part["lines"]) == (200, ["mine"])
 
@@ -287,7 +289,7 @@ def test_malformed_and_oversize_bodies(guarded: Guarded, quiet: Quiet) -> None:
         assert set(problem) == {"code", "message", "suggestions"}
         assert "Traceback" not in problem["message"]
         assert len(problem["message"]) < 1000
-    assert quiet.office.jobs(None) == []
+    assert quiet.service.jobs(None) == []
 
 
 def test_a_body_that_never_says_how_long_it_is(guarded: Guarded) -> None:
@@ -322,7 +324,7 @@ QUERIES = (
 )
 
 
-def test_malformed_queries(guarded: Guarded, mallory: Cluster) -> None:
+def test_malformed_queries(guarded: Guarded, mallory: ClusterClient) -> None:
     mallory.submit(guarded.spec("mallory", name="mine"))
     for query in QUERIES:
         status, problem = ask(guarded, "GET", f"/v1/jobs/mine/logs?{query}")
@@ -330,7 +332,7 @@ def test_malformed_queries(guarded: Guarded, mallory: Cluster) -> None:
         assert problem["message"]
 
 
-def test_without_a_token_nothing_is_told(alice: Cluster, guarded: Guarded) -> None:
+def test_without_a_token_nothing_is_told(alice: ClusterClient, guarded: Guarded) -> None:
     connection = http.client.HTTPConnection(guarded.server.address)
     for header in (None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic bWFsbG9yeTp4", "Bearer \xff\xfe"):
         for path in ("/v1/jobs", "/v1/jobs/j1", "/v1/overview", "/metrics", "/v1/nosuch"):
@@ -345,7 +347,7 @@ def test_without_a_token_nothing_is_told(alice: Cluster, guarded: Guarded) -> No
     connection.close()
 
 
-def test_a_revoked_token_is_refused_at_once(mallory: Cluster, guarded: Guarded) -> None:
+def test_a_revoked_token_is_refused_at_once(mallory: ClusterClient, guarded: Guarded) -> None:
     assert mallory.jobs() == ()
     kept = [token for token in read_tokens(guarded.tokens) if token.principal.tenant != "mallory"]
     write_tokens(guarded.tokens, tuple(kept))
@@ -353,7 +355,7 @@ def test_a_revoked_token_is_refused_at_once(mallory: Cluster, guarded: Guarded) 
         mallory.jobs()
 
 
-def test_a_name_is_never_taken_for_anothers_id(alice: Cluster, guarded: Guarded) -> None:
+def test_a_name_is_never_taken_for_anothers_id(alice: ClusterClient, guarded: Guarded) -> None:
     """Or a tenant could have an operator cancel its neighbour's job."""
     with guarded.cluster("mallory") as mallory, guarded.cluster("operator") as operator:
         mallory.submit(guarded.spec("mallory", name="j1"))

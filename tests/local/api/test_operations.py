@@ -14,12 +14,12 @@ import pytest
 from gyrostat.core.errors import ClusterUnreachable, NoSuchJob, Unplaceable, UsageError, WrongState
 from gyrostat.local.api.messages import Use
 from gyrostat.local.api.server import ApiServer
-from gyrostat.local.client import Cluster
+from gyrostat.local.client import ClusterClient
 from gyrostat.local.records import Intent, JobState
 from tests.local.quiet_cluster import ROWS, Quiet
 
 
-def test_submit(cluster: Cluster, quiet: Quiet) -> None:
+def test_submit(cluster: ClusterClient, quiet: Quiet) -> None:
     spec = quiet.spec(virtual_workers=4, args=("--epochs", "3"), env={"A": "b"}, time_limit=60.0)
     job = cluster.submit(spec)
     assert (job.id, job.name, job.state, job.spec) == ("j1", "train", JobState.QUEUED, spec)
@@ -37,7 +37,7 @@ def test_submit(cluster: Cluster, quiet: Quiet) -> None:
     ],
 )
 def test_what_is_refused_at_submission(
-    cluster: Cluster, quiet: Quiet, fields: dict[str, object], kind: type[Exception], message: str
+    cluster: ClusterClient, quiet: Quiet, fields: dict[str, object], kind: type[Exception], message: str
 ) -> None:
     with pytest.raises(UsageError, match=message) as refused:
         cluster.submit(quiet.spec(**fields))
@@ -45,7 +45,7 @@ def test_what_is_refused_at_submission(
     assert quiet.registry.store.jobs() == []
 
 
-def test_jobs(cluster: Cluster, quiet: Quiet) -> None:
+def test_jobs(cluster: ClusterClient, quiet: Quiet) -> None:
     jobs = [cluster.submit(quiet.spec(name=name)) for name in ("a", "b", "c")]
     quiet.registry.move("j2", JobState.CANCELLED, "its owner cancels it")
     assert [job.id for job in cluster.jobs()] == ["j1", "j2", "j3"]
@@ -55,7 +55,7 @@ def test_jobs(cluster: Cluster, quiet: Quiet) -> None:
     assert cluster.jobs(tenant=jobs[0].tenant, ended=False) == (jobs[0], jobs[2])
 
 
-def test_status_says_why_a_job_waits(cluster: Cluster, quiet: Quiet) -> None:
+def test_status_says_why_a_job_waits(cluster: ClusterClient, quiet: Quiet) -> None:
     job = cluster.submit(quiet.spec())
     found = cluster.status("train")
     assert found.job == job
@@ -65,13 +65,13 @@ def test_status_says_why_a_job_waits(cluster: Cluster, quiet: Quiet) -> None:
     assert cluster.status("j1").waiting is None
 
 
-def test_near_names_are_suggested(cluster: Cluster, quiet: Quiet) -> None:
+def test_near_names_are_suggested(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec(name="resnet"))
     with pytest.raises(NoSuchJob, match="there is no job 'resnt'; did you mean 'resnet'"):
         cluster.status("resnt")
 
 
-def test_owners_steer_their_jobs(cluster: Cluster, quiet: Quiet) -> None:
+def test_owners_steer_their_jobs(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec(virtual_workers=4))
     assert cluster.pause("train").intent is Intent.PAUSE
     assert cluster.resume("train").intent is Intent.RUN
@@ -84,7 +84,7 @@ def test_owners_steer_their_jobs(cluster: Cluster, quiet: Quiet) -> None:
         cluster.pause("train")
 
 
-def test_running_jobs_are_asked(cluster: Cluster, quiet: Quiet) -> None:
+def test_running_jobs_are_asked(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec())
     changed = cluster.migrate("train", (0, 2))
     assert (changed.text, changed.step, changed.workers) == ("moved", 7, 2)
@@ -94,7 +94,7 @@ def test_running_jobs_are_asked(cluster: Cluster, quiet: Quiet) -> None:
         cluster.profile("train", largest=9)
 
 
-def test_devices_and_overview(cluster: Cluster, quiet: Quiet) -> None:
+def test_devices_and_overview(cluster: ClusterClient, quiet: Quiet) -> None:
     tenant = cluster.submit(quiet.spec()).tenant
     cluster.submit(quiet.spec(name="late"))
     quiet.registry.move("j1", JobState.STARTING, "its turn", devices=(1,))
@@ -113,7 +113,7 @@ def test_devices_and_overview(cluster: Cluster, quiet: Quiet) -> None:
     assert found.virtual_clusters == ("default",)
 
 
-def test_events(cluster: Cluster, quiet: Quiet) -> None:
+def test_events(cluster: ClusterClient, quiet: Quiet) -> None:
     for name in ("a", "b", "c"):
         cluster.submit(quiet.spec(name=name))
     assert [(event.number, event.kind, event.job) for event in cluster.events()] == [
@@ -125,21 +125,21 @@ def test_events(cluster: Cluster, quiet: Quiet) -> None:
 
 
 def test_who_follows_events_gets_them_when_they_come(
-    cluster: Cluster, server: ApiServer, quiet: Quiet
+    cluster: ClusterClient, server: ApiServer, quiet: Quiet
 ) -> None:
     cluster.submit(quiet.spec(name="a"))
     following = cluster.events(follow=True)
     assert next(following).job == "j1"
-    later = threading.Thread(target=lambda: quiet.office.submit(quiet.spec(name="b"), "me"))
+    later = threading.Thread(target=lambda: quiet.service.submit(quiet.spec(name="b"), "me"))
     later.start()
     assert next(following).job == "j2"
     later.join()
 
 
-def test_logs(cluster: Cluster, quiet: Quiet) -> None:
+def test_logs(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec())
     assert list(cluster.logs("train")) == []
-    paths = quiet.office.log_paths("j1", None)
+    paths = quiet.service.log_paths("j1", None)
     Path(paths.output).parent.mkdir(parents=True)
     Path(paths.output).write_text("[0] one\n[1] two\n")
     Path(paths.metrics).write_text('{"step":1,"metrics":{"loss":0.5}}\n')
@@ -150,9 +150,9 @@ def test_logs(cluster: Cluster, quiet: Quiet) -> None:
     assert list(cluster.logs("train", source=LogSource.METRICS)) == ['{"step":1,"metrics":{"loss":0.5}}']
 
 
-def test_who_follows_a_log_is_let_go_when_the_job_is_over(cluster: Cluster, quiet: Quiet) -> None:
+def test_who_follows_a_log_is_let_go_when_the_job_is_over(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec())
-    output = Path(quiet.office.log_paths("j1", None).output)
+    output = Path(quiet.service.log_paths("j1", None).output)
     output.parent.mkdir(parents=True)
     output.write_text("[0] one\n")
     lines = cluster.logs("train", follow=True)
@@ -169,7 +169,7 @@ def test_who_follows_a_log_is_let_go_when_the_job_is_over(cluster: Cluster, quie
     ending.join()
 
 
-def test_who_waits_for_a_job_learns_how_it_ended(cluster: Cluster, quiet: Quiet) -> None:
+def test_who_waits_for_a_job_learns_how_it_ended(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec())
     ending = threading.Thread(
         target=lambda: quiet.registry.move("j1", JobState.CANCELLED, "its owner cancels it", "cancelled")
@@ -179,7 +179,7 @@ def test_who_waits_for_a_job_learns_how_it_ended(cluster: Cluster, quiet: Quiet)
     ending.join()
 
 
-def test_devices_are_reserved_and_released(cluster: Cluster, quiet: Quiet) -> None:
+def test_devices_are_reserved_and_released(cluster: ClusterClient, quiet: Quiet) -> None:
     found = cluster.reserve("cpu", 2, wait=5)
     assert (found.devices, found.free) == ({"cpu": 2}, True)
     quiet.machine.holders[0] = ("j1", "me")
@@ -190,7 +190,7 @@ def test_devices_are_reserved_and_released(cluster: Cluster, quiet: Quiet) -> No
         cluster.reserve("gpu", 1)
 
 
-def test_the_newest_recording_is_served(cluster: Cluster, quiet: Quiet) -> None:
+def test_the_newest_recording_is_served(cluster: ClusterClient, quiet: Quiet) -> None:
     with pytest.raises(UsageError, match="nothing has been recorded yet"):
         cluster.recording()
     for number in (1, 2):
@@ -198,7 +198,7 @@ def test_the_newest_recording_is_served(cluster: Cluster, quiet: Quiet) -> None:
     assert cluster.recording() == b"2\n"
 
 
-def test_the_daemon_is_asked_to_end(cluster: Cluster, quiet: Quiet) -> None:
+def test_the_daemon_is_asked_to_end(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.shutdown(checkpoint=False)
     assert quiet.machine.asked == [("shut down", False)]
 
@@ -206,16 +206,16 @@ def test_the_daemon_is_asked_to_end(cluster: Cluster, quiet: Quiet) -> None:
 def test_a_client_says_if_nobody_answers(server: ApiServer) -> None:
     server.stop()
     with pytest.raises(ClusterUnreachable, match="does not answer"):
-        Cluster(server.url).jobs()
+        ClusterClient(server.url).jobs()
 
 
 @pytest.mark.parametrize("url", ["ftp://x:1", "http://", "http://x:y", "http://x:1/path"])
 def test_what_is_no_address_of_a_cluster(url: str) -> None:
     with pytest.raises(UsageError, match="a cluster's address is"):
-        Cluster(url)
+        ClusterClient(url)
 
 
-def test_metrics(cluster: Cluster, server: ApiServer, quiet: Quiet) -> None:
+def test_metrics(cluster: ClusterClient, server: ApiServer, quiet: Quiet) -> None:
     tenant = cluster.submit(quiet.spec()).tenant
     quiet.registry.move("j1", JobState.STARTING, "its turn", devices=(1, 2))
     quiet.registry.progress("j1", step=17, loss=0.25, throughput=640.0)
@@ -242,12 +242,12 @@ def test_metrics(cluster: Cluster, server: ApiServer, quiet: Quiet) -> None:
 
 
 def test_what_nobody_foresaw_is_logged_and_not_told(
-    cluster: Cluster, quiet: Quiet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cluster: ClusterClient, quiet: Quiet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
         raise RuntimeError("open sesame")
 
-    monkeypatch.setattr(quiet.office, "devices", fail)
+    monkeypatch.setattr(quiet.service, "devices", fail)
     with (
         caplog.at_level(logging.ERROR, "gyrostat.api"),
         pytest.raises(Exception, match="under incident") as told,

@@ -47,7 +47,7 @@ def two_tenants(guarded: Guarded) -> Guarded:
     suppress_health_check=list(HealthCheck),
 )
 def test_answers_are_as_described(case: schemathesis.Case[Any], two_tenants: Guarded, quiet: Quiet) -> None:
-    before = quiet.office.job("j1", None)
+    before = quiet.service.job("j1", None)
     for who in ("mallory", "operator"):
         response = case.call_and_validate(
             base_url=two_tenants.server.url,
@@ -57,4 +57,4 @@ def test_answers_are_as_described(case: schemathesis.Case[Any], two_tenants: Gua
         )
         if who == "mallory":
             assert SECRET not in response.text
-            assert quiet.office.job("j1", None) == before
+            assert quiet.service.job("j1", None) == before

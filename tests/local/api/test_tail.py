@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
 from gyrostat.local.api import tail
-from gyrostat.local.api.tail import Part, read_part
-from gyrostat.local.logs import RotatingFile
+from gyrostat.local.api.tail import LogChunk, read_part
+from gyrostat.local.rotating_log import RotatingFile
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def read_all(
 
 def test_there_may_be_no_log_yet(log: Path) -> None:
     part = read_part(log, None, None, over=False)
-    assert part == Part((), "", complete=True)
+    assert part == LogChunk((), "", complete=True)
     log.write_text("one\n")
     assert read_part(log, part.next, None, over=False).lines == ("one",)
 

@@ -8,10 +8,10 @@ from copy import deepcopy
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.forest import Forest
 from gyrostat.sched.cells.free_lists import TAKEN
-from gyrostat.sched.cells.physical import Pool
+from gyrostat.sched.cells.physical import PhysicalCells
 from gyrostat.sched.cells.request import OPPORTUNISTIC
 from gyrostat.sched.cells.shortfall import gaps
-from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.cells.virtual import VirtualCells
 
 
 def audit(cluster: CellCluster) -> None:
@@ -30,12 +30,12 @@ def audit(cluster: CellCluster) -> None:
     assert kept == use
 
 
-def invariant_holds(pool: Pool) -> bool:
+def invariant_holds(pool: PhysicalCells) -> bool:
     """r_k - a_k <= f_k + F_k at all levels, on healthy cells."""
     return min(gaps(pool.free, pool.needed, pool.splits)) >= 0
 
 
-def _pieces(cluster: CellCluster, pool: Pool) -> Iterator[tuple[str, bool, int, int]]:
+def _pieces(cluster: CellCluster, pool: PhysicalCells) -> Iterator[tuple[str, bool, int, int]]:
     for job, grant in cluster.jobs.items():
         for pod in grant.pods:
             if pod.pool is pool:
@@ -43,7 +43,7 @@ def _pieces(cluster: CellCluster, pool: Pool) -> Iterator[tuple[str, bool, int, 
                     yield job, grant.priority == OPPORTUNISTIC, piece.level, piece.at
 
 
-def _audit_pool(cluster: CellCluster, pool: Pool) -> None:
+def _audit_pool(cluster: CellCluster, pool: PhysicalCells) -> None:
     sizes, width = pool.sizes, pool.layout.roots * pool.sizes[-1]
     absent = {
         device
@@ -125,7 +125,7 @@ def _audit_pool(cluster: CellCluster, pool: Pool) -> None:
     assert min(gaps(pool.total, pool.needed, pool.splits)) >= 0, "legal requests may fail"
 
 
-def _audit_group(cluster: CellCluster, group: Group) -> None:
+def _audit_group(cluster: CellCluster, group: VirtualCells) -> None:
     pool, devices = group.pool, group.count * group.sizes[-1]
     held: dict[int, int] = {}
     users = [0] * group.count
@@ -205,7 +205,7 @@ def _audit_forest(forest: Forest, free: set[int]) -> None:
         assert forest._masks[level] == sum(1 << count for count in partial)
 
 
-def _range(pool: Pool, level: int, at: int) -> range:
+def _range(pool: PhysicalCells, level: int, at: int) -> range:
     return range(at * pool.sizes[level], (at + 1) * pool.sizes[level])
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from gyrostat.sched.cells.request import Affinity, CellRequest, PodGroup
+from gyrostat.sched.cells.request import CellAffinity, CellRequest, PodGroup
 from gyrostat.sched.cells.spec import (
     Assigned,
     CellSpec,
@@ -50,8 +50,8 @@ def specs(draw: st.DrawFn, *, most_devices: int = 48, most_tops: int = 4) -> Cel
         node, number = divmod(device, sizes[node_level])
         pin = PinnedCell("pinned", hierarchy.name, level, f"n{node}/{number}")
         spec = _if_sound(spec, replace(tenants["a"], pinned=(pin,)))
-    wishes = st.tuples(st.sampled_from(TENANTS), st.integers(0, len(sizes) - 1))
-    for name, level in draw(st.lists(wishes, min_size=1, max_size=14)):
+    policy_actions = st.tuples(st.sampled_from(TENANTS), st.integers(0, len(sizes) - 1))
+    for name, level in draw(st.lists(policy_actions, min_size=1, max_size=14)):
         tenant = next(vc for vc in spec.virtual_clusters if vc.name == name)
         counts = {cells.level: cells.count for cells in tenant.cells}
         counts[level] = counts.get(level, 0) + 1
@@ -84,7 +84,7 @@ def requests(draw: st.DrawFn, spec: CellSpec, job: str, *, priorities: tuple[int
         vc=vc.name,
         pods=tuple(draw(st.lists(groups, min_size=1, max_size=2))),
         priority=priority,
-        affinity=draw(st.sampled_from(Affinity)),
+        affinity=draw(st.sampled_from(CellAffinity)),
         pinned="pinned" if pinned else None,
     )
 

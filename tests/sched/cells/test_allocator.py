@@ -6,9 +6,16 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.allocator import CellCluster
-from gyrostat.sched.cells.bindings import Change, bindings_of, rebuild, reconfigured
+from gyrostat.sched.cells.bindings import BindingChange, bindings_of, rebuild, reconfigured
 from gyrostat.sched.cells.lending import lend_fairly, opportunistic_shares, over_share
-from gyrostat.sched.cells.request import OPPORTUNISTIC, Affinity, CellRequest, Grant, PodGroup, Refusal
+from gyrostat.sched.cells.request import (
+    OPPORTUNISTIC,
+    CellAffinity,
+    CellRefusal,
+    CellRequest,
+    Grant,
+    PodGroup,
+)
 from gyrostat.sched.cells.shortfall import Shortfall
 from gyrostat.sched.cells.spec import CellSpec, parse
 from tests.sched.cells.audit import audit
@@ -45,14 +52,14 @@ def ask(
     soft: bool = False,
     level: str | None = None,
     pinned: str | None = None,
-) -> Grant | Refusal:
+) -> Grant | CellRefusal:
     result = cells.allocate(
         CellRequest(
             job=job,
             vc=vc,
             pods=tuple(map(PodGroup, devices)),
             priority=priority,
-            affinity=Affinity.SOFT if soft else Affinity.HARD,
+            affinity=CellAffinity.SOFT if soft else CellAffinity.HARD,
             level=level,
             pinned=pinned,
         )
@@ -61,7 +68,7 @@ def ask(
     return result
 
 
-def places(result: Grant | Refusal) -> list[tuple[str, ...]]:
+def places(result: Grant | CellRefusal) -> list[tuple[str, ...]]:
     assert isinstance(result, Grant), result
     return [pod.physical_cells for pod in result.pods]
 
@@ -98,11 +105,13 @@ def test_a_grant_says_what_was_bound_to_what() -> None:
 def test_a_tenant_gets_no_more_than_its_cells_and_is_told_how_many_are_missing() -> None:
     cells = cluster("  a: {cells: {node: 2}}\n  b: {cells: {node: 1}}\n")
     ask(cells, "j1", "a", 1)
-    assert ask(cells, "j2", "a", 4, 4, 4) == Refusal(
+    assert ask(cells, "j2", "a", 4, 4, 4) == CellRefusal(
         "j2", "a is 2 short of a node with 4 free devices", "node", 2
     )
-    assert ask(cells, "j2", "a", 5) == Refusal("j2", "a is 1 short of a rack with 5 free devices", "rack", 1)
-    assert ask(cells, "j2", "a", 17) == Refusal(
+    assert ask(cells, "j2", "a", 5) == CellRefusal(
+        "j2", "a is 1 short of a rack with 5 free devices", "rack", 1
+    )
+    assert ask(cells, "j2", "a", 17) == CellRefusal(
         "j2", "a pod of 17 devices does not fit into a rack of 16", "rack", 1
     )
     assert isinstance(ask(cells, "j2", "a", 2, 4, 1), Grant)
@@ -116,7 +125,7 @@ def test_soft_affinity_takes_a_larger_cell_and_then_anything() -> None:
         ask(cells, f"{job}s", "a", 2)
     cells.release("j1b")
     cells.release("j2b")
-    assert isinstance(ask(cells, "hard", "a", 2), Refusal)
+    assert isinstance(ask(cells, "hard", "a", 2), CellRefusal)
     grant = ask(cells, "soft", "a", 2, soft=True)
     assert isinstance(grant, Grant)
     assert (grant.pods[0].devices, grant.pods[0].level, grant.pods[0].wanted_level) == (
@@ -128,7 +137,7 @@ def test_soft_affinity_takes_a_larger_cell_and_then_anything() -> None:
     grant = ask(cells, "wide", "a", 2, soft=True, level="node")
     assert places(grant) == [("socket@n0/2",)]
     refusal = ask(cells, "more", "a", 1, soft=True)
-    assert refusal == Refusal("more", "a is 1 short of 1 free device", "gpu", 1)
+    assert refusal == CellRefusal("more", "a is 1 short of 1 free device", "gpu", 1)
 
 
 def test_within_a_machine_of_its_own_a_pod_need_not_have_a_socket_of_its_own() -> None:
@@ -190,7 +199,7 @@ def test_opportunistic_jobs_go_farthest_from_bound_cells_and_keep_together() -> 
         ("socket@n0/2",),
         ("gpu@n0/1",),
     ]
-    assert isinstance(ask(cells, "low8", "a", 1, priority=OPPORTUNISTIC), Refusal)
+    assert isinstance(ask(cells, "low8", "a", 1, priority=OPPORTUNISTIC), CellRefusal)
 
 
 def test_priorities_of_a_tenant_preempt_lower_ones_and_no_others() -> None:
@@ -199,7 +208,7 @@ def test_priorities_of_a_tenant_preempt_lower_ones_and_no_others() -> None:
     ask(cells, "two", "a", 2, priority=2)
     ask(cells, "other", "b", 4, priority=0)
     ask(cells, "low", "a", 4, priority=OPPORTUNISTIC)
-    assert isinstance(ask(cells, "same", "a", 4, priority=0), Refusal)
+    assert isinstance(ask(cells, "same", "a", 4, priority=0), CellRefusal)
     grant = ask(cells, "one", "a", 4, priority=1)
     assert isinstance(grant, Grant)
     assert grant.preempted == ("zero",)
@@ -218,7 +227,7 @@ def test_the_lowest_priorities_go_first() -> None:
         grant = ask(cells, job, "a", 4, priority=9)
         assert isinstance(grant, Grant)
         assert grant.preempted == (preempted,)
-    assert isinstance(ask(cells, "w", "a", 1, priority=9), Refusal)
+    assert isinstance(ask(cells, "w", "a", 1, priority=9), CellRefusal)
     assert isinstance(ask(cells, "w", "a", 1, priority=10), Grant)
 
 
@@ -226,12 +235,12 @@ def test_pinned_cells_are_where_they_are_and_for_those_who_ask() -> None:
     cells = cluster("  a:\n    cells: {gpu: 1}\n    pinned: {fast: {cell: socket, at: n2/2}}\n")
     assert places(ask(cells, "j1", "a", 1, pinned="fast")) == [("gpu@n2/2",)]
     assert places(ask(cells, "j2", "a", 1)) == [("gpu@n2/0",)]
-    assert isinstance(ask(cells, "j3", "a", 1), Refusal)
+    assert isinstance(ask(cells, "j3", "a", 1), CellRefusal)
     grant = ask(cells, "j3", "a", 1, pinned="fast")
     assert isinstance(grant, Grant)
     assert grant.pods[0].virtual_cells == ("a/fast/gpu[1]",)
     refusal = ask(cells, "j4", "a", 1, pinned="fast")
-    assert refusal == Refusal("j4", "a's fast is 1 short of a gpu with 1 free device", "gpu", 1)
+    assert refusal == CellRefusal("j4", "a's fast is 1 short of a gpu with 1 free device", "gpu", 1)
     with pytest.raises(UsageError, match="a has no pinned cell 'slow'; it has fast"):
         ask(cells, "j5", "a", 1, pinned="slow")
 
@@ -243,7 +252,7 @@ def test_bad_hardware_is_avoided_while_possible_and_then_shown_to_the_tenant() -
     assert cells.shortfall() == [Shortfall("a", "node", 3, 1)]
     assert places(ask(cells, "j1", "a", 4, 4, 4)) == [("node@n1",), ("node@n2",), ("node@n3",)]
     refusal = ask(cells, "j2", "a", 4)
-    assert refusal == Refusal("j2", "a is 1 short of a node with 4 free devices", "node", 1)
+    assert refusal == CellRefusal("j2", "a is 1 short of a node with 4 free devices", "node", 1)
     assert places(ask(cells, "j3", "b", 16)) == [("rack@n4",)]
     cells.set_health("n0/1", True)
     cells.set_health("n0/2", True)
@@ -251,7 +260,7 @@ def test_bad_hardware_is_avoided_while_possible_and_then_shown_to_the_tenant() -
     # The tenant has no other machine: it is shown this one, and uses what works of it.
     assert places(ask(cells, "j4", "a", 1)) == [("gpu@n0/1",)]
     assert [use.bad_devices for use in cells.usage()] == [2, 0]
-    assert ask(cells, "j5", "a", 2) == Refusal(
+    assert ask(cells, "j5", "a", 2) == CellRefusal(
         "j5", "a is 1 short of a socket with 2 free devices; 2 of its devices are bad", "socket", 1
     )
     cells.set_health("n0", True)
@@ -264,7 +273,7 @@ def test_a_job_on_broken_hardware_is_named_and_nobody_takes_its_place() -> None:
     ask(cells, "j", "a", 4)
     change = cells.set_health("n0/2", False)
     assert (change.devices, change.jobs, change.virtual_clusters) == (("n0/2",), ("j",), ("a",))
-    assert isinstance(ask(cells, "urgent", "a", 4, priority=1), Refusal)
+    assert isinstance(ask(cells, "urgent", "a", 4, priority=1), CellRefusal)
     assert cells.set_health("n0/2", False).devices == ()
     cells.release("j")
     assert places(ask(cells, "next", "a", 4)) == [("node@n1",)]
@@ -280,8 +289,8 @@ def test_a_reconfiguration_keeps_devices_and_downgrades_what_no_longer_fits() ->
     successor, changes = reconfigured(cells, spec("  a: {cells: {node: 1}}\n  b: {cells: {rack: 1}}\n"))
     audit(successor)
     assert [(change.job, change.change) for change in changes] == [
-        ("second", Change.REBOUND),
-        ("third", Change.DOWNGRADED),
+        ("second", BindingChange.REBOUND),
+        ("third", BindingChange.DOWNGRADED),
     ]
     assert {job: grant.devices for job, grant in successor.jobs.items()} == {
         job: grant.devices for job, grant in cells.jobs.items()
@@ -289,7 +298,7 @@ def test_a_reconfiguration_keeps_devices_and_downgrades_what_no_longer_fits() ->
     assert successor.jobs["third"].priority == OPPORTUNISTIC
     smaller = spec("  a: {cells: {node: 1}}\n", text=RACK.replace("n[0-7]", "n[0-3]"))
     _, changes = reconfigured(cells, smaller)
-    assert ("low", Change.OUTSIDE) in [(change.job, change.change) for change in changes]
+    assert ("low", BindingChange.OUTSIDE) in [(change.job, change.change) for change in changes]
 
 
 def test_a_rebuilt_cluster_goes_on_as_the_first_would_have() -> None:
@@ -297,10 +306,12 @@ def test_a_rebuilt_cluster_goes_on_as_the_first_would_have() -> None:
     ask(cells, "j1", "a", 1, 2)
     ask(cells, "j2", "b", 3)
     ask(cells, "low", "a", 2, 1, priority=OPPORTUNISTIC)
-    twin, changes = rebuild(cells.spec, bindings_of(cells))
+    replica, changes = rebuild(cells.spec, bindings_of(cells))
     assert changes == []
     for number, (vc, devices) in enumerate([("a", 4), ("b", 2), ("b", 4), ("a", 2)]):
-        assert places(ask(cells, f"n{number}", vc, devices)) == places(ask(twin, f"n{number}", vc, devices))
+        assert places(ask(cells, f"n{number}", vc, devices)) == places(
+            ask(replica, f"n{number}", vc, devices)
+        )
 
 
 def test_opportunistic_devices_are_shared_by_weight() -> None:
@@ -337,7 +348,7 @@ def test_misuse_is_refused() -> None:
     with pytest.raises(UsageError, match="no machine or device 'n9'"):
         cells.set_health("n9", False)
     refusal = ask(cells, "k", "a", 1, level="room")
-    assert refusal == Refusal("k", "rack has no cells 'room'; it has gpu, socket, node, rack")
+    assert refusal == CellRefusal("k", "rack has no cells 'room'; it has gpu, socket, node, rack")
 
 
 def test_two_device_types_are_two_pools() -> None:
@@ -357,4 +368,4 @@ virtual_clusters:
     only_small = CellRequest(job="j2", vc="a", pods=(PodGroup(2),), device_type="k80")
     assert places(cells.allocate(only_small)) == [("small@s0",)]
     none = cells.allocate(CellRequest(job="j3", vc="b", pods=(PodGroup(1),), device_type="v100"))
-    assert none == Refusal("j3", "b has no v100 cells")
+    assert none == CellRefusal("j3", "b has no v100 cells")

@@ -12,7 +12,7 @@ from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, PodGroup
 from gyrostat.sched.cells.shortfall import gaps
 from gyrostat.sched.cells.spec import Assigned, check
-from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.cells.virtual import VirtualCells
 from tests.sched.cells.specs import machines, requests, specs
 
 
@@ -87,7 +87,7 @@ def test_grants_and_gaps_agree_with_trying_everything(data: st.DataObject) -> No
         assert suffices == (not cluster.shortfall())
 
 
-def room_for(groups: Iterable[Group], sizes: Sequence[int]) -> bool:
+def room_for(groups: Iterable[VirtualCells], sizes: Sequence[int]) -> bool:
     """Whether the tenant's own cells have room, each as a cluster of its own; nobody else is looked at."""
     free: set[int] = set()
     start = 0

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.sched.cells.allocator import CellCluster
-from gyrostat.sched.cells.bindings import Bindings, Change, bindings_of, rebuild, reconfigured
+from gyrostat.sched.cells.bindings import BindingChange, Bindings, bindings_of, rebuild, reconfigured
 from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, PodGrant, PodGroup
 from gyrostat.sched.cells.shortfall import gaps
 from tests.sched.cells.audit import audit, invariant_holds, state
@@ -145,12 +145,12 @@ def test_nobody_is_ended_by_another_specification(data: st.DataObject) -> None:
     for job, before in cluster.jobs.items():
         after = successor.jobs.get(job)
         if after is None:
-            assert told[job] is Change.OUTSIDE
+            assert told[job] is BindingChange.OUTSIDE
             assert not set(before.devices) <= there
         else:
             assert sorted(after.devices) == sorted(before.devices)
             downgraded = before.priority != OPPORTUNISTIC and after.priority == OPPORTUNISTIC
-            assert (told.get(job) is Change.DOWNGRADED) == downgraded
+            assert (told.get(job) is BindingChange.DOWNGRADED) == downgraded
     back, _ = reconfigured(successor, cluster.spec)
     audit(back)
     assert {job: sorted(grant.devices) for job, grant in back.jobs.items()} == {

@@ -4,7 +4,7 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile, Speed
-from gyrostat.sched.planner.companion import Companion, Proposal
+from gyrostat.sched.planner.companion import Companion, DeviceProposal
 
 
 def companion(virtual_workers: int = 4, *, mixed: bool = True, exchange: float = 0.0) -> Companion:
@@ -23,21 +23,21 @@ def test_the_best_split_on_what_it_has() -> None:
 def test_top_proposals_by_throughput_without_devices_that_would_idle() -> None:
     """4 virtual workers: three devices are no faster than two, so nobody asks for three."""
     assert companion().proposals({"v100": 1}, {"v100": 3}, top=5) == [
-        Proposal("v100", 3, 4.0, 16.0),
-        Proposal("v100", 1, 4.0, 8.0),
+        DeviceProposal("v100", 3, 4.0, 16.0),
+        DeviceProposal("v100", 1, 4.0, 8.0),
     ]
-    assert companion().proposals({"v100": 1}, {"v100": 3}, top=1) == [Proposal("v100", 3, 4.0, 16.0)]
+    assert companion().proposals({"v100": 1}, {"v100": 3}, top=1) == [DeviceProposal("v100", 3, 4.0, 16.0)]
 
 
 def test_speedup_and_gain_per_device() -> None:
-    proposal = Proposal("v100", 3, 4.0, 16.0)
+    proposal = DeviceProposal("v100", 3, 4.0, 16.0)
     assert (proposal.speedup, proposal.per_device) == (4.0, 4.0)
-    assert Proposal("v100", 1, 0.0, 4.0).speedup == float("inf")
+    assert DeviceProposal("v100", 1, 0.0, 4.0).speedup == float("inf")
 
 
 def test_a_waiting_job_proposes_from_nothing_and_of_each_type() -> None:
     found = companion(1).proposals({}, {"v100": 2, "p100": 2}, top=5)
-    assert found == [Proposal("v100", 1, 0.0, 4.0), Proposal("p100", 1, 0.0, 1.0)]
+    assert found == [DeviceProposal("v100", 1, 0.0, 4.0), DeviceProposal("p100", 1, 0.0, 1.0)]
 
 
 def test_a_job_that_must_stay_on_one_type_does() -> None:
@@ -46,7 +46,7 @@ def test_a_job_that_must_stay_on_one_type_does() -> None:
     best = one.best({"v100": 1, "p100": 1})
     assert best is not None
     assert best.devices == {"v100": 1}
-    assert companion(5).proposals({"v100": 1}, {"p100": 1}, top=5) == [Proposal("p100", 1, 4.0, 5.0)]
+    assert companion(5).proposals({"v100": 1}, {"p100": 1}, top=5) == [DeviceProposal("p100", 1, 4.0, 5.0)]
 
 
 def test_a_small_bias_is_recorded_and_a_large_one_corrects_the_profile() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.sched.planner import definition
-from gyrostat.sched.planner.definition import Definition, Part, define
+from gyrostat.sched.planner.definition import BatchShare, Definition, define
 
 
 def brute_force(known: Profile, global_batch: int, devices: Mapping[str, int], most: int) -> float:
@@ -116,7 +116,7 @@ def test_virtualflows_h1_two_slow_devices_are_not_once_the_exchange_counts() -> 
     slow = Speed(FOUR_TIMES.speeds["p100"].throughput, ((2, 1.5),))
     found = define(Profile("w", {**FOUR_TIMES.speeds, "p100": slow}), global_batch=8192, devices=devices)
     assert found is not None
-    assert found.parts == (Part("v100", 2, 16, 256, 0.32),)
+    assert found.parts == (BatchShare("v100", 2, 16, 256, 0.32),)
 
 
 def test_what_cannot_be_shared_out_and_nonsense() -> None:

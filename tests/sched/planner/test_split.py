@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile, Speed
-from gyrostat.sched.planner.split import Share, Split, best_split
+from gyrostat.sched.planner.split import Split, TypeShare, best_split
 
 
 def profile(
@@ -102,14 +102,14 @@ def test_it_is_as_fast_as_every_choice_of_devices_and_loads_of_two_types(
 def test_a_case_worked_by_hand() -> None:
     """One device of 0.25 s and two of 1 s, 6 virtual workers: 4 + 1 + 1 take 1 s."""
     found = split(profile({"v100": 0.25, "p100": 1.0}), 6, {"v100": 1, "p100": 2})
-    assert found.shares == (Share("v100", (4,), 0.25), Share("p100", (1, 1), 1.0))
+    assert found.shares == (TypeShare("v100", (4,), 0.25), TypeShare("p100", (1, 1), 1.0))
     assert (found.overload, found.room, found.waste, found.throughput) == (1.0, 6, 0.0, 6.0)
 
 
 def test_waste_counts_idle_devices_and_room_that_nobody_fills() -> None:
     """7 on devices of 0.25 s and 0.3 s: 4 + 3 take 1.0 s; the second idles 0.1 s of it, a third of a micro-batch."""
     found = split(profile({"a": 0.25, "b": 0.3}), 7, {"a": 1, "b": 1})
-    assert found.shares == (Share("a", (4,), 0.25), Share("b", (3,), 0.3))
+    assert found.shares == (TypeShare("a", (4,), 0.25), TypeShare("b", (3,), 0.3))
     assert found.waste == pytest.approx(1 / 3)
     assert found.throughput == pytest.approx(7.0)
 

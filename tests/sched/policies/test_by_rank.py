@@ -9,9 +9,9 @@ import pytest
 from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Preempt, Resize, Start
 from gyrostat.core.request import JobId
-from gyrostat.sched.books import Vc
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.policies.tiresias import gittins_index
+from gyrostat.sched.state import Vc
 from gyrostat.sched.views import Histogram
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.job import TraceJob
@@ -68,7 +68,7 @@ def test_service_on_borrowed_devices_does_not_make_a_job_sink_in_its_own_vc() ->
     cluster = LittleCluster("gpu:2x2", "tiresias:queues=10", quotas={"x": 2, "y": 2}, lends=True)
     cluster.submit(0.0, request("first", 2, vc="x"), request("a", 2, vc="x"))
     assert cluster.held() == {"first": (0, 1), "a": (2, 3)}
-    job = cluster.books.jobs[JobId("a")]
+    job = cluster.scheduler_state.jobs[JobId("a")]
     assert cluster.tick(4.0).wake_at == 5.0  # when first falls
     cluster.tick(5.0)
     assert (job.borrowed, len(job.devices)) == ((), 2)  # a is ahead of first, and gets its devices
@@ -98,8 +98,8 @@ def test_a_starving_job_goes_back_to_the_first_queue() -> None:
     assert cluster.held() == {"b": (0,)}
     actions = cluster.tick(37.5).actions
     assert [(type(action), action.job) for action in actions] == [(Preempt, "b"), (Start, "a")]
-    assert cluster.books.jobs[JobId("a")].recent_service(40.0) == 2.5
-    assert cluster.books.jobs[JobId("a")].service(40.0) == 27.5
+    assert cluster.scheduler_state.jobs[JobId("a")].recent_service(40.0) == 2.5
+    assert cluster.scheduler_state.jobs[JobId("a")].service(40.0) == 27.5
 
 
 def test_the_gittins_index_by_hand() -> None:
@@ -123,8 +123,8 @@ def test_gittins_prefers_whom_history_says_to_be_nearly_done() -> None:
     cluster = LittleCluster("gpu:1x1")
     for number, (name, served) in enumerate({"a": 10.0, "b": 90.0}.items()):
         cluster.submit(float(number), request(name, 1, at=float(number)))
-        cluster.books.jobs[JobId(name)]._service = served
-    a, b = (policy.rank(cluster.books.jobs[JobId(name)], 1.0)[0] for name in "ab")
+        cluster.scheduler_state.jobs[JobId(name)]._service = served
+    a, b = (policy.rank(cluster.scheduler_state.jobs[JobId(name)], 1.0)[0] for name in "ab")
     assert b < a
 
 
@@ -132,7 +132,7 @@ def test_histories_are_kept_by_vc() -> None:
     cluster = LittleCluster("gpu:1x2", "gittins")
     cluster.submit(0.0, request("a", 2), request("b", 1))
     cluster.finish(50.0, "a")
-    assert cluster.books.vcs["all"].view.history.steps() == [(100.0, 1)]
+    assert cluster.scheduler_state.vcs["all"].view.history.steps() == [(100.0, 1)]
 
 
 def test_static_priority_with_and_without_preemption() -> None:
@@ -174,10 +174,10 @@ def test_a_guest_goes_when_its_host_loses_the_devices() -> None:
     assert isinstance(start, Start)
     assert isinstance(guest, Start)
     assert (guest.devices, guest.shares_with) == (start.devices, "a")
-    assert cluster.books.vcs["all"].view.used == {"gpu": 1}
+    assert cluster.scheduler_state.vcs["all"].view.used == {"gpu": 1}
     assert cluster.finish(1.0, "a") == ()
-    assert cluster.books.jobs[JobId("b")].host is None
-    assert cluster.books.vcs["all"].view.used == {"gpu": 1}
+    assert cluster.scheduler_state.jobs[JobId("b")].host is None
+    assert cluster.scheduler_state.vcs["all"].view.used == {"gpu": 1}
 
 
 @pytest.mark.parametrize(
@@ -200,6 +200,6 @@ def test_ranks_last_until_they_change() -> None:
     policy = find_policy("tiresias:queues=10")
     cluster = LittleCluster("gpu:1x2", "tiresias:queues=10")
     cluster.submit(0.0, request("a", 2), request("b", 2))
-    running, waiting = (cluster.books.jobs[JobId(name)] for name in "ab")
+    running, waiting = (cluster.scheduler_state.jobs[JobId(name)] for name in "ab")
     assert policy.rank(running, 1.0) == ((0, 0.0, 0.0), 5.0)
     assert policy.rank(waiting, 1.0) == ((0, math.inf, 0.0), math.inf)

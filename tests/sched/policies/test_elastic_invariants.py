@@ -78,7 +78,7 @@ def job(number: int, at: float, drawn: dict[str, object]) -> JobRequest:
 
 def check(cluster: LittleCluster) -> None:
     used: list[int] = []
-    for each in cluster.books.jobs.values():
+    for each in cluster.scheduler_state.jobs.values():
         used += [*each.devices, *each.borrowed]
         if each.running:
             assert max(each.request.smallest, 1) <= each.held <= each.request.largest, each
@@ -140,12 +140,12 @@ def live(cluster: LittleCluster, happening: list[object]) -> None:
         elif isinstance(event, tuple) and event[0] == "serve":
             changes = [Withdrawn("v100", min(event[1], 4))]
         elif isinstance(event, tuple):
-            running = [each for each in cluster.books.jobs.values() if each.running]
+            running = [each for each in cluster.scheduler_state.jobs.values() if each.running]
             for each in running[event[1] : event[1] + 1]:
                 rate = event[2] * PLANNED.rate(each.request, each.all_counts())
                 changes = [Progressed(each.id, 1.0, rate)]
-        elif cluster.books.jobs:
-            chosen = list(cluster.books.jobs)[int(str(event)) % len(cluster.books.jobs)]
+        elif cluster.scheduler_state.jobs:
+            chosen = list(cluster.scheduler_state.jobs)[int(str(event)) % len(cluster.scheduler_state.jobs)]
             changes = [Finished(chosen)]
         cluster.tick(now, *changes)
         check(cluster)

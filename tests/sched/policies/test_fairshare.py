@@ -107,10 +107,10 @@ def test_growth_beyond_the_guarantee_is_lent_and_taken_back() -> None:
     cluster = LittleCluster("gpu:2x4", "wfs", quotas={"x": 4, "y": 4}, lends=True)
     cluster.submit(0.0, JobRequest(id=JobId("a"), vc="x", submitted=0.0, devices=8, min_devices=1))
     assert sizes(cluster) == {"a": 8}
-    assert len(cluster.books.jobs[JobId("a")].borrowed) == 4
+    assert len(cluster.scheduler_state.jobs[JobId("a")].borrowed) == 4
     cluster.submit(1.0, JobRequest(id=JobId("b"), vc="y", submitted=1.0, devices=4, min_devices=1))
     assert sizes(cluster) == {"a": 4, "b": 4}
-    assert cluster.books.jobs[JobId("a")].borrowed == ()
+    assert cluster.scheduler_state.jobs[JobId("a")].borrowed == ()
 
 
 @settings(deadline=None)

@@ -9,7 +9,7 @@ from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies import find_policy
-from gyrostat.sched.policies.gavel import Kind, max_min_shares
+from gyrostat.sched.policies.gavel import JobClass, max_min_shares
 from tests.sched.little_cluster import LittleCluster
 
 PLANNED = PlannedThroughput(
@@ -36,34 +36,34 @@ def job(
     )
 
 
-def shares(kinds: list[Kind], devices: list[int]) -> list[list[float]]:
+def shares(kinds: list[JobClass], devices: list[int]) -> list[list[float]]:
     return max_min_shares(tuple(kinds), tuple(devices))
 
 
 def test_each_job_goes_where_it_is_relatively_faster() -> None:
     """One v100, one k80, speeds 4 : 1 and 2 : 1. With x of the v100 for the first, (1 + 3x) / 2.5 = (2 - x) / 1.5 at x = 1/2.
     With 4 : 1 and 1 : 1 the second does not care, and the first has the v100 for itself."""
-    close = shares([Kind(1, 1, 1.0, (4.0, 1.0)), Kind(1, 1, 1.0, (2.0, 1.0))], [1, 1])
+    close = shares([JobClass(1, 1, 1.0, (4.0, 1.0)), JobClass(1, 1, 1.0, (2.0, 1.0))], [1, 1])
     assert close == [pytest.approx([0.5, 0.5])] * 2
-    clear = shares([Kind(1, 1, 1.0, (4.0, 1.0)), Kind(1, 1, 1.0, (1.0, 1.0))], [1, 1])
+    clear = shares([JobClass(1, 1, 1.0, (4.0, 1.0)), JobClass(1, 1, 1.0, (1.0, 1.0))], [1, 1])
     assert clear == [pytest.approx([1.0, 0.0]), pytest.approx([0.0, 1.0])]
 
 
 def test_jobs_that_are_alike_are_one_row_with_the_same_result() -> None:
-    together = shares([Kind(3, 1, 1.0, (4.0, 1.0)), Kind(1, 1, 1.0, (2.0, 1.0))], [2, 1])
-    apart = shares([Kind(1, 1, 1.0, (4.0, 1.0))] * 3 + [Kind(1, 1, 1.0, (2.0, 1.0))], [2, 1])
+    together = shares([JobClass(3, 1, 1.0, (4.0, 1.0)), JobClass(1, 1, 1.0, (2.0, 1.0))], [2, 1])
+    apart = shares([JobClass(1, 1, 1.0, (4.0, 1.0))] * 3 + [JobClass(1, 1, 1.0, (2.0, 1.0))], [2, 1])
     fairness = [4 * x + y for x, y in apart[:3]]
     assert 4 * together[0][0] + together[0][1] == pytest.approx(sum(fairness) / 3, rel=1e-3)
 
 
 def test_twice_the_weight_is_twice_the_share() -> None:
-    light, heavy = shares([Kind(1, 1, 1.0, (1.0,)), Kind(1, 1, 2.0, (1.0,))], [1])
+    light, heavy = shares([JobClass(1, 1, 1.0, (1.0,)), JobClass(1, 1, 2.0, (1.0,))], [1])
     assert [*light, *heavy] == pytest.approx([1 / 3, 2 / 3], abs=1e-3)
 
 
 def test_a_type_on_which_it_cannot_run_gets_nothing() -> None:
-    assert shares([Kind(1, 1, 1.0, (0.0, 1.0))], [1, 1]) == [pytest.approx([0.0, 1.0])]
-    assert shares([Kind(1, 1, 1.0, (0.0,))], [1]) == [[0.0]]
+    assert shares([JobClass(1, 1, 1.0, (0.0, 1.0))], [1, 1]) == [pytest.approx([0.0, 1.0])]
+    assert shares([JobClass(1, 1, 1.0, (0.0,))], [1]) == [[0.0]]
 
 
 def rounds(policy: str, number: int, *requests: JobRequest) -> list[dict[str, dict[str, int]]]:

@@ -19,7 +19,15 @@ from gyrostat.sim.experiments import (
     hived_traces,
     registry,
 )
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable, less
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+    less,
+)
 from gyrostat.sim.experiments.page import write_page
 from gyrostat.sim.experiments.svg import draw
 
@@ -41,10 +49,10 @@ QUICK = (
 @pytest.mark.parametrize("name", QUICK)
 def test_an_experiment_finds_the_same_every_time(name: str) -> None:
     told: list[str] = []
-    finding = registry.run(name, Context(data=DATA, progress=told.append))
+    finding = registry.run(name, ExperimentContext(data=DATA, progress=told.append))
     assert finding.name == name
     assert finding.compared
-    assert finding == registry.run(name, Context(data=DATA))
+    assert finding == registry.run(name, ExperimentContext(data=DATA))
 
 
 @needs_data
@@ -53,7 +61,7 @@ def test_elastic_beats_static_in_all_that_is_asked_of_it() -> None:
     reached = {
         (name, each.figure): each.reached
         for name in QUICK
-        for each in registry.run(name, Context(data=DATA)).compared
+        for each in registry.run(name, ExperimentContext(data=DATA)).compared
         if each.reached
     }
     assert ("edl-transient", "elastic, of ideal, at least") in reached
@@ -67,7 +75,7 @@ def test_gavel_with_mixed_allocations_on_a_few_jobs(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(gavel_mixed, "JOBS", 12)
     monkeypatch.setattr(gavel_mixed, "RATES", (2, 12))
     monkeypatch.setattr(gavel_mixed, "SEEDS", (1,))
-    finding = gavel_mixed.run(Context(data=DATA))
+    finding = gavel_mixed.run(ExperimentContext(data=DATA))
     assert all(each.reached for each in finding.compared)
 
 
@@ -75,7 +83,7 @@ def test_gavel_with_mixed_allocations_on_a_few_jobs(monkeypatch: pytest.MonkeyPa
 def test_easyscale_on_a_few_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(easyscale_trace, "SWEEP", ((60, 4),))
     monkeypatch.setattr(easyscale_trace, "SHOWN", (60, 4))
-    finding = easyscale_trace.run(Context(data=DATA))
+    finding = easyscale_trace.run(ExperimentContext(data=DATA))
     faster = {each.figure: float(each.ours.split()[0]) for each in finding.compared}
     assert faster["mean JCT, homogeneous"] > 1.5
     assert faster["mean JCT, heterogeneous"] > 1.5
@@ -88,7 +96,7 @@ def test_other_traces_are_divided_and_shared_without_anomalies_in_cells(
     monkeypatch.setattr(
         hived_traces, "TRACES", {"ITP 05": "itp/cluster05.csv", "ITP 10": "itp/cluster10.csv"}
     )
-    finding = hived_traces.run(Context(data=DATA))
+    finding = hived_traces.run(ExperimentContext(data=DATA))
     assert [each.reached for each in finding.compared] == [None, True, None, None]
 
 
@@ -101,7 +109,7 @@ def test_cells_claim_only_what_they_have_removed() -> None:
 @needs_data
 def test_static_and_dynamic_binding_on_a_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hived_trace, "DAYS", (30, 31))
-    finding = registry.run("hived-binding", Context(data=DATA))
+    finding = registry.run("hived-binding", ExperimentContext(data=DATA))
     static, dynamic = (int(row[3]) for row in finding.tables[0].rows[:2])
     lost = [sum(devices for _, devices in series.points) for series in finding.plots[0].series]
     assert lost == [static, dynamic]
@@ -112,7 +120,7 @@ def test_what_decides_the_gain_of_elastic_tiresias(monkeypatch: pytest.MonkeyPat
     why = elastic_tiresias_why
     monkeypatch.setattr(why, "EVERY", 80)
     monkeypatch.setattr(why, "VARIANTS", (why.AS_IT_IS, why.Variant(name="inelastic", inelastic=1.0)))
-    finding = why.run(Context(data=DATA))
+    finding = why.run(ExperimentContext(data=DATA))
     gains = [float(row[4].split()[0]) for row in finding.tables[0].rows]
     assert gains[0] > 5
     assert gains[1] == 0.0
@@ -125,19 +133,19 @@ def test_elastic_tiresias_on_the_first_jobs_of_philly(monkeypatch: pytest.Monkey
         elastic_tiresias, "philly_jobs", lambda path, *, elastic: whole(path, elastic=elastic, most=1500)
     )
     monkeypatch.setattr(elastic_tiresias, "NODES", 6)
-    finding = elastic_tiresias.run(Context(data=DATA))
+    finding = elastic_tiresias.run(ExperimentContext(data=DATA))
     before, after = (row[1] for row in finding.tables[0].rows)
     assert float(after.rstrip(" s").replace(",", "")) < float(before.rstrip(" s").replace(",", ""))
 
 
 def test_unknown_names_and_missing_files_are_told(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no experiment 'nonsense'; there are elastic-tiresias"):
-        registry.run("nonsense", Context(data=tmp_path))
+        registry.run("nonsense", ExperimentContext(data=tmp_path))
     with pytest.raises(UsageError, match="needs it; give its directory with --data"):
-        registry.run("virtualflow-3-jobs", Context(data=tmp_path))
+        registry.run("virtualflow-3-jobs", ExperimentContext(data=tmp_path))
 
 
-FINDING = Finding(
+FINDING = ExperimentFinding(
     name="n",
     title="A title",
     setup="So it was.",

@@ -17,7 +17,7 @@ from gyrostat.core.errors import UsageError
 
 
 @dataclass(frozen=True)
-class Part:
+class SourceSpan:
     """Samples that lie together: those of one file, or the whole of an indexed dataset (no source)."""
 
     source: str | None
@@ -25,10 +25,10 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ShardLayout:
     """Parts, cut into shards of `shard_size` samples; the last of each part may be shorter."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SourceSpan, ...]
     shard_size: int
 
     def __post_init__(self) -> None:
@@ -40,13 +40,13 @@ class Layout:
                 raise UsageError(f"{what} has {part.samples!r} samples; give a whole number of at least 0")
 
     @classmethod
-    def of_indices(cls, samples: int, shard_size: int) -> Layout:
-        return cls((Part(None, samples),), shard_size)
+    def of_indices(cls, samples: int, shard_size: int) -> ShardLayout:
+        return cls((SourceSpan(None, samples),), shard_size)
 
     @classmethod
-    def of_files(cls, files: Sequence[tuple[str, int]], shard_size: int) -> Layout:
+    def of_files(cls, files: Sequence[tuple[str, int]], shard_size: int) -> ShardLayout:
         """`files` are names with the number of samples in each."""
-        return cls(tuple(Part(str(name), samples) for name, samples in files), shard_size)
+        return cls(tuple(SourceSpan(str(name), samples) for name, samples in files), shard_size)
 
     @cached_property
     def samples(self) -> int:

@@ -20,8 +20,8 @@ from math import inf
 from pathlib import Path
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.data.shards.layout import Layout
-from gyrostat.data.shards.messages import Ask, EpochOver, Report, Shard, Wait
+from gyrostat.data.shards.layout import ShardLayout
+from gyrostat.data.shards.messages import AskShard, EpochOver, Shard, ShardReport, WaitForShard
 from gyrostat.data.shards.queues import Queues
 from gyrostat.data.shards.saves import Saves
 
@@ -64,7 +64,7 @@ class HeldShard:
                 )
 
 
-class ShardFeed:
+class ShardSource:
     """The shards of a training, epoch after epoch. Iterate it once; `gyrostat.batch_end` reports to it."""
 
     def __init__(self, queues: Queues, *, epochs: int, saves: Saves | None) -> None:
@@ -97,10 +97,10 @@ class ShardFeed:
             raise Misuse("this feed is closed; make another with gyrostat.shards(…)")
         for epoch in range(self._queues.epoch, self._epochs):
             while True:
-                answer = self._queues.ask(Ask(_ME, epoch), time.monotonic())
+                answer = self._queues.ask(AskShard(_ME, epoch), time.monotonic())
                 if isinstance(answer, EpochOver):
                     break
-                assert not isinstance(answer, Wait), answer  # there is nobody else to wait for
+                assert not isinstance(answer, WaitForShard), answer  # there is nobody else to wait for
                 self._shard = HeldShard(answer)
                 yield self._shard
                 if self._shard is not None:
@@ -128,7 +128,7 @@ class ShardFeed:
             raise UsageError(
                 f"gyrostat.batch_end({samples!r}): {len(shard) - shard.offset} samples of {shard!r} are left"
             )
-        report = Report(_ME, self._queues.term, ((shard.lease, shard.offset + count),))
+        report = ShardReport(_ME, self._queues.term, ((shard.lease, shard.offset + count),))
         verdict = self._queues.report(report, time.monotonic())
         assert verdict.accepted, verdict.reason  # nobody else takes shards
         shard.offset += count
@@ -159,7 +159,7 @@ class ShardFeed:
 class _Process:
     """This process's feed: one at a time, which `batch_end` reports to."""
 
-    feed: ShardFeed | None = None
+    feed: ShardSource | None = None
 
 
 def shards(
@@ -172,7 +172,7 @@ def shards(
     shuffle: bool = True,
     directory: str | os.PathLike[str] | None = None,
     keep: int = 3,
-) -> ShardFeed:
+) -> ShardSource:
     """The shards of `samples` indexed samples, or of `files` (names with the number of samples in each), to loop over.
 
     Every epoch has every sample exactly once, shards in another random order each time (`shuffle=False`: as they
@@ -189,15 +189,15 @@ def shards(
             "this process is in the middle of another gyrostat.shards(…); finish it, or close() it first"
         )
     if samples is not None:
-        layout = Layout.of_indices(samples, shard_size)
+        layout = ShardLayout.of_indices(samples, shard_size)
     else:
         assert files is not None
         pairs = list(files.items() if isinstance(files, Mapping) else files)
-        layout = Layout.of_files(pairs, shard_size)
+        layout = ShardLayout.of_files(pairs, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, lease_seconds=inf)  # nobody else could take over
     saves = Saves(Path(directory), keep=keep) if directory is not None else None
     try:
-        feed = ShardFeed(queues, epochs=epochs, saves=saves)
+        feed = ShardSource(queues, epochs=epochs, saves=saves)
     except BaseException:
         if saves is not None:
             saves.close()

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class AskShard:
     """A worker needs a shard of this epoch."""
 
     worker: str
@@ -39,7 +39,7 @@ class Shard:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class WaitForShard:
     """Nothing to do now, but some may come back: the last shards of the epoch are with other workers."""
 
     reason: str
@@ -53,7 +53,7 @@ class EpochOver:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ShardReport:
     """How far a worker is in each shard it holds: the samples that went into its updates, counted from the shard's start.
 
     Shards that it holds but has not begun are listed with 0: being listed is what keeps a lease alive.
@@ -66,7 +66,7 @@ class Report:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReportVerdict:
     """Whether a report holds, as a whole. If not, nothing of it counts, and the update that came with it must not either."""
 
     accepted: bool
@@ -74,14 +74,14 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class LeaveShards:
     """A worker goes. What it has not reported goes back."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReturnedShards:
     """What went back to TODO, and why: for the log."""
 
     worker: str
@@ -90,5 +90,5 @@ class Returned:
     reason: str
 
 
-Request = Ask | Report | Leave
-Answer = Shard | Wait | EpochOver | Verdict | None
+Request = AskShard | ShardReport | LeaveShards
+Answer = Shard | WaitForShard | EpochOver | ReportVerdict | None

@@ -21,18 +21,18 @@ import msgspec
 
 from gyrostat.core.errors import ForeignCheckpoint, MalformedState, Misuse, UsageError
 from gyrostat.data.bijection import Bijection
-from gyrostat.data.shards.layout import Layout
+from gyrostat.data.shards.layout import ShardLayout
 from gyrostat.data.shards.messages import (
     Answer,
-    Ask,
+    AskShard,
     EpochOver,
-    Leave,
-    Report,
+    LeaveShards,
+    ReportVerdict,
     Request,
-    Returned,
+    ReturnedShards,
     Shard,
-    Verdict,
-    Wait,
+    ShardReport,
+    WaitForShard,
 )
 from gyrostat.data.shards.speed import Speeds, portion
 
@@ -69,7 +69,7 @@ class Queues:
 
     def __init__(
         self,
-        layout: Layout,
+        layout: ShardLayout,
         *,
         seed: int = 0,
         shuffle: bool = True,
@@ -123,15 +123,15 @@ class Queues:
     def answer(self, request: Request, now: float) -> Answer:
         """Any request."""
         match request:
-            case Ask():
+            case AskShard():
                 return self.ask(request, now)
-            case Report():
+            case ShardReport():
                 return self.report(request, now)
-            case Leave():
+            case LeaveShards():
                 self.release(request.worker, "left")
                 return None
 
-    def ask(self, request: Ask, now: float) -> Shard | Wait | EpochOver:
+    def ask(self, request: AskShard, now: float) -> Shard | WaitForShard | EpochOver:
         """The next shard for a worker. When the epoch is over, asking for the next one begins it."""
         self.expire(now)
         if request.epoch < self._epoch:
@@ -149,7 +149,9 @@ class Queues:
             if not self._held:
                 return EpochOver(request.epoch)
             holders = sorted({held.worker for held in self._held.values()})
-            return Wait(f"the last {self.doing} samples of epoch {self._epoch} are with {', '.join(holders)}")
+            return WaitForShard(
+                f"the last {self.doing} samples of epoch {self._epoch} are with {', '.join(holders)}"
+            )
         self._speeds.begin(request.worker, now)
         start, stop = self._take(self._portion_for(request.worker))
         lease, self._next_lease = self._next_lease, self._next_lease + 1
@@ -157,11 +159,11 @@ class Queues:
         source, first = self.layout.place(start)
         return Shard(lease, self.term, self._epoch, source, first, first + stop - start)
 
-    def report(self, request: Report, now: float) -> Verdict:
+    def report(self, request: ShardReport, now: float) -> ReportVerdict:
         """Take note of a worker's offsets, all or none. A refused report changes nothing."""
         why = self._refusal(request)
         if why is not None:
-            return Verdict(False, why)
+            return ReportVerdict(False, why)
         samples = 0
         for lease, offset in request.offsets:
             held = self._held[lease]
@@ -171,9 +173,9 @@ class Queues:
                 del self._held[lease]
         self._speeds.join(request.worker, now)
         self._speeds.report(request.worker, samples, now)
-        return Verdict(True)
+        return ReportVerdict(True)
 
-    def release(self, worker: str, reason: str) -> list[Returned]:
+    def release(self, worker: str, reason: str) -> list[ReturnedShards]:
         """A worker has left or died: what it holds and has not reported goes back."""
         self._speeds.leave(worker)
         return [
@@ -181,7 +183,7 @@ class Queues:
             for lease in [lease for lease, held in self._held.items() if held.worker == worker]
         ]
 
-    def expire(self, now: float) -> list[Returned]:
+    def expire(self, now: float) -> list[ReturnedShards]:
         """Take back what workers hold that have been silent for too long. Asking does this first; call it to learn of it."""
         if now < self._first_expiry:
             return []
@@ -235,14 +237,14 @@ class Queues:
         self._held[lease] = held
         self._first_expiry = min(self._first_expiry, held.expires)
 
-    def _give_back(self, lease: int, reason: str) -> Returned:
+    def _give_back(self, lease: int, reason: str) -> ReturnedShards:
         held = self._held.pop(lease)
         start = held.start + held.offset
         self._returned.append((start, held.stop))
         self._todo += held.stop - start
-        return Returned(held.worker, lease, held.stop - start, reason)
+        return ReturnedShards(held.worker, lease, held.stop - start, reason)
 
-    def _refusal(self, request: Report) -> str | None:
+    def _refusal(self, request: ShardReport) -> str | None:
         """Why a report does not hold."""
         if request.term != self.term:
             return f"of term {request.term}; this is term {self.term}, restored from a saved state: load that and ask again"

@@ -12,9 +12,9 @@ Nothing in a checkpoint knows how many workers wrote it.
 
 from gyrostat.engine.checkpoint.disk import Disk
 from gyrostat.engine.checkpoint.read import Description, describe, load, verify
-from gyrostat.engine.checkpoint.snapshot import Found, Snapshot
+from gyrostat.engine.checkpoint.snapshot import Found, JobSnapshot
 from gyrostat.engine.checkpoint.store import CheckpointStore, list_checkpoints
-from gyrostat.engine.checkpoint.turns import Turns
+from gyrostat.engine.checkpoint.turns import CheckpointSchedule
 from gyrostat.engine.checkpoint.writer import Discarded, Writer, Written
 
 __all__ = [
@@ -23,8 +23,8 @@ __all__ = [
     "Discarded",
     "Disk",
     "Found",
-    "Snapshot",
-    "Turns",
+    "JobSnapshot",
+    "CheckpointSchedule",
     "Writer",
     "Written",
     "describe",

@@ -19,7 +19,7 @@ from torch.nn.modules.utils import consume_prefix_in_state_dict_if_present
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.progress import Progress
-from gyrostat.engine.checkpoint.snapshot import Snapshot
+from gyrostat.engine.checkpoint.snapshot import JobSnapshot
 
 _USUAL = {
     "model": ("model", "model_state_dict", "state_dict", "model_state", "net", "module"),
@@ -88,9 +88,9 @@ def pick(loaded: Any, wanted: Mapping[str, str], *, keep_prefix: bool = False) -
     )
 
 
-def imported(states: Mapping[str, Any], *, step: int, epoch: int) -> Snapshot:
+def imported(states: Mapping[str, Any], *, step: int, epoch: int) -> JobSnapshot:
     """A snapshot that brings these states, and leaves contexts to begin afresh at the start of an epoch."""
-    return Snapshot(
+    return JobSnapshot(
         job={},
         fingerprint={},
         progress=Progress(step=step, epoch=epoch, epochs_run=epoch + 1),
@@ -99,7 +99,7 @@ def imported(states: Mapping[str, Any], *, step: int, epoch: int) -> Snapshot:
     )
 
 
-def state_dict_of(snapshot: Snapshot, name: str) -> dict[str, Any]:
+def state_dict_of(snapshot: JobSnapshot, name: str) -> dict[str, Any]:
     """The state_dict of what was tracked under this name."""
     tracked: dict[str, Any] = snapshot.shared["tracked"]
     if name not in tracked:

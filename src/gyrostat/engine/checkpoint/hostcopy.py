@@ -14,7 +14,7 @@ import torch
 
 from gyrostat.engine.checkpoint.latecopy import LateCopy, choose
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot
-from gyrostat.engine.flatcopy import copy_rows, flat_in, room_for, rows_of
+from gyrostat.engine.state.flatcopy import copy_rows, flat_in, room_for, rows_of
 
 _PAGE = 4096
 

@@ -34,9 +34,9 @@ from collections.abc import Collection, Iterable, Sequence
 
 import torch
 
-from gyrostat.engine.flatcopy import Copying, Row
-from gyrostat.engine.statetree.skeleton import is_dense
-from gyrostat.engine.tensorbytes import byte_row
+from gyrostat.engine.state.flatcopy import FlatCopy, FlatRow
+from gyrostat.engine.state.statetree.skeleton import is_dense
+from gyrostat.engine.state.tensorbytes import byte_row
 
 _LARGE = 64 << 10
 _SAMPLES = 16
@@ -52,7 +52,7 @@ class Spoiled(Exception):
         """Its name in the snapshot."""
 
 
-def choose(rows: Sequence[Row], steady: Iterable[torch.Tensor], tied: Collection[str]) -> list[Row]:
+def choose(rows: Sequence[FlatRow], steady: Iterable[torch.Tensor], tied: Collection[str]) -> list[FlatRow]:
     """Those that may be copied late. `steady` only an optimizer's step changes; `tied` stand in several places."""
     wanted = {id(tensor) for tensor in steady}
     if not wanted:
@@ -72,11 +72,11 @@ def choose(rows: Sequence[Row], steady: Iterable[torch.Tensor], tied: Collection
 class LateCopy:
     """Rows that are to be copied, by the writer's thread and by training when it can do nothing else."""
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[FlatRow]) -> None:
         """At the boundary."""
-        held = [Row(row.name, row.tensor.detach(), row.room) for row in rows]
+        held = [FlatRow(row.name, row.tensor.detach(), row.room) for row in rows]
         self._noted = [(row, _look_of(row.tensor)) for row in held]
-        self._copying = Copying(held)
+        self._copying = FlatCopy(held)
         self._looking = threading.Lock()
         self._looked = False
         self._changed: str | None = None

@@ -14,7 +14,7 @@ import msgspec
 
 from gyrostat.core.errors import DamagedCheckpoint
 from gyrostat.core.progress import Progress
-from gyrostat.engine.statetree import Skeleton
+from gyrostat.engine.state.statetree import Skeleton
 
 FORMAT = 1
 

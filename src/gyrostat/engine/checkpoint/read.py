@@ -19,8 +19,8 @@ from gyrostat.core.errors import CheckpointError, DamagedCheckpoint
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import tensorfile
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, MANIFEST, SHARED, FileRecord, Manifest, from_bytes
-from gyrostat.engine.checkpoint.snapshot import Snapshot
-from gyrostat.engine.statetree import MalformedState, Skeleton, TensorSpec, unflatten
+from gyrostat.engine.checkpoint.snapshot import JobSnapshot
+from gyrostat.engine.state.statetree import MalformedState, Skeleton, TensorSpec, unflatten
 
 NAME = re.compile(r"step-(\d{8,18})(\.replaced)?")
 """What a checkpoint's directory is called: its step, and a mark while it is being replaced."""
@@ -47,7 +47,7 @@ class Description:
     contexts: list[TensorSpec]
 
 
-def load(path: Path) -> Snapshot:
+def load(path: Path) -> JobSnapshot:
     """The whole checkpoint. Raises DamagedCheckpoint if anything about it is not as it was written."""
     return load_contents(path, read_manifest(path))
 
@@ -100,9 +100,9 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
-def load_contents(path: Path, manifest: Manifest) -> Snapshot:
+def load_contents(path: Path, manifest: Manifest) -> JobSnapshot:
     """The rest of a checkpoint whose manifest was read."""
-    return Snapshot(
+    return JobSnapshot(
         job=job_of(path, manifest),
         fingerprint=manifest.fingerprint,
         progress=manifest.progress,

@@ -9,11 +9,11 @@ from typing import Any
 
 from gyrostat.core.errors import CheckpointError, UsageError
 from gyrostat.core.progress import Progress
-from gyrostat.engine.statetree import Flat, Skeleton, flatten
+from gyrostat.engine.state.statetree import Flat, Skeleton, flatten
 
 
 @dataclass(frozen=True, kw_only=True)
-class Snapshot:
+class JobSnapshot:
     """A job at a boundary. Values are trees as `engine.statetree` describes them."""
 
     job: Mapping[str, Any]
@@ -43,7 +43,7 @@ class FlatSnapshot:
     contexts: Flat
 
 
-def take_apart(snapshot: Snapshot) -> FlatSnapshot:
+def take_apart(snapshot: JobSnapshot) -> FlatSnapshot:
     """Nothing is copied yet. Raises UsageError if something in it cannot be stored."""
     job = flatten(dict(snapshot.job))
     if job.tensors:
@@ -62,7 +62,7 @@ class Found:
     """The outcome of a search: the newest usable checkpoint, if any, and why newer ones were passed over."""
 
     path: Path | None = None
-    snapshot: Snapshot | None = None
+    snapshot: JobSnapshot | None = None
     errors: Sequence[CheckpointError] = field(default_factory=list)
 
     @property
@@ -70,7 +70,7 @@ class Found:
         """Why each newer checkpoint was refused, newest first."""
         return [str(error) for error in self.errors]
 
-    def usable(self) -> Snapshot | None:
+    def usable(self) -> JobSnapshot | None:
         """The snapshot; None if there is no checkpoint; an error if there are some but none can be used."""
         if self.snapshot is None and self.errors:
             reasons = "\n".join(f"  {reason}" for reason in self.refused)

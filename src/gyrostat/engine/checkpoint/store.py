@@ -33,8 +33,8 @@ from gyrostat.engine.checkpoint import tensorfile
 from gyrostat.engine.checkpoint.disk import Disk, make_directories, remove, sync_directory, write_file
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, FORMAT, MANIFEST, SHARED, Manifest, to_bytes
 from gyrostat.engine.checkpoint.read import NAME, job_of, load_contents, read_manifest
-from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, Snapshot, take_apart
-from gyrostat.engine.statetree import Flat
+from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, JobSnapshot, take_apart
+from gyrostat.engine.state.statetree import Flat
 
 _UNFINISHED = re.compile(r"\.(writing|removing)-step-\d{8,18}(\.replaced)?-[0-9a-f]{8}")
 
@@ -73,7 +73,7 @@ class CheckpointStore:
 
     # ---- writing
 
-    def save(self, snapshot: Snapshot) -> Path:
+    def save(self, snapshot: JobSnapshot) -> Path:
         """Write a checkpoint; when this returns, it will survive a loss of power."""
         return self.write(take_apart(snapshot))
 

@@ -21,8 +21,8 @@ import torch
 
 from gyrostat.core.errors import DamagedCheckpoint
 from gyrostat.engine.checkpoint.manifest import FileRecord
-from gyrostat.engine.statetree import TensorSpec, allocate
-from gyrostat.engine.tensorbytes import DTYPES, tensor_bytes
+from gyrostat.engine.state.statetree import TensorSpec, allocate
+from gyrostat.engine.state.tensorbytes import DTYPES, tensor_bytes
 
 _NAMES = {
     "bool": "BOOL",

@@ -2,7 +2,7 @@
 
 One is taken when it is asked for, and every so many steps. While one is being written none is taken: whatever is asked
 for meanwhile, however often, is one checkpoint at the first boundary where all workers know that the writer is free.
-So there is never a queue. Every worker feeds its `Turns` with the same facts, and all decide alike.
+So there is never a queue. Every worker feeds its `CheckpointSchedule` with the same facts, and all decide alike.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 @dataclass
-class Turns:
+class CheckpointSchedule:
     """Whose turn it is, as every worker knows it."""
 
     every: int = 0

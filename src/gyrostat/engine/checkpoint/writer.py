@@ -29,10 +29,10 @@ import torch
 
 from gyrostat.engine.checkpoint.hostcopy import HostCopy
 from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled
-from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Snapshot, take_apart
+from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, JobSnapshot, take_apart
 from gyrostat.engine.checkpoint.store import CheckpointStore
-from gyrostat.engine.flatcopy import room_for
-from gyrostat.engine.statetree import flatten
+from gyrostat.engine.state.flatcopy import room_for
+from gyrostat.engine.state.statetree import flatten
 
 THREAD = "gyrostat-checkpoint"
 """The name of the thread."""
@@ -90,7 +90,7 @@ class Writer:
         self._preparing = threading.Thread(target=self._prepare, args=(size,), name=f"{THREAD}-memory")
         self._preparing.start()
 
-    def begin(self, snapshot: Snapshot, *, since: float, steady: Iterable[torch.Tensor] = ()) -> None:
+    def begin(self, snapshot: JobSnapshot, *, since: float, steady: Iterable[torch.Tensor] = ()) -> None:
         """Copy and return; the copy is written behind. Training has stood still `since` this monotonic time.
 
         `steady`: what nobody is going to change before he calls `settle`.
@@ -124,7 +124,7 @@ class Writer:
         self._all_at_once |= isinstance(outcome, Discarded)
         return outcome
 
-    def write_now(self, snapshot: Snapshot, *, since: float) -> Written:
+    def write_now(self, snapshot: JobSnapshot, *, since: float) -> Written:
         """Write one and return when it is in place: for the end, when nothing goes on and nothing need be copied."""
         path = self._store.save(snapshot)
         seconds = time.monotonic() - since

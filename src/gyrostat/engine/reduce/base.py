@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import torch
 
 from gyrostat.core.placement import Placement
-from gyrostat.engine.group import Group
+from gyrostat.engine.transport.group import WorkerGroup
 
 
-class Reduction(Protocol):
+class Reducer(Protocol):
     """Adds the gradients of one module over all virtual workers in a fixed order.
 
     Within a pass: `take` once for each virtual worker of this worker, in rank order, then `mean` once. The last one may be
@@ -50,7 +50,7 @@ class Reduction(Protocol):
 
     # When a worker is lost in the middle of a pass.
 
-    def retake(self, placement: Placement, group: Group) -> bool:
+    def retake(self, placement: Placement, group: WorkerGroup) -> bool:
         """Reduce what was taken, and what is still to come, among those that are left.
 
         False: what was taken is lost, and has to be given again.
@@ -74,10 +74,10 @@ class Reduction(Protocol):
     def warm_up(self) -> None:
         """Touch the memory that a pass will need, before training waits for it."""
 
-    def warm_up_beside(self, other: Reduction) -> None:
+    def warm_up_beside(self, other: Reducer) -> None:
         """The same, but for what it will inherit from `other`, which is in use: this may be called by another thread."""
 
-    def inherit(self, other: Reduction) -> None:
+    def inherit(self, other: Reducer) -> None:
         """Use the memory of the reduction of the generation before, which is not needed any more."""
 
     def state_dict(self) -> dict[str, Any]:

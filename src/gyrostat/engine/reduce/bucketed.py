@@ -15,11 +15,11 @@ from typing import Protocol
 import torch
 
 from gyrostat.core.placement import Placement
-from gyrostat.engine.group import Group
-from gyrostat.engine.neighbours import Neighbours
-from gyrostat.engine.reduce.base import Reduction
+from gyrostat.engine.reduce.base import Reducer
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, shape_of
 from gyrostat.engine.reduce.hostcopy import HostCopies
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.shared_memory import SharedMemoryTransport
 
 
 class Transfer(Protocol):
@@ -34,14 +34,14 @@ class Bucketed(ABC):
     _divides = True
     """Whether gradients that DDP keeps in its buckets are divided by N, as it does without a communication hook."""
 
-    def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: WorkerGroup) -> None:
         self._parameters = list(parameters)
         self._placement, self._group = placement, group
         self._ranks = placement.virtual_workers
         self._home = torch.device("cpu")  # where gloo adds
         self._copies = HostCopies(self._parameters[0].device)
         on_host = self._parameters[0].device.type == "cpu" and not group.by_collectives
-        near = group.neighbours
+        near = group.shared_memory
         self._shared = near is not None and on_host and near.can_see(self._ranks)
         """Whether neighbours can look into the buffers."""
         self._only: list[torch.Tensor] = []  # the mean over one virtual worker is its gradients
@@ -64,9 +64,9 @@ class Bucketed(ABC):
         return FlatBuckets(self._like, self._layout, home=self._home, pinned=pinned, shared=self._shared)
 
     @property
-    def _neighbours(self) -> Neighbours | None:
+    def _shared_memory(self) -> SharedMemoryTransport | None:
         """If sums are made by looking into one another's buffers."""
-        return self._group.neighbours if self._shared else None
+        return self._group.shared_memory if self._shared else None
 
     def _forget(self) -> None:
         self._under_way: list[Transfer] = []
@@ -154,7 +154,7 @@ class Bucketed(ABC):
 
     # A worker is lost.
 
-    def retake(self, placement: Placement, group: Group) -> bool:
+    def retake(self, placement: Placement, group: WorkerGroup) -> bool:
         self._placement, self._group = placement, group
         if self._missing is not None:  # of the one that was streamed, some buckets have not left
             self._copies.wait()
@@ -192,7 +192,7 @@ class Bucketed(ABC):
                 for flat in buffers.flats:
                     flat.zero_()
 
-    def warm_up_beside(self, other: Reduction) -> None:
+    def warm_up_beside(self, other: Reducer) -> None:
         if isinstance(other, Bucketed) and self._shared and not other._shared:
             self.warm_up()  # nothing can be inherited
         elif self._ranks > 1 and isinstance(other, Bucketed):
@@ -201,7 +201,7 @@ class Bucketed(ABC):
             for flat in (flat for buffers in self._spare for flat in buffers.flats):
                 flat.zero_()
 
-    def inherit(self, other: Reduction) -> None:
+    def inherit(self, other: Reducer) -> None:
         if not isinstance(other, Bucketed) or (other._layout, other._home) != (self._layout, self._home):
             return
         if self._shared and not other._shared:

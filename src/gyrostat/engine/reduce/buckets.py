@@ -17,8 +17,8 @@ from typing import Any
 import torch
 
 from gyrostat.core.errors import Refused, UsageError
-from gyrostat.engine.neighbours import Region
 from gyrostat.engine.torch_internals import FIRST_BUCKET_BYTES, assign_buckets
+from gyrostat.engine.transport.shared_memory import Region
 
 Layout = tuple[tuple[int, ...], ...]
 """Buckets as parameter numbers, in the order in which the buckets are reduced."""

@@ -14,18 +14,22 @@ import torch
 
 from gyrostat.core.errors import CheckpointError
 from gyrostat.core.placement import Placement
-from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
 from gyrostat.engine.reduce.buckets import DdpOptions, FlatBuckets, initial_layout, rebuilt_layout
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
 from gyrostat.engine.reduce.shared import share_in_ddp_order
+from gyrostat.engine.transport.group import WorkerGroup
 
 
 class DdpOrder(Bucketed):
     """The reduction of one module in DDP's order."""
 
     def __init__(
-        self, parameters: Sequence[torch.Tensor], options: DdpOptions, placement: Placement, group: Group
+        self,
+        parameters: Sequence[torch.Tensor],
+        options: DdpOptions,
+        placement: Placement,
+        group: WorkerGroup,
     ) -> None:
         super().__init__(parameters, placement, group)
         self._options = options
@@ -37,7 +41,7 @@ class DdpOrder(Bucketed):
     def _is_native(self) -> bool:
         """gloo's own all-reduce will do."""
         alone = self._placement.workers == self._ranks
-        return alone and self._group.size > 1 and self._neighbours is None
+        return alone and self._group.size > 1 and self._shared_memory is None
 
     def _room_for(self, rank: int) -> FlatBuckets:
         if self._native:
@@ -54,9 +58,9 @@ class DdpOrder(Bucketed):
         total = self._totals[0].flats[bucket]
         if self._native:
             return self._group.all_reduce(total, f"reduce bucket {bucket}")
-        if (near := self._neighbours) is not None:
+        if (near := self._shared_memory) is not None:
             held, totals = dict(self._held), self._totals[0]
-            return self._group.courier.send(
+            return self._group.reducer.send(
                 lambda: share_in_ddp_order(near, held, totals, bucket, self._ranks), f"reduce bucket {bucket}"
             )
         gradients = {rank: held.flats[bucket] for rank, held in self._held.items()}
@@ -64,11 +68,11 @@ class DdpOrder(Bucketed):
         if self._group.size == 1:
             ring_sum(piece, self._placement, self._group)
             return None
-        return self._group.courier.send(
+        return self._group.reducer.send(
             lambda: ring_sum(piece, self._placement, self._group), f"reduce bucket {bucket}"
         )
 
-    def retake(self, placement: Placement, group: Group) -> bool:
+    def retake(self, placement: Placement, group: WorkerGroup) -> bool:
         """Where gloo summed in place, nothing is left of what went in; elsewhere all of it is."""
         summed_in_place = self._native
         super().retake(placement, group)

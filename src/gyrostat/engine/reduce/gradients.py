@@ -16,14 +16,14 @@ from torch import nn
 
 from gyrostat.core.errors import Misuse, Refused
 from gyrostat.core.placement import Placement
-from gyrostat.engine.group import Group
-from gyrostat.engine.reduce.base import Reduction
+from gyrostat.engine.reduce.base import Reducer
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.torch_internals import copy_all
+from gyrostat.engine.transport.group import WorkerGroup
 
 
 @dataclass(frozen=True)
-class Part:
+class ModuleParticipation:
     """What one worker knows of a module after its virtual workers ran; merged over workers before the reduction."""
 
     touched: int
@@ -57,7 +57,7 @@ class ModuleGradients:
         self._may_stream = False
         self._streams = False  # gradients are leaving one by one
         self._seen: set[int] = set()  # which became ready, as long as that is watched
-        self.reduction: Reduction
+        self.reduction: Reducer
         self.overlap(overlap)
 
     def overlap(self, wanted: bool) -> None:
@@ -158,8 +158,8 @@ class ModuleGradients:
         """DDP divides instead of multiplying where the gradient already lives in its bucket."""
         return self._in_bucket if self.options.gradient_as_bucket_view else [False] * len(self.parameters)
 
-    def part(self) -> Part:
-        return Part(
+    def part(self) -> ModuleParticipation:
+        return ModuleParticipation(
             touched=self._touched,
             used=tuple(self._used) if self.options.tolerates_unused else None,
             ready=self._ready_order() if self._ready is not None and self._touched else None,
@@ -170,7 +170,7 @@ class ModuleGradients:
         if self._overlaps and self._touched == hosted:
             self.reduction.send_off()
 
-    def complete(self, parts: Sequence[Part], virtual_workers: int) -> None:
+    def complete(self, parts: Sequence[ModuleParticipation], virtual_workers: int) -> None:
         """All workers know all parts: wait for the sum, if anybody's backward came through here."""
         touched = sum(part.touched for part in parts)
         if 0 < touched < virtual_workers and not self.options.tolerates_unused:
@@ -181,7 +181,7 @@ class ModuleGradients:
         if touched > 0:
             self.reduction.complete()
 
-    def retake(self, placement: Placement, group: Group) -> None:
+    def retake(self, placement: Placement, group: WorkerGroup) -> None:
         """A worker is lost: what was handed over here is to be reduced among those that are left."""
         if not self.reduction.retake(placement, group) and self._own:
             with torch.no_grad():
@@ -202,7 +202,7 @@ class ModuleGradients:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
-    def settle(self, parts: Sequence[Part]) -> None:
+    def settle(self, parts: Sequence[ModuleParticipation]) -> None:
         """The sum is complete: set `.grad`."""
         if not any(part.touched for part in parts):
             self.reduction.discard()
@@ -224,7 +224,7 @@ class ModuleGradients:
         self._put_back([not is_used for is_used in used])
         self.reduction.close_pass(next((part.ready for part in parts if part.ready is not None), None))
 
-    def _used_anywhere(self, parts: Sequence[Part]) -> list[bool]:
+    def _used_anywhere(self, parts: Sequence[ModuleParticipation]) -> list[bool]:
         """For each parameter whether any virtual worker of the job used it."""
         told = [part.used for part in parts if part.touched]
         if None in told:

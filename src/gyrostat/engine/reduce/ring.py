@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import torch
 
 from gyrostat.core.placement import Placement, Segment
-from gyrostat.engine.group import Group, Pending
 from gyrostat.engine.reduce.gloo_order import chunks
+from gyrostat.engine.transport.group import Pending, WorkerGroup
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Bucket:
             total.add_(part)
 
 
-def ring_sum(bucket: Bucket, placement: Placement, group: Group) -> None:
+def ring_sum(bucket: Bucket, placement: Placement, group: WorkerGroup) -> None:
     """Fill the bucket's `total` with the sum over all virtual ranks, in gloo's order."""
     segments = placement.segments
     mine = [i for i, segment in enumerate(segments) if segment.worker == group.rank]
@@ -109,7 +109,7 @@ def _pass_by(bucket: Bucket, home: Segment, ranks: Sequence[int], *, first: bool
 class _Walk:
     """All groups on their way round the segments. Sums in transit live in their final place in `total`."""
 
-    def __init__(self, bucket: Bucket, segments: Sequence[Segment], group: Group) -> None:
+    def __init__(self, bucket: Bucket, segments: Sequence[Segment], group: WorkerGroup) -> None:
         self._bucket, self._segments, self._group = bucket, segments, group
         self._sending: dict[int, list[Pending]] = {index: [] for index in range(len(segments))}
 

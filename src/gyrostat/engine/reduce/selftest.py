@@ -11,9 +11,9 @@ from datetime import timedelta
 import torch
 
 from gyrostat.core.placement import Placement
-from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
 from gyrostat.engine.torch_internals import gloo_group, hash_store
+from gyrostat.engine.transport.group import WorkerGroup
 
 KNOWN_TORCH = ("2.13",)
 _SIZES = (1, 1000, 1 << 18, 300_001)
@@ -27,7 +27,7 @@ def knows_gloo_order(ranks: int, *, torch_version: str = torch.__version__) -> b
 def agrees_with_gloo(ranks: int) -> bool:
     """Compare sums of random numbers of several sizes."""
     generator = torch.Generator().manual_seed(1)
-    alone = Group(rank=0, size=1, generation=0, store=None, timeout_s=60)
+    alone = WorkerGroup(rank=0, size=1, generation=0, store=None, timeout_s=60)
     for size in _SIZES:
         inputs = [torch.randn(size, generator=generator) for _ in range(ranks)]
         ours = torch.empty(size)

@@ -18,11 +18,11 @@ import torch
 
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.placement import Segment
-from gyrostat.engine.neighbours import Neighbours, Region
 from gyrostat.engine.reduce.buckets import FlatBuckets
 from gyrostat.engine.reduce.ring import Bucket, add_home
 from gyrostat.engine.reduce.tree_exchange import tree_sum
 from gyrostat.engine.reduce.tree_order import Node
+from gyrostat.engine.transport.shared_memory import Region, SharedMemoryTransport
 
 
 class Parts(msgspec.Struct, frozen=True, array_like=True):
@@ -39,38 +39,48 @@ _decoder = msgspec.msgpack.Decoder(Parts)
 
 
 def share_in_ddp_order(
-    neighbours: Neighbours, held: Mapping[int, FlatBuckets], total: FlatBuckets, bucket: int, ranks: int
+    shared_memory: SharedMemoryTransport,
+    held: Mapping[int, FlatBuckets],
+    total: FlatBuckets,
+    bucket: int,
+    ranks: int,
 ) -> None:
     """Each worker completes some of gloo's chunks."""
-    workers = len(neighbours.views) + 1
+    workers = len(shared_memory.views) + 1
     whole = Bucket.of({}, total.flats[bucket], ranks)
     homes = [Segment(w, ranks * w // workers, ranks * (w + 1) // workers) for w in range(workers)]
 
     def add(parts: Mapping[Node, torch.Tensor]) -> None:
         gradients = {node[0]: flat for node, flat in parts.items()}
-        add_home(Bucket(gradients, whole.total, whole.chunks), homes[neighbours.rank], ranks)
+        add_home(Bucket(gradients, whole.total, whole.chunks), homes[shared_memory.rank], ranks)
 
     shares = [slice(*whole.range(home.start, home.stop)) for home in homes]
-    _share(neighbours, {(rank, rank + 1): flats for rank, flats in held.items()}, total, bucket, shares, add)
+    _share(
+        shared_memory, {(rank, rank + 1): flats for rank, flats in held.items()}, total, bucket, shares, add
+    )
 
 
 def share_along_tree(
-    neighbours: Neighbours, held: Mapping[Node, FlatBuckets], total: FlatBuckets, bucket: int, ranks: int
+    shared_memory: SharedMemoryTransport,
+    held: Mapping[Node, FlatBuckets],
+    total: FlatBuckets,
+    bucket: int,
+    ranks: int,
 ) -> None:
     """Each worker adds as many elements."""
-    workers, elements = len(neighbours.views) + 1, total.flats[bucket].numel()
+    workers, elements = len(shared_memory.views) + 1, total.flats[bucket].numel()
     shares = [slice(elements * w // workers, elements * (w + 1) // workers) for w in range(workers)]
-    mine = shares[neighbours.rank]
+    mine = shares[shared_memory.rank]
 
     def add(parts: Mapping[Node, torch.Tensor]) -> None:
         mine_of = {node: flat[mine] for node, flat in parts.items()}
         tree_sum(mine_of, (0, ranks), total.flats[bucket][mine])
 
-    _share(neighbours, held, total, bucket, shares, add)
+    _share(shared_memory, held, total, bucket, shares, add)
 
 
 def _share(
-    neighbours: Neighbours,
+    shared_memory: SharedMemoryTransport,
     held: Mapping[Node, FlatBuckets],
     total: FlatBuckets,
     bucket: int,
@@ -79,7 +89,7 @@ def _share(
 ) -> None:
     regions = {node: _region(flats) for node, flats in held.items()}
     told = Parts(bucket, [(node, region.serial) for node, region in regions.items()], _region(total).serial)
-    heard = neighbours.show([*regions.values(), _region(total)], msgspec.msgpack.encode(told))
+    heard = shared_memory.show([*regions.values(), _region(total)], msgspec.msgpack.encode(told))
     parts = {node: flats.flats[bucket] for node, flats in held.items()}
     totals: dict[int, torch.Tensor] = {}
     for worker, message in heard.items():
@@ -87,11 +97,11 @@ def _share(
         if theirs.bucket != bucket:
             raise PeerLost(f"worker {worker} has given up bucket {bucket}: another worker is lost")
         for node, serial in theirs.held:
-            parts[node] = total.within(neighbours.memory(worker, serial), bucket)
-        totals[worker] = total.within(neighbours.memory(worker, theirs.total), bucket)
-    if shares[neighbours.rank].stop > shares[neighbours.rank].start:
+            parts[node] = total.within(shared_memory.memory(worker, serial), bucket)
+        totals[worker] = total.within(shared_memory.memory(worker, theirs.total), bucket)
+    if shares[shared_memory.rank].stop > shares[shared_memory.rank].start:
         add(parts)
-    if any(answer != _DONE for answer in neighbours.show((), _DONE).values()):
+    if any(answer != _DONE for answer in shared_memory.show((), _DONE).values()):
         raise PeerLost(f"another worker has given up bucket {bucket}, for one is lost")
     for worker, theirs_total in totals.items():
         share = shares[worker]

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from gyrostat.core.placement import Placement
-from gyrostat.engine.carrier import has_room_to_fold
-from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
 from gyrostat.engine.reduce.buckets import FlatBuckets, Layout, view_like
 from gyrostat.engine.reduce.shared import share_along_tree
 from gyrostat.engine.reduce.tree_exchange import exchange_sum
 from gyrostat.engine.reduce.tree_order import Node, maximal_nodes, siblings
 from gyrostat.engine.torch_internals import assign_buckets
+from gyrostat.engine.transport.backend import has_room_to_fold
+from gyrostat.engine.transport.group import WorkerGroup
 
 _FIRST_BUCKET = 1 << 20
 _OTHER_BUCKETS = 8 << 20
@@ -39,7 +39,7 @@ class TreeOrder(Bucketed):
 
     _divides = False
 
-    def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> None:
+    def __init__(self, parameters: Sequence[torch.Tensor], placement: Placement, group: WorkerGroup) -> None:
         super().__init__(parameters, placement, group)
         self._home = folding_home(self._parameters, placement, group)
         self._staged = group.size > 1 and self._home != group.gradients_on
@@ -97,7 +97,7 @@ class TreeOrder(Bucketed):
         for left, right in self._merges:
             left.flats[bucket].add_(right.flats[bucket])
 
-    def retake(self, placement: Placement, group: Group) -> bool:
+    def retake(self, placement: Placement, group: WorkerGroup) -> bool:
         super().retake(placement, group)
         self._nodes = [maximal_nodes(self._ranks, placement.held_by(w)) for w in range(placement.workers)]
         return True
@@ -123,13 +123,13 @@ class TreeOrder(Bucketed):
         if self._group.size == 1:
             return None  # the folding has ended in the root
         total = self._totals[0].flats[bucket]
-        if (near := self._neighbours) is not None:
+        if (near := self._shared_memory) is not None:
             held, totals = dict(self._sums), self._totals[0]
-            return self._group.courier.send(
+            return self._group.reducer.send(
                 lambda: share_along_tree(near, held, totals, bucket, self._ranks), f"reduce bucket {bucket}"
             )
         sums = {node: flats.flats[bucket] for node, flats in self._sums}
-        return self._group.courier.send(
+        return self._group.reducer.send(
             lambda: exchange_sum(sums, self._nodes, total, self._group), f"reduce bucket {bucket}"
         )
 
@@ -167,7 +167,9 @@ class TreeOrder(Bucketed):
         pass
 
 
-def folding_home(parameters: Sequence[torch.Tensor], placement: Placement, group: Group) -> torch.device:
+def folding_home(
+    parameters: Sequence[torch.Tensor], placement: Placement, group: WorkerGroup
+) -> torch.device:
     """Where sums are folded."""
     own, host = parameters[0].device, torch.device("cpu")
     if own.type == "cpu" or (group.size > 1 and group.gradients_on != own):

@@ -18,15 +18,18 @@ from itertools import pairwise
 
 import torch
 
-from gyrostat.engine.group import Group
 from gyrostat.engine.reduce.tree_order import Node, split
+from gyrostat.engine.transport.group import WorkerGroup
 
 _TAG_TOTAL = 0
 _TAG_SUM = 1
 
 
 def exchange_sum(
-    sums: Mapping[Node, torch.Tensor], nodes: Sequence[Sequence[Node]], total: torch.Tensor, group: Group
+    sums: Mapping[Node, torch.Tensor],
+    nodes: Sequence[Sequence[Node]],
+    total: torch.Tensor,
+    group: WorkerGroup,
 ) -> None:
     """`sums` are this worker's subtrees, `nodes` those of every worker; fills `total` on all of them."""
     exchange = by_collectives if group.by_collectives else point_to_point
@@ -40,7 +43,10 @@ def exchange_sum(
 
 
 def point_to_point(
-    sums: Mapping[Node, torch.Tensor], nodes: Sequence[Sequence[Node]], total: torch.Tensor, group: Group
+    sums: Mapping[Node, torch.Tensor],
+    nodes: Sequence[Sequence[Node]],
+    total: torch.Tensor,
+    group: WorkerGroup,
 ) -> None:
     """A message for every subtree and worker."""
     cuts = [total.numel() * worker // group.size for worker in range(group.size + 1)]
@@ -69,7 +75,10 @@ def point_to_point(
 
 
 def by_collectives(
-    sums: Mapping[Node, torch.Tensor], nodes: Sequence[Sequence[Node]], total: torch.Tensor, group: Group
+    sums: Mapping[Node, torch.Tensor],
+    nodes: Sequence[Sequence[Node]],
+    total: torch.Tensor,
+    group: WorkerGroup,
 ) -> None:
     """An all-to-all for everybody's first subtree, one for everybody's second …, then an all-gather."""
     share = -(-total.numel() // group.size)

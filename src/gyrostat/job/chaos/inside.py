@@ -14,11 +14,18 @@ from typing import Any
 
 from gyrostat.core.job import ReductionChoice
 from gyrostat.core.placement import Placement
-from gyrostat.engine import session
+from gyrostat.engine.script import session
 from gyrostat.engine.supervisor import Supervisor
-from gyrostat.job.chaos.record import Began, Born, End, Notebook, Rescue, StepDone
-from gyrostat.job.protocol import Program
-from gyrostat.job.worker import run_program
+from gyrostat.job.chaos.record import (
+    Notebook,
+    RecoveryNoted,
+    StepDone,
+    TrainingBegan,
+    WorkerEnd,
+    WorkerStarted,
+)
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.worker import run_program
 
 
 class NoteTaker:
@@ -26,7 +33,7 @@ class NoteTaker:
 
     def __init__(self, notebook: Notebook, inner: Supervisor) -> None:
         self._notebook, self._inner = notebook, inner
-        notebook.write(Born(time.monotonic(), os.getpid(), int(os.environ["RANK"]), os.getppid()))
+        notebook.write(WorkerStarted(time.monotonic(), os.getpid(), int(os.environ["RANK"]), os.getppid()))
 
     def started(
         self,
@@ -37,7 +44,7 @@ class NoteTaker:
         reduction: ReductionChoice,
         alike: Mapping[str, str],
     ) -> None:
-        self._notebook.write(Began(time.monotonic(), step, resumed_from))
+        self._notebook.write(TrainingBegan(time.monotonic(), step, resumed_from))
         self._inner.started(step, resumed_from, refused, virtual_workers, reduction, alike)
 
     def stepped(
@@ -47,11 +54,11 @@ class NoteTaker:
         self._inner.stepped(step, epoch, loss, samples, busy)
 
     def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
-        self._notebook.write(Rescue(time.monotonic(), generation, again, paused))
+        self._notebook.write(RecoveryNoted(time.monotonic(), generation, again, paused))
         self._inner.recovered(generation, placement, again, paused)
 
     def finished(self, step: int, digest: str) -> None:
-        self._notebook.write(End(time.monotonic(), step, digest))
+        self._notebook.write(WorkerEnd(time.monotonic(), step, digest))
         self._inner.finished(step, digest)
 
     def __getattr__(self, name: str) -> Any:

@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 SHORTEST_STOP_S, LONGEST_STOP_S = 0.05, 3.0
 
 
-class Kind(StrEnum):
+class FaultKind(StrEnum):
     KILL = "kill a worker"
     KILL_TWO = "kill two workers"
     STOP = "stop a worker for a while"
@@ -23,23 +23,23 @@ class Kind(StrEnum):
 
 
 _WEIGHTS = {
-    Kind.KILL: 8,
-    Kind.KILL_TWO: 2,
-    Kind.STOP: 3,
-    Kind.RESIZE: 5,
-    Kind.LEADER: 2,
-    Kind.LEADER_AND_WORKER: 1,
-    Kind.AGENT: 1,
+    FaultKind.KILL: 8,
+    FaultKind.KILL_TWO: 2,
+    FaultKind.STOP: 3,
+    FaultKind.RESIZE: 5,
+    FaultKind.LEADER: 2,
+    FaultKind.LEADER_AND_WORKER: 1,
+    FaultKind.AGENT: 1,
 }
-OF_WORKERS = (Kind.KILL, Kind.KILL_TWO, Kind.STOP, Kind.RESIZE)
-OF_AGENTS = (Kind.LEADER, Kind.LEADER_AND_WORKER, Kind.AGENT)
+OF_WORKERS = (FaultKind.KILL, FaultKind.KILL_TWO, FaultKind.STOP, FaultKind.RESIZE)
+OF_AGENTS = (FaultKind.LEADER, FaultKind.LEADER_AND_WORKER, FaultKind.AGENT)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     after: float
     """Seconds since the one before, or since training began."""
-    kind: Kind
+    kind: FaultKind
     chances: tuple[float, float]
     """Numbers from 0 to 1 that choose among those who are there."""
     seconds: float
@@ -58,7 +58,7 @@ class Fault:
         return 1 + int(self.chances[0] * most)
 
 
-def plan(seed: int, *, every: float, kinds: Sequence[Kind]) -> Iterator[Fault]:
+def plan(seed: int, *, every: float, kinds: Sequence[FaultKind]) -> Iterator[Fault]:
     """Without end, `every` seconds on average."""
     random = Random(f"gyrostat chaos {seed}")
     weights = [_WEIGHTS[kind] for kind in kinds]

@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gyrostat.core.errors import GyrostatError, ScriptFailed, UsageError
-from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, Fault, Kind, plan
-from gyrostat.job.chaos.record import Began, Born, Reader, Recorded, StepDone
-from gyrostat.job.chaos.verdict import Round, Struck, Verdict, differences
-from gyrostat.job.door import Caller
-from gyrostat.job.protocol import Program
+from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, Fault, FaultKind, plan
+from gyrostat.job.chaos.record import Reader, RecordedRun, StepDone, TrainingBegan, WorkerStarted
+from gyrostat.job.chaos.verdict import ChaosVerdict, Round, Struck, differences
+from gyrostat.job.control.control_socket import JobClient
+from gyrostat.job.processes.protocol import Program
 
 _LOOK_S = 0.02
 _BUSY_S = 5.0
@@ -73,10 +73,10 @@ class ChaosRequest:
             )
 
 
-class Watcher:
+class ChaosObserver:
     """Looks on; what it does not override it does not care for."""
 
-    def undisturbed(self, recorded: Recorded) -> None:
+    def undisturbed(self, recorded: RecordedRun) -> None:
         """The run that was left alone is over."""
 
     def struck(self, struck: Struck) -> None:
@@ -86,10 +86,10 @@ class Watcher:
         """A run under faults has ended."""
 
 
-def play(request: ChaosRequest, watcher: Watcher | None = None) -> Verdict:
+def play(request: ChaosRequest, watcher: ChaosObserver | None = None) -> ChaosVerdict:
     """Run the job once undisturbed, then under faults until it is enough."""
     request.check()
-    watcher = watcher or Watcher()
+    watcher = watcher or ChaosObserver()
     undisturbed = _Run(request, "undisturbed", agents=0).play(iter(()), watcher).recorded
     if not undisturbed.digests:
         raise ScriptFailed(f"the undisturbed run did not come to its end; see {request.directory}")
@@ -106,7 +106,7 @@ def play(request: ChaosRequest, watcher: Watcher | None = None) -> Verdict:
         watcher.round_over(round)
         if round.differences:
             break
-    return Verdict(seed=request.seed, undisturbed=undisturbed, rounds=rounds)
+    return ChaosVerdict(seed=request.seed, undisturbed=undisturbed, rounds=rounds)
 
 
 class _Limited:
@@ -188,7 +188,7 @@ class _Run:
         self._directory.mkdir(parents=True)
         self._job = f"chaos-{os.getpid()}-{number}"
         self._reader = Reader(self._directory)
-        self._recorded = Recorded()
+        self._recorded = RecordedRun()
         self._workers: dict[int, _Worker] = {}
         self._parents: dict[int, int] = {}
         self._stopped: list[tuple[float, _Worker]] = []
@@ -200,7 +200,7 @@ class _Run:
         self._pool = ThreadPoolExecutor(8)
         self._nodes: list[_Node] = []
 
-    def play(self, faults: Iterator[Fault], watcher: Watcher) -> Round:
+    def play(self, faults: Iterator[Fault], watcher: ChaosObserver) -> Round:
         self._watcher = watcher
         self._nodes = [self._node(number) for number in range(max(1, self._agents))]
         problem = None
@@ -281,12 +281,12 @@ class _Run:
         for note in self._reader.news():
             self._recorded.add(note)
             match note:
-                case Born(pid=pid, member=member, parent=parent):
+                case WorkerStarted(pid=pid, member=member, parent=parent):
                     with contextlib.suppress(ProcessLookupError):
                         self._workers[pid] = _Worker(member, pid, os.pidfd_open(pid))
                         if parent not in self._parents:
                             self._parents[parent] = os.pidfd_open(parent)
-                case Began(at=at):
+                case TrainingBegan(at=at):
                     self._began = self._began or at
                     self._moved = time.monotonic()
                 case StepDone(step=step):
@@ -307,21 +307,21 @@ class _Run:
 
     def _inflict(self, fault: Fault) -> None:
         match fault.kind:
-            case Kind.KILL | Kind.KILL_TWO:
-                if killed := self._kill(fault, 2 if fault.kind is Kind.KILL_TWO else 1):
+            case FaultKind.KILL | FaultKind.KILL_TWO:
+                if killed := self._kill(fault, 2 if fault.kind is FaultKind.KILL_TWO else 1):
                     self._note(fault, " and ".join(killed))
-            case Kind.STOP:
+            case FaultKind.STOP:
                 for worker in fault.victims(self._living(), 1):
                     if worker.signal(signal.SIGSTOP):
                         self._stopped.append((time.monotonic() + fault.seconds, worker))
                         self._note(fault, f"{worker} for {fault.seconds:.2f} s")
-            case Kind.RESIZE:
+            case FaultKind.RESIZE:
                 self._pool.submit(self._resize, fault)
-            case Kind.AGENT:
+            case FaultKind.AGENT:
                 node = fault.victims(self._running(), 1)[0]
                 node.kill(fault.seconds)
                 self._note(fault, node.name)
-            case Kind.LEADER | Kind.LEADER_AND_WORKER:
+            case FaultKind.LEADER | FaultKind.LEADER_AND_WORKER:
                 self._pool.submit(self._kill_leader, fault)
 
     def _running(self) -> list[_Node]:
@@ -340,11 +340,11 @@ class _Run:
         size = fault.size(self._request.virtual_workers)
         began, step = time.monotonic(), self._step
         try:
-            with Caller(self._job) as caller:
-                answer = caller.scale(size)
+            with JobClient(self._job) as job_client:
+                answer = job_client.scale(size)
                 while not answer.done and time.monotonic() < began + _BUSY_S:
                     time.sleep(_LOOK_S)
-                    answer = caller.scale(size)
+                    answer = job_client.scale(size)
         except GyrostatError:
             return  # the job has ended meanwhile
         if answer.done:
@@ -353,13 +353,13 @@ class _Run:
     def _kill_leader(self, fault: Fault) -> None:
         """In a thread: who leads is asked, and maybe nobody does now."""
         try:
-            with Caller(self._job) as caller:
-                leader = caller.status().pid
+            with JobClient(self._job) as job_client:
+                leader = job_client.status().pid
         except GyrostatError:
             return
         for node in self._nodes:
             if node.again_at is None and node.process.pid == leader:
-                killed = self._kill(fault, 1) if fault.kind is Kind.LEADER_AND_WORKER else []
+                killed = self._kill(fault, 1) if fault.kind is FaultKind.LEADER_AND_WORKER else []
                 node.kill(fault.seconds)
                 self._note(fault, " and ".join([node.name, *killed]))
 

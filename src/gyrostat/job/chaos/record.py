@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 
-class Born(msgspec.Struct, frozen=True, tag=True):
+class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
     """A worker has come into being."""
 
     at: float
@@ -24,7 +24,7 @@ class Born(msgspec.Struct, frozen=True, tag=True):
     """Its fork parent's process id."""
 
 
-class Began(msgspec.Struct, frozen=True, tag=True):
+class TrainingBegan(msgspec.Struct, frozen=True, tag=True):
     """Training begins, at `step`."""
 
     at: float
@@ -39,7 +39,7 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
     samples: int
 
 
-class Rescue(msgspec.Struct, frozen=True, tag=True):
+class RecoveryNoted(msgspec.Struct, frozen=True, tag=True):
     """This worker goes on with those that are left after a death, in another generation."""
 
     at: float
@@ -49,13 +49,13 @@ class Rescue(msgspec.Struct, frozen=True, tag=True):
     paused: float
 
 
-class End(msgspec.Struct, frozen=True, tag=True):
+class WorkerEnd(msgspec.Struct, frozen=True, tag=True):
     at: float
     step: int
     digest: str
 
 
-Note = Born | Began | StepDone | Rescue | End
+Note = WorkerStarted | TrainingBegan | StepDone | RecoveryNoted | WorkerEnd
 _decoder: msgspec.json.Decoder[Note] = msgspec.json.Decoder(Note)
 
 
@@ -93,7 +93,7 @@ class Reader:
 
 
 @dataclass
-class Recorded:
+class RecordedRun:
     """One run, as its workers noted it."""
 
     steps: dict[int, tuple[float | None, int]] = field(default_factory=dict)
@@ -119,12 +119,12 @@ class Recorded:
                     self.contradictions.append(
                         f"step {step} had loss and samples {before}, and when it was done again {(loss, samples)}"
                     )
-            case Began(resumed_from=str()):
+            case TrainingBegan(resumed_from=str()):
                 self.restored += 1
-            case Rescue(generation=generation, again=again):
+            case RecoveryNoted(generation=generation, again=again):
                 self.rescued.add((self.restored, generation))
                 self.redone += again
-            case End(digest=digest):
+            case WorkerEnd(digest=digest):
                 self.digests.add(digest)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gyrostat.job.chaos.record import Recorded
+from gyrostat.job.chaos.record import RecordedRun
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,7 @@ class Struck:
     """Seconds; None: there was no other step."""
 
 
-def differences(recorded: Recorded, undisturbed: Recorded) -> list[str]:
+def differences(recorded: RecordedRun, undisturbed: RecordedRun) -> list[str]:
     """In words; none if the run is, bit for bit, the one that was left alone."""
     found = list(recorded.contradictions)
     if not recorded.digests:
@@ -54,15 +54,15 @@ def differences(recorded: Recorded, undisturbed: Recorded) -> list[str]:
 class Round:
     """One run under faults."""
 
-    recorded: Recorded
+    recorded: RecordedRun
     struck: Sequence[Struck]
     differences: Sequence[str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class ChaosVerdict:
     seed: int
-    undisturbed: Recorded
+    undisturbed: RecordedRun
     rounds: Sequence[Round]
 
     @property

@@ -23,12 +23,12 @@ import torch
 from torch import nn
 from torch.nn.modules import module as hooks
 
-from gyrostat.engine import session
-from gyrostat.engine.determinism import cpu_type
+from gyrostat.engine.numerics.determinism import cpu_type
+from gyrostat.engine.script import session
 from gyrostat.engine.supervisor import Supervisor
+from gyrostat.job.processes.worker import run_program
 from gyrostat.job.scan.measured import Measured, Orders
-from gyrostat.job.scan.turns import Turns
-from gyrostat.job.worker import run_program
+from gyrostat.job.scan.turns import TurnTaking
 
 _TURN_S = 0.02
 _MARK = "gyrostat module "
@@ -41,12 +41,12 @@ _ELSEWHERE = "(elsewhere)"
 Times = dict[str, float]
 
 
-class Watcher:
+class BoundaryWatcher:
     """Hears of boundaries, measures between them, and passes everything on."""
 
     def __init__(self, orders: Orders, inner: Supervisor) -> None:
         self._orders, self._inner = orders, inner
-        self._turns = Turns(Path(orders.directory), orders.level, orders.other)
+        self._turns = TurnTaking(Path(orders.directory), orders.level, orders.other)
         self._marks = Marks()
         self._profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU])
         self._steps = 0
@@ -175,7 +175,7 @@ def _owner(event: Any, owners: dict[int, str] | None) -> str | None:
 
 def main() -> None:
     orders = msgspec.json.decode(sys.argv[1], type=Orders)
-    session.supervise(lambda inner: Watcher(orders, inner))
+    session.supervise(lambda inner: BoundaryWatcher(orders, inner))
     run_program(orders.program)
 
 

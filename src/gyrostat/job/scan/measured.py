@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from gyrostat.job.protocol import Program
+from gyrostat.job.processes.protocol import Program
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):

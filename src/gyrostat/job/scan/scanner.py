@@ -10,14 +10,14 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism, Pool
+from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.protocol import Program
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerSource
 from gyrostat.job.scan import turns
 from gyrostat.job.scan.measured import Measured, Orders
 from gyrostat.job.scan.verdict import ScanVerdict, decide
-from gyrostat.job.start import WorkerSource
 
 _WARM_UP = 5
 _LEVELS = (Determinism.ELASTIC, Determinism.HETEROGENEOUS)
@@ -28,7 +28,7 @@ class ScanRequest:
     """What to scan, and how thoroughly."""
 
     program: Program
-    pool: Pool
+    pool: DevicePool
     virtual_workers: int | None = None
     """None: one, or what the script says."""
     steps: int = 60

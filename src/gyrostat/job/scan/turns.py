@@ -23,7 +23,7 @@ def free(directory: Path, name: str) -> None:
         os.close(pipe)
 
 
-class Turns:
+class TurnTaking:
     """One of the two."""
 
     def __init__(self, directory: Path, mine: str, other: str) -> None:

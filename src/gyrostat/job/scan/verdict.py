@@ -7,12 +7,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gyrostat.core.job import DeviceMix, Pool
+from gyrostat.core.job import DeviceMix, DevicePool
 from gyrostat.job.scan.measured import Measured
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ScanRow:
     """An operator or a module under both levels, per step."""
 
     name: str
@@ -43,8 +43,8 @@ class ScanVerdict:
     threshold: float
     elastic_ms: float
     heterogeneous_ms: float
-    operators: tuple[Row, ...]
-    modules: tuple[Row, ...]
+    operators: tuple[ScanRow, ...]
+    modules: tuple[ScanRow, ...]
     """Both with what pins add most first."""
 
     @property
@@ -62,7 +62,7 @@ class ScanVerdict:
 
 
 def decide(
-    elastic: Measured, heterogeneous: Measured, *, pool: Pool, cpu_type: str | None, threshold: float
+    elastic: Measured, heterogeneous: Measured, *, pool: DevicePool, cpu_type: str | None, threshold: float
 ) -> ScanVerdict:
     """From measurements that were taken in turns, a moment apart."""
     ratios = [mine / other for mine, other in zip(heterogeneous.turns, elastic.turns, strict=False)]
@@ -90,12 +90,14 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return ordered[cut], ordered[-1 - cut]
 
 
-def _rows(elastic: Mapping[str, float], heterogeneous: Mapping[str, float], step: float) -> tuple[Row, ...]:
+def _rows(
+    elastic: Mapping[str, float], heterogeneous: Mapping[str, float], step: float
+) -> tuple[ScanRow, ...]:
     rows = []
     for name in elastic.keys() | heterogeneous.keys():
         d1, d2 = elastic.get(name, 0.0), heterogeneous.get(name, 0.0)
         rows.append(
-            Row(
+            ScanRow(
                 name=name,
                 elastic_ms=1000 * d1,
                 heterogeneous_ms=1000 * d2,

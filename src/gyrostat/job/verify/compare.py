@@ -11,7 +11,7 @@ from gyrostat.job.verify.plan import Configuration
 from gyrostat.job.verify.trace import Trace
 
 
-class Kind(StrEnum):
+class DifferenceKind(StrEnum):
     """What differs."""
 
     STATE = "state"
@@ -24,8 +24,8 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Difference:
-    kind: Kind
+class RunDifference:
+    kind: DifferenceKind
     step: int
     """The first step at which a difference was seen."""
     after: int = 0
@@ -50,7 +50,7 @@ class Scope(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class TracedRun:
     """A configuration and what it left behind."""
 
     configuration: Configuration
@@ -59,24 +59,24 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
+class RunPair:
     """Two runs that should be equal and are not."""
 
     scope: Scope
-    one: Run
-    other: Run
+    one: TracedRun
+    other: TracedRun
 
 
-def compare(one: Trace, other: Trace, *, whole: bool = True) -> Difference | None:
+def compare(one: Trace, other: Trace, *, whole: bool = True) -> RunDifference | None:
     """The first difference. `whole`: both ran to their ends; otherwise one may have been ended sooner."""
     after = 0
     digests = one.digests.keys() & other.digests.keys()
     losses = one.losses.keys() & other.losses.keys()
     for step in sorted(digests | losses):
         if step in digests and one.digests[step] != other.digests[step]:
-            return Difference(kind=Kind.STATE, step=step, after=after)
+            return RunDifference(kind=DifferenceKind.STATE, step=step, after=after)
         if step in losses and _bits(one.losses[step]) != _bits(other.losses[step]):
-            return Difference(kind=Kind.LOSS, step=step, after=after)
+            return RunDifference(kind=DifferenceKind.LOSS, step=step, after=after)
         if step in digests:
             after = step
     last = min(one.steps, other.steps)
@@ -85,9 +85,9 @@ def compare(one: Trace, other: Trace, *, whole: bool = True) -> Difference | Non
     else:
         workers_differ = one.steps == other.steps and bool(one.workers_differ) != bool(other.workers_differ)
     if workers_differ:
-        return Difference(kind=Kind.WORKERS, step=last, after=after)
+        return RunDifference(kind=DifferenceKind.WORKERS, step=last, after=after)
     if whole and one.steps != other.steps:
-        return Difference(kind=Kind.STEPS, step=last + 1, after=after)
+        return RunDifference(kind=DifferenceKind.STEPS, step=last + 1, after=after)
     return None
 
 
@@ -101,7 +101,7 @@ def locate(one: Trace, other: Trace) -> Located | None:
     return None
 
 
-def pairs_to_explain(runs: Sequence[Run]) -> list[Pair]:
+def pairs_to_explain(runs: Sequence[TracedRun]) -> list[RunPair]:
     """At most one pair for each thing that can be wrong. What a pair before it explains is not said twice."""
     reference = next((run for run in runs if run.configuration.reference), None)
     plain = [run for run in runs if not run.configuration.reference and run.configuration.cut is None]
@@ -111,22 +111,22 @@ def pairs_to_explain(runs: Sequence[Run]) -> list[Pair]:
     odd = next((run for run in plain if not _same(anchor, run)), None)
     pairs = []
     if odd is not None:
-        pairs.append(Pair(scope=Scope.PLACEMENT, one=anchor, other=odd))
+        pairs.append(RunPair(scope=Scope.PLACEMENT, one=anchor, other=odd))
     elif resumed is not None and not _same(anchor, resumed):
         begun_on = next(
             run for run in plain if run.configuration.placement == resumed.configuration.placement
         )
-        pairs.append(Pair(scope=Scope.RESUME, one=begun_on, other=resumed))
+        pairs.append(RunPair(scope=Scope.RESUME, one=begun_on, other=resumed))
     if reference is not None and not _same(anchor, reference):
         fixed = [run for run in plain if _one_each(run.configuration)]
         if odd is None or (fixed and fixed[0] is not odd):  # otherwise that placements differ says it all
-            pairs.append(Pair(scope=Scope.DDP, one=reference, other=(fixed or plain)[0]))
+            pairs.append(RunPair(scope=Scope.DDP, one=reference, other=(fixed or plain)[0]))
     if not pairs and anchor.trace.workers_differ:  # nothing else was run
-        pairs.append(Pair(scope=Scope.PLACEMENT, one=anchor, other=anchor))
+        pairs.append(RunPair(scope=Scope.PLACEMENT, one=anchor, other=anchor))
     return pairs
 
 
-def _same(one: Run, other: Run) -> bool:
+def _same(one: TracedRun, other: TracedRun) -> bool:
     return one is other or compare(one.trace, other.trace) is None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from gyrostat.job.verify.causes import KNOWN, Key
-from gyrostat.job.verify.compare import Kind, Scope
+from gyrostat.job.verify.compare import DifferenceKind, Scope
 from gyrostat.job.verify.suspects import Hint, Suspect
 
 _MAX_LINES = 5
@@ -26,11 +26,11 @@ _PLAIN = {Key.THREADS, Key.UNTRACKED_SCHEDULE}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class DifferenceEvidence:
     """What is known of a difference between two runs."""
 
     scope: Scope
-    kind: Kind
+    kind: DifferenceKind
     repeatable: bool
     """Either configuration, run again, came to what it had come to before."""
     workers_differ: bool = False
@@ -45,7 +45,7 @@ class Evidence:
 
 
 @dataclass(frozen=True)
-class Cause:
+class LikelyCause:
     """A likely cause, and the lines of the script that speak for it."""
 
     key: Key
@@ -65,19 +65,19 @@ class Cause:
         return KNOWN[self.key].do
 
 
-def diagnose(evidence: Evidence) -> tuple[Cause, ...]:
+def diagnose(evidence: DifferenceEvidence) -> tuple[LikelyCause, ...]:
     """The causes that fit, the likeliest first. Never empty."""
     causes = [_with_lines(key, evidence.suspects) for key in _fitting(evidence)]
     return tuple(sorted(causes, key=lambda cause: (cause.key not in _PLAIN, not cause.supported)))
 
 
-def _fitting(evidence: Evidence) -> Iterator[Key]:
+def _fitting(evidence: DifferenceEvidence) -> Iterator[Key]:
     hints = {suspect.hint for suspect in evidence.suspects}
     if not evidence.repeatable:
         yield from _not_repeatable(evidence)
     elif evidence.workers_differ:
         yield from (Key.LOCAL_VALUE, Key.WORKER_CODE, Key.SHARED_STREAM, Key.SHARED_OBJECT)
-    elif evidence.kind is Kind.STEPS:
+    elif evidence.kind is DifferenceKind.STEPS:
         yield Key.STEP_COUNT
     elif evidence.scope is Scope.RESUME:
         if _only_settings(evidence.tensors):
@@ -95,7 +95,7 @@ def _fitting(evidence: Evidence) -> Iterator[Key]:
             yield Key.COMPILE
 
 
-def _not_repeatable(evidence: Evidence) -> Iterator[Key]:
+def _not_repeatable(evidence: DifferenceEvidence) -> Iterator[Key]:
     if evidence.threads > 1 and evidence.repeatable_with_one_thread:
         yield Key.THREADS
         return
@@ -105,10 +105,10 @@ def _not_repeatable(evidence: Evidence) -> Iterator[Key]:
     yield Key.OUTSIDE_WORLD
 
 
-def _with_lines(key: Key, suspects: Sequence[Suspect]) -> Cause:
+def _with_lines(key: Key, suspects: Sequence[Suspect]) -> LikelyCause:
     """With the lines that speak for it, those of the first hint before those of the next."""
     lines = [suspect for hint in KNOWN[key].hints for suspect in suspects if suspect.hint is hint]
-    return Cause(key, tuple(lines[:_MAX_LINES]))
+    return LikelyCause(key, tuple(lines[:_MAX_LINES]))
 
 
 def _only_settings(tensors: Sequence[str]) -> bool:

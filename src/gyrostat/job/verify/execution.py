@@ -12,13 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from gyrostat.core.job import CheckpointPolicy, Determinism, Pool, Probe, Reduction
+from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool, Probe, ReductionOrder
+from gyrostat.job.control.observer import NullObserver, Observer
+from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.observer import Nobody, Observer, Stream
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.protocol import FromWorker, Program, Steps
-from gyrostat.job.start import WorkerSource
-from gyrostat.job.verify.compare import Run
+from gyrostat.job.processes.output import OutputStream
+from gyrostat.job.processes.protocol import FromWorker, Program, StepReports
+from gyrostat.job.processes.start import WorkerSource
+from gyrostat.job.verify.compare import TracedRun
 from gyrostat.job.verify.plan import Configuration
 from gyrostat.job.verify.trace import divergence, join, trace_of
 from gyrostat.job.verify.verdict import FailedRun
@@ -34,17 +35,17 @@ class Onlooker(Observer, Protocol):
         steps, if that is known.
         """
 
-    def ends(self, run: Run, first: Run) -> None:
+    def ends(self, run: TracedRun, first: TracedRun) -> None:
         """A run to be compared has ended. `first` was the first of them."""
 
 
-class Silent(Nobody):
+class Silent(NullObserver):
     """Looks away."""
 
     def begins(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
         pass
 
-    def ends(self, run: Run, first: Run) -> None:
+    def ends(self, run: TracedRun, first: TracedRun) -> None:
         pass
 
 
@@ -57,7 +58,7 @@ class RunFailed(Exception):
 
 
 @dataclass
-class _Recorder(Nobody):
+class _Recorder(NullObserver):
     """Notes what an `Outcome` does not tell, and passes everything on."""
 
     onlooker: Onlooker
@@ -66,11 +67,11 @@ class _Recorder(Nobody):
     output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
 
     def heard(self, worker: int, message: FromWorker) -> None:
-        if isinstance(message, Steps):
+        if isinstance(message, StepReports):
             self.epochs += [step.epoch for step in message.steps]
         self.onlooker.heard(worker, message)
 
-    def printed(self, worker: int, stream: Stream, line: str) -> None:
+    def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         self.output.append(f"worker {worker} │ {line}")
         self.onlooker.printed(worker, stream, line)
 
@@ -90,13 +91,13 @@ class Executor:
     parent: WorkerSource
     onlooker: Onlooker
     forward_signals: bool
-    reduction: Reduction | None = None
-    pool: Pool | None = None
+    reduction: ReductionOrder | None = None
+    pool: DevicePool | None = None
     """The device types of a heterogeneous job; None for an elastic one."""
 
     def run(
         self, configuration: Configuration, probe: Probe, *, until: int | None, threads: int
-    ) -> tuple[Run, list[int]]:
+    ) -> tuple[TracedRun, list[int]]:
         """Run it, at most until so many steps are done. Returns also the epoch of every step."""
         recorder = _Recorder(self.onlooker)
         cut = configuration.cut
@@ -126,7 +127,7 @@ class Executor:
                 )
                 second = self._part(request, configuration, recorder)
                 trace, seconds = join(trace, trace_of(second)), seconds + second.total_seconds
-        return Run(configuration=configuration, trace=trace, seconds=seconds), recorder.epochs
+        return TracedRun(configuration=configuration, trace=trace, seconds=seconds), recorder.epochs
 
     def _part(self, request: RunRequest, configuration: Configuration, recorder: _Recorder) -> Outcome:
         outcome = run_job(

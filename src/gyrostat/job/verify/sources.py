@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gyrostat.job.protocol import Program
+from gyrostat.job.processes.protocol import Program
 from gyrostat.job.verify.suspects import Suspect, find_suspects, imported
 
 _MAX_FILES = 100

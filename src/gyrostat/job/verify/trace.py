@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from gyrostat.core.errors import Diverged
-from gyrostat.job.outcome import Outcome
+from gyrostat.job.control.outcome import Outcome
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,45 +10,45 @@ from pathlib import Path
 
 import msgspec
 
-from gyrostat.job.outcome import Outcome
-from gyrostat.job.verify.compare import Difference, Located, Pair, Run, compare
-from gyrostat.job.verify.diagnosis import Cause, Evidence
+from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.verify.compare import Located, RunDifference, RunPair, TracedRun, compare
+from gyrostat.job.verify.diagnosis import DifferenceEvidence, LikelyCause
 from gyrostat.job.verify.plan import Configuration, counts
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class VerifyFinding:
     """A difference between two runs, as far as it could be followed."""
 
-    pair: Pair
-    difference: Difference
+    pair: RunPair
+    difference: RunDifference
     located: Located | None
     """None if no tensor differed when the two were run again."""
     loss_differs: bool
     """Virtual worker 0's loss differed in or before that step too."""
-    evidence: Evidence
-    causes: tuple[Cause, ...]
+    evidence: DifferenceEvidence
+    causes: tuple[LikelyCause, ...]
 
     @property
     def step(self) -> int:
         return self.difference.step if self.located is None else self.located.step
 
     @property
-    def likely(self) -> tuple[Cause, ...]:
+    def likely(self) -> tuple[LikelyCause, ...]:
         """Those that something speaks for; if there are none, the first."""
         return tuple(cause for cause in self.causes if cause.supported) or self.causes[:1]
 
     @property
-    def unlikely(self) -> tuple[Cause, ...]:
+    def unlikely(self) -> tuple[LikelyCause, ...]:
         return tuple(cause for cause in self.causes if cause not in self.likely)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class VerifyRow:
     """One line of the table: a run, compared with the first one."""
 
-    run: Run
-    difference: Difference | None = None
+    run: TracedRun
+    difference: RunDifference | None = None
     exact: bool = True
     """No earlier step can differ."""
 
@@ -70,11 +70,11 @@ class FailedRun:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Verdict:
+class VerifyVerdict:
     virtual_workers: int
     every: int
-    rows: tuple[Row, ...] = ()
-    findings: tuple[Finding, ...] = ()
+    rows: tuple[VerifyRow, ...] = ()
+    findings: tuple[VerifyFinding, ...] = ()
     notes: tuple[str, ...] = ()
     """What was left out, and why."""
     failed: FailedRun | None = None
@@ -90,7 +90,7 @@ class Verdict:
         return 0 if self.equal else 1
 
 
-def rows_of(runs: Sequence[Run], findings: Sequence[Finding]) -> tuple[Row, ...]:
+def rows_of(runs: Sequence[TracedRun], findings: Sequence[VerifyFinding]) -> tuple[VerifyRow, ...]:
     """Every run compared with plain DDP, or else with the first; where a finding is about the same two
     results, its step is exact. The one compared with comes first.
     """
@@ -98,19 +98,19 @@ def rows_of(runs: Sequence[Run], findings: Sequence[Finding]) -> tuple[Row, ...]
     return tuple(_row_of(run, ordered[0], findings) for run in ordered)
 
 
-def _row_of(run: Run, base: Run, findings: Sequence[Finding]) -> Row:
+def _row_of(run: TracedRun, base: TracedRun, findings: Sequence[VerifyFinding]) -> VerifyRow:
     difference = compare(base.trace, run.trace)
     if difference is None:
-        return Row(run=run)
+        return VerifyRow(run=run)
     for finding in findings:
         if finding.evidence.repeatable and _about(finding, base, run):
-            exact = Difference(kind=finding.evidence.kind, step=finding.step, after=finding.step - 1)
-            return Row(run=run, difference=exact)
-    return Row(run=run, difference=difference, exact=difference.step == difference.after + 1)
+            exact = RunDifference(kind=finding.evidence.kind, step=finding.step, after=finding.step - 1)
+            return VerifyRow(run=run, difference=exact)
+    return VerifyRow(run=run, difference=difference, exact=difference.step == difference.after + 1)
 
 
-def _about(finding: Finding, one: Run, other: Run) -> bool:
-    def same(a: Run, b: Run) -> bool:
+def _about(finding: VerifyFinding, one: TracedRun, other: TracedRun) -> bool:
+    def same(a: TracedRun, b: TracedRun) -> bool:
         return a is b or compare(a.trace, b.trace) is None
 
     pair = finding.pair
@@ -119,7 +119,7 @@ def _about(finding: Finding, one: Run, other: Run) -> bool:
     )
 
 
-def as_json(verdict: Verdict) -> dict[str, object]:
+def as_json(verdict: VerifyVerdict) -> dict[str, object]:
     """The report as an object that any JSON encoder takes."""
     return {
         "equal": verdict.equal,
@@ -132,7 +132,7 @@ def as_json(verdict: Verdict) -> dict[str, object]:
     }
 
 
-def _row(row: Row) -> dict[str, object]:
+def _row(row: VerifyRow) -> dict[str, object]:
     configuration, trace, difference = row.run.configuration, row.run.trace, row.difference
     resumed_on = configuration.resumed_on
     return {
@@ -152,7 +152,7 @@ def _row(row: Row) -> dict[str, object]:
     }
 
 
-def _finding(finding: Finding) -> dict[str, object]:
+def _finding(finding: VerifyFinding) -> dict[str, object]:
     located = finding.located
     return {
         "between": [finding.pair.one.configuration.name, finding.pair.other.configuration.name],
@@ -176,7 +176,7 @@ def _finding(finding: Finding) -> dict[str, object]:
     }
 
 
-def write_report(path: Path, verdict: Verdict) -> None:
+def write_report(path: Path, verdict: VerifyVerdict) -> None:
     """Whoever looks sees the old file or the whole new one."""
     data = msgspec.json.format(msgspec.json.encode(as_json(verdict)), indent=1) + b"\n"
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:

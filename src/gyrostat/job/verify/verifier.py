@@ -16,18 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Pool, Probe, Reduction
+from gyrostat.core.job import DevicePool, Probe, ReductionOrder
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest
-from gyrostat.job.protocol import Program
-from gyrostat.job.start import WorkerSource
-from gyrostat.job.verify.compare import Kind, Pair, Run, compare, locate, pairs_to_explain
-from gyrostat.job.verify.diagnosis import Evidence, diagnose
+from gyrostat.job.processes.protocol import Program
+from gyrostat.job.processes.start import WorkerSource
+from gyrostat.job.verify.compare import DifferenceKind, RunPair, TracedRun, compare, locate, pairs_to_explain
+from gyrostat.job.verify.diagnosis import DifferenceEvidence, diagnose
 from gyrostat.job.verify.execution import Executor, Onlooker, RunFailed, Silent
 from gyrostat.job.verify.plan import Against, Configuration, choose_cut, interrupted
 from gyrostat.job.verify.sources import suspects_in
 from gyrostat.job.verify.trace import Trace
-from gyrostat.job.verify.verdict import Finding, Verdict, rows_of
+from gyrostat.job.verify.verdict import VerifyFinding, VerifyVerdict, rows_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +43,9 @@ class VerifyRequest:
     steps: int | None = None
     """Compare only so many; all if None."""
     threads: int = 1
-    reduction: Reduction | None = None
+    reduction: ReductionOrder | None = None
     """The order of addition; plain DDP then uses it, too, as its communication hook."""
-    pool: Pool | None = None
+    pool: DevicePool | None = None
     """The device types of a heterogeneous job; None for an elastic one."""
     cwd: Path | None = None
 
@@ -71,7 +71,7 @@ def verify(
     parent: WorkerSource,
     onlooker: Onlooker | None = None,
     forward_signals: bool = False,
-) -> Verdict:
+) -> VerifyVerdict:
     """Run it all. A script that fails is told in the verdict; so is a difference. Bad input raises."""
     request.check()
     executor = Executor(
@@ -89,11 +89,11 @@ def verify(
 class _Verifier:
     def __init__(self, request: VerifyRequest, executor: Executor) -> None:
         self._request, self._executor, self._onlooker = request, executor, executor.onlooker
-        self._runs: list[Run] = []
-        self._findings: list[Finding] = []
+        self._runs: list[TracedRun] = []
+        self._findings: list[VerifyFinding] = []
         self._notes: list[str] = []
 
-    def verdict(self) -> Verdict:
+    def verdict(self) -> VerifyVerdict:
         failed = None
         try:
             self._run_all()
@@ -104,7 +104,7 @@ class _Verifier:
                 self._explain_all()
             except RunFailed as failure:
                 failed = failed or failure.failed
-        return Verdict(
+        return VerifyVerdict(
             virtual_workers=self._request.placements[0].virtual_workers,
             every=self._request.probe_every,
             rows=rows_of(self._runs, self._findings),
@@ -147,12 +147,12 @@ class _Verifier:
             self._onlooker.begins(configuration.name, number, total, steps)
             self._add(self._run(configuration)[0])
 
-    def _run(self, configuration: Configuration) -> tuple[Run, Sequence[int]]:
+    def _run(self, configuration: Configuration) -> tuple[TracedRun, Sequence[int]]:
         request = self._request
         probe = Probe(every=request.probe_every)
         return self._executor.run(configuration, probe, until=request.steps, threads=request.threads)
 
-    def _add(self, run: Run) -> None:
+    def _add(self, run: TracedRun) -> None:
         self._runs.append(run)
         self._onlooker.ends(run, self._runs[0])
 
@@ -164,19 +164,21 @@ class _Verifier:
             if not self._findings[-1].evidence.repeatable:
                 break  # then any two runs may differ, and for the same reason
 
-    def _explain(self, pair: Pair) -> Finding:
+    def _explain(self, pair: RunPair) -> VerifyFinding:
         difference = compare(pair.one.trace, pair.other.trace)
         assert difference is not None
-        until = difference.step + (difference.kind is Kind.WORKERS)
+        until = difference.step + (difference.kind is DifferenceKind.WORKERS)
         probe = Probe(every=1, first=difference.after + 1, last=until, tensors=True)
         one, other = (self._again(run, probe, until) for run in (pair.one, pair.other))
         located = locate(one, other)
         step = until if located is None else located.step
         repeatable = _alike(pair.one.trace, one) and _alike(pair.other.trace, other)
         threads = self._request.threads
-        evidence = Evidence(
+        evidence = DifferenceEvidence(
             scope=pair.scope,
-            kind=Kind.STATE if located is not None and difference.kind is Kind.LOSS else difference.kind,
+            kind=DifferenceKind.STATE
+            if located is not None and difference.kind is DifferenceKind.LOSS
+            else difference.kind,
             repeatable=repeatable,
             workers_differ=any(run.trace.workers_differ for run in (pair.one, pair.other)),
             tensors=() if located is None else located.tensors,
@@ -187,7 +189,7 @@ class _Verifier:
             hash_seed_fixed=os.environ.get("PYTHONHASHSEED", "0").isdigit(),
             suspects=suspects_in(self._request.program, self._executor.directory),
         )
-        return Finding(
+        return VerifyFinding(
             pair=pair,
             difference=difference,
             located=located,
@@ -196,13 +198,13 @@ class _Verifier:
             causes=diagnose(evidence),
         )
 
-    def _again(self, run: Run, probe: Probe, until: int, *, threads: int | None = None) -> Trace:
+    def _again(self, run: TracedRun, probe: Probe, until: int, *, threads: int | None = None) -> Trace:
         name = f"{run.configuration.name}, again"
         self._onlooker.begins(name if threads is None else f"{name}, with 1 thread", None, None, until)
         threads = threads or self._request.threads
         return self._executor.run(run.configuration, probe, until=until, threads=threads)[0].trace
 
-    def _repeatable_with_one_thread(self, run: Run, probe: Probe, until: int) -> bool:
+    def _repeatable_with_one_thread(self, run: TracedRun, probe: Probe, until: int) -> bool:
         first, second = (self._again(run, probe, until, threads=1) for _ in range(2))
         return _alike(first, second)
 

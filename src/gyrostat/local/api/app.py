@@ -17,13 +17,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gyrostat.local.api.guard import Guard
 from gyrostat.local.api.metrics import Metrics
 from gyrostat.local.api.openapi import document
-from gyrostat.local.api.operation import Endpoint, Nothing, Operation
+from gyrostat.local.api.operation import NoBody, Operation, OperationEndpoint
 from gyrostat.local.api.operations import API, OPERATIONS
-from gyrostat.local.api.problem import NOT_ALLOWED, NOT_FOUND, Refusal, broken
+from gyrostat.local.api.problem import NOT_ALLOWED, NOT_FOUND, ApiError, broken
 from gyrostat.local.api.tokens import Principal, TokenBook
 
 if TYPE_CHECKING:
-    from gyrostat.local.office import Office
+    from gyrostat.local.service import ClusterService
 
 _PATIENT_THREADS = 8
 """Of every slow operation: profiles that take long keep nobody from reserving devices."""
@@ -32,28 +32,28 @@ _PATIENT_THREADS = 8
 class Resource:
     """One path, and what can be done there."""
 
-    def __init__(self, endpoints: Mapping[str, Endpoint]) -> None:
+    def __init__(self, endpoints: Mapping[str, OperationEndpoint]) -> None:
         self._endpoints = endpoints
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
         endpoint = self._endpoints.get(request.method)
         if endpoint is None:
-            response = Refusal(NOT_ALLOWED, f"{request.method[:16]!r} cannot be done here").response()
+            response = ApiError(NOT_ALLOWED, f"{request.method[:16]!r} cannot be done here").response()
             response.headers["Allow"] = ", ".join(self._endpoints)
         else:
             response = await endpoint(request)
         await response(scope, receive, send)
 
 
-def build_app(office: Office, *, book: TokenBook | None, nobody: Principal) -> ASGIApp:
+def build_app(service: ClusterService, *, book: TokenBook | None, nobody: Principal) -> ASGIApp:
     """`nobody` is who asks if there is no token book."""
-    metrics = Metrics(office)
+    metrics = Metrics(service)
     described = [*OPERATIONS, _metrics(metrics)]
     operations = [*described, _openapi(described)]
-    paths: dict[str, dict[str, Endpoint]] = {}
+    paths: dict[str, dict[str, OperationEndpoint]] = {}
     for operation in operations:
-        endpoint = Endpoint(operation, office, metrics.count, CapacityLimiter(_PATIENT_THREADS))
+        endpoint = OperationEndpoint(operation, service, metrics.count, CapacityLimiter(_PATIENT_THREADS))
         paths.setdefault(operation.path, {})[operation.method] = endpoint
     app = Starlette(
         routes=[Route(path, Resource(endpoints)) for path, endpoints in paths.items()],
@@ -71,7 +71,7 @@ def _metrics(metrics: Metrics) -> Operation:
         path="/metrics",
         summary="Jobs, devices and requests, for Prometheus",
         run=lambda call: metrics.text(),
-        answers=Nothing,
+        answers=NoBody,
         media_type=metrics.media_type,
         operator=True,
     )
@@ -85,13 +85,13 @@ def _openapi(described: list[Operation]) -> Operation:
         path=f"/{API}/openapi.json",
         summary="This document",
         run=lambda call: content,
-        answers=Nothing,
+        answers=NoBody,
         public=True,
     )
 
 
 def _no_such_path(request: Request, error: Exception) -> Response:
-    return Refusal(
+    return ApiError(
         NOT_FOUND, f"there is nothing at {request.url.path[:128]!r}; see /{API}/openapi.json"
     ).response()
 

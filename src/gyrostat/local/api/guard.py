@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gyrostat.local.api.problem import FORBIDDEN, MISDIRECTED, UNKNOWN_TOKEN, Refusal
+from gyrostat.local.api.problem import FORBIDDEN, MISDIRECTED, UNKNOWN_TOKEN, ApiError
 from gyrostat.local.api.tokens import Principal, TokenBook
 
 _log = logging.getLogger("gyrostat.api")
@@ -28,12 +28,12 @@ def check_origin(headers: Mapping[str, str], hosts: Collection[str] | None) -> N
     if not colon or not port.isdigit():
         name = host
     if hosts is not None and name.lower() not in hosts:
-        raise Refusal(MISDIRECTED, f"the request is for the host {name!r}, which this service is not")
+        raise ApiError(MISDIRECTED, f"the request is for the host {name!r}, which this service is not")
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if origin is not None and origin.partition("://")[2] != host:
-        raise Refusal(FORBIDDEN, "requests that a page of another origin makes are refused")
+        raise ApiError(FORBIDDEN, "requests that a page of another origin makes are refused")
     if site is not None and site not in ("same-origin", "none"):
-        raise Refusal(FORBIDDEN, "requests that a page of another origin makes are refused")
+        raise ApiError(FORBIDDEN, "requests that a page of another origin makes are refused")
 
 
 class Guard:
@@ -54,7 +54,7 @@ class Guard:
             try:
                 check_origin(headers, _LOOPBACK_NAMES if self._book is None else None)
                 scope.setdefault("state", {})["principal"] = self._principal(scope["path"], headers)
-            except Refusal as refusal:
+            except ApiError as refusal:
                 client = scope.get("client") or ("?",)
                 method, path = scope["method"][:16], scope["path"][:128]
                 _log.warning("refused %s %r from %s: %s", method, path, client[0], refusal)
@@ -69,10 +69,10 @@ class Guard:
             return _STRANGER
         kind, _, secret = headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not secret:
-            raise Refusal(
+            raise ApiError(
                 UNKNOWN_TOKEN, "this cluster wants a token: Authorization: Bearer TOKEN, or $GYROSTAT_TOKEN"
             )
         found = self._book.recognise(secret.strip())
         if found is None:
-            raise Refusal(UNKNOWN_TOKEN, "this token is not known here, or was revoked")
+            raise ApiError(UNKNOWN_TOKEN, "this token is not known here, or was revoked")
         return found

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gyrostat.job.profiling import SizeMeasured
+from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.local.records import EventRecord, JobRecord, JobState, Waiting
 
 LONGEST_WAIT_S = 60
@@ -149,7 +149,7 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     prepare_ms: float
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class ProfileResult(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[SizeMeasured, ...]
 
 

@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from gyrostat.local.records import JobRecord, JobState
 
 if TYPE_CHECKING:
-    from gyrostat.local.office import Office
+    from gyrostat.local.service import ClusterService
 
 _JOB = ("job", "name", "tenant", "vc")
 
@@ -23,9 +23,9 @@ class Metrics:
 
     media_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, office: Office) -> None:
+    def __init__(self, service: ClusterService) -> None:
         self._registry = CollectorRegistry()
-        self._registry.register(_Cluster(office))
+        self._registry.register(_Cluster(service))
         ProcessCollector(registry=self._registry)
         self._requests = Counter(
             "gyrostat_api_requests",
@@ -44,21 +44,21 @@ class Metrics:
 class _Cluster(Collector):
     """Looks at the office when it is asked."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, service: ClusterService) -> None:
+        self._service = service
 
     def describe(self) -> list[Metric]:
         """Nothing in advance: the registry need not look at the office to know the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        jobs = self._office.jobs(None)
+        jobs = self._service.jobs(None)
         yield _jobs(jobs)
         yield from _progress([record for record in jobs if not record.state.over])
         devices = GaugeMetricFamily("gyrostat_devices", "Devices by type and use", labels=["type", "use"])
         uses = Tally(
             (device.type, "reserved" if device.reserved else "free" if device.job is None else "busy")
-            for device in self._office.devices()
+            for device in self._service.devices()
         )
         for labels, number in sorted(uses.items()):
             devices.add_metric(labels, number)
@@ -66,7 +66,7 @@ class _Cluster(Collector):
         yield GaugeMetricFamily(
             "gyrostat_trouble",
             "1 if something keeps the cluster from working as it should, such as a full disk",
-            value=self._office.trouble() is not None,
+            value=self._service.trouble() is not None,
         )
 
 

@@ -18,7 +18,7 @@ from gyrostat.local.api.problem import (
     TOO_LARGE,
     UNKNOWN_TOKEN,
     UNSUPPORTED,
-    Problem,
+    ProblemBody,
 )
 
 _REF = "#/components/schemas/{name}"
@@ -39,7 +39,7 @@ _PROBLEMS = {
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
     """All of the API, as OpenAPI 3.1 has it."""
-    types: list[Any] = [Problem]
+    types: list[Any] = [ProblemBody]
     for operation in operations:
         types += [
             operation.query,

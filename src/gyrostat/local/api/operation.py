@@ -29,13 +29,13 @@ from gyrostat.local.api.problem import (
     TOO_LARGE,
     TOO_SLOW,
     UNSUPPORTED,
-    Refusal,
+    ApiError,
     told,
 )
 from gyrostat.local.api.tokens import Principal
 
 if TYPE_CHECKING:
-    from gyrostat.local.office import Office
+    from gyrostat.local.service import ClusterService
 
 MAX_BODY = 1 << 20
 MAX_QUERY = 4096
@@ -44,7 +44,7 @@ _LOOK_EVERY_S = 0.1
 _log = logging.getLogger("gyrostat.api")
 
 
-class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An operation that takes nothing."""
 
 
@@ -52,7 +52,7 @@ class Nothing(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Call:
     """A request that was read and whose sender is known."""
 
-    office: Office
+    service: ClusterService
     principal: Principal
     job: str
     """What stands in the path: a job's id or name; empty for operations that are not about one."""
@@ -70,7 +70,7 @@ class Operation:
     summary: str
     run: Callable[[Call], Any]
     answers: Any
-    query: type[msgspec.Struct] = Nothing
+    query: type[msgspec.Struct] = NoBody
     body: type[msgspec.Struct] | None = None
     status: int = 200
     media_type: str = JSON
@@ -91,11 +91,11 @@ class Operation:
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class OperationEndpoint:
     """An operation as Starlette calls it."""
 
     operation: Operation
-    office: Office
+    service: ClusterService
     count: Callable[[str, int], None]
     """Told every operation's name and status."""
     patient: CapacityLimiter
@@ -121,9 +121,9 @@ class Endpoint:
         operation = self.operation
         principal: Principal = request.state.principal
         if operation.operator and not principal.operator:
-            raise Refusal(FORBIDDEN, f"{operation.name} is for operators; this token is a tenant's")
+            raise ApiError(FORBIDDEN, f"{operation.name} is for operators; this token is a tenant's")
         call = Call(
-            office=self.office,
+            service=self.service,
             principal=principal,
             job=_job(request),
             query=_read_query(request, operation.query),
@@ -153,56 +153,56 @@ def _job(request: Request) -> str:
     """Whatever is no name or id is no job: nobody needs to look for it."""
     job: str = request.path_params.get("job", "")
     if "job" in request.path_params and not (0 < len(job) <= 128 and job.isprintable()):
-        raise Refusal(NOT_FOUND, f"there is no job {job[:128]!r}")
+        raise ApiError(NOT_FOUND, f"there is no job {job[:128]!r}")
     return job
 
 
 def _read_query(request: Request, kind: type[msgspec.Struct]) -> Any:
     raw = request.scope["query_string"]
     if len(raw) > MAX_QUERY:
-        raise Refusal(TOO_LARGE, f"a query may have {MAX_QUERY} bytes, got {len(raw)}")
+        raise ApiError(TOO_LARGE, f"a query may have {MAX_QUERY} bytes, got {len(raw)}")
     pairs = request.query_params.multi_items()
     given = dict(pairs)
     if len(given) != len(pairs):
-        raise Refusal(MALFORMED, "a parameter of the query is given more than once")
+        raise ApiError(MALFORMED, "a parameter of the query is given more than once")
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     for name in given:
         if name not in known:
             wanted = f"known are {', '.join(sorted(known))}" if known else "this operation takes none"
-            raise Refusal(MALFORMED, f"unknown parameter {name[:64]!r} in the query; {wanted}")
+            raise ApiError(MALFORMED, f"unknown parameter {name[:64]!r} in the query; {wanted}")
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Refusal(MALFORMED, f"the query is not as this operation takes it: {error}") from error
+        raise ApiError(MALFORMED, f"the query is not as this operation takes it: {error}") from error
 
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> Any:
     declared = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if declared != JSON:
-        raise Refusal(UNSUPPORTED, f"the body must be declared as {JSON}, got {declared[:64]!r}")
+        raise ApiError(UNSUPPORTED, f"the body must be declared as {JSON}, got {declared[:64]!r}")
     try:
         async with asyncio.timeout(_BODY_SECONDS):
             content = await _whole_body(request)
     except TimeoutError:
-        raise Refusal(TOO_SLOW, f"the body did not come within {_BODY_SECONDS:g} s") from None
+        raise ApiError(TOO_SLOW, f"the body did not come within {_BODY_SECONDS:g} s") from None
     except ClientDisconnect:
-        raise Refusal(MALFORMED, "the request ended before its body did") from None
+        raise ApiError(MALFORMED, "the request ended before its body did") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise Refusal(MALFORMED, f"the body is not as this operation takes it: {error}") from error
+        raise ApiError(MALFORMED, f"the body is not as this operation takes it: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal(MALFORMED, f"the body is no JSON: {error}") from error
+        raise ApiError(MALFORMED, f"the body is no JSON: {error}") from error
 
 
 async def _whole_body(request: Request) -> bytes:
     announced = request.headers.get("content-length", "0").lstrip("0")
     if len(announced) > len(str(MAX_BODY)) or (announced.isdecimal() and int(announced) > MAX_BODY):
-        raise Refusal(TOO_LARGE, f"a body may have {MAX_BODY} bytes, this one announces {announced[:32]}")
+        raise ApiError(TOO_LARGE, f"a body may have {MAX_BODY} bytes, this one announces {announced[:32]}")
     parts, size = [], 0
     async for part in request.stream():
         size += len(part)
         if size > MAX_BODY:
-            raise Refusal(TOO_LARGE, f"a body may have {MAX_BODY} bytes; this one has more")
+            raise ApiError(TOO_LARGE, f"a body may have {MAX_BODY} bytes; this one has more")
         parts.append(part)
     return b"".join(parts)

@@ -14,10 +14,10 @@ import msgspec
 import gyrostat
 from gyrostat.core.errors import NoSuchJob, UsageError
 from gyrostat.local.api import messages as m
-from gyrostat.local.api.operation import Call, Nothing, Operation
-from gyrostat.local.api.problem import FORBIDDEN, NOT_FOUND, Refusal
+from gyrostat.local.api.operation import Call, NoBody, Operation
+from gyrostat.local.api.problem import FORBIDDEN, NOT_FOUND, ApiError
 from gyrostat.local.api.tail import read_part
-from gyrostat.local.api.view import View, tenant_of
+from gyrostat.local.api.view import PrincipalView, tenant_of
 from gyrostat.local.records import DEFAULT_VC, JobRecord, JobSpec, Waiting
 
 API = "v1"
@@ -27,7 +27,7 @@ _log = logging.getLogger("gyrostat.api")
 
 
 def about(call: Call) -> m.About:
-    return m.About(version=gyrostat.__version__, api=API, trouble=call.office.trouble())
+    return m.About(version=gyrostat.__version__, api=API, trouble=call.service.trouble())
 
 
 # Jobs.
@@ -38,7 +38,7 @@ def submit(call: Call) -> JobRecord:
     if not call.principal.operator:
         _check_root(spec, call)
         spec = msgspec.structs.replace(spec, vc=_vc(spec, call))
-    return call.office.submit(spec, call.principal.tenant)
+    return call.service.submit(spec, call.principal.tenant)
 
 
 def _check_root(spec: JobSpec, call: Call) -> None:
@@ -51,15 +51,15 @@ def _check_root(spec: JobSpec, call: Call) -> None:
     script = workdir if spec.module else Path(os.path.realpath(workdir / spec.script))
     for what, path, given in (("workdir", workdir, spec.workdir), ("script", script, spec.script)):
         if not path.is_relative_to(root):
-            raise Refusal(FORBIDDEN, f"your jobs run below {root}; the {what} {given!r} is not there")
+            raise ApiError(FORBIDDEN, f"your jobs run below {root}; the {what} {given!r} is not there")
 
 
 def _vc(spec: JobSpec, call: Call) -> str:
     """A virtual cluster that this token may submit to: the one it names, or the tenant's own, or everybody's."""
-    tenant, known = call.principal.tenant, call.office.virtual_clusters()
+    tenant, known = call.principal.tenant, call.service.virtual_clusters()
     allowed = [*(call.principal.vcs or (tenant,)), DEFAULT_VC]
     if spec.vc is not None and spec.vc not in allowed:
-        raise Refusal(
+        raise ApiError(
             FORBIDDEN, f"this token may not submit to {spec.vc!r}; it may to {', '.join(allowed[:-1])}"
         )
     wanted = [spec.vc] if spec.vc is not None else [name for name in (tenant, *allowed) if name in allowed]
@@ -71,8 +71,8 @@ def _vc(spec: JobSpec, call: Call) -> str:
 
 def jobs(call: Call) -> m.Jobs:
     query: m.JobsQuery = call.query
-    mine = call.office.jobs(tenant_of(call.principal), ended=query.ended)
-    view = View(call.principal, {record.id for record in mine})
+    mine = call.service.jobs(tenant_of(call.principal), ended=query.ended)
+    view = PrincipalView(call.principal, {record.id for record in mine})
     return m.Jobs(
         jobs=tuple(
             view.job(record)
@@ -85,31 +85,31 @@ def jobs(call: Call) -> m.Jobs:
 def status(call: Call) -> m.JobStatus:
     record = _job(call)
     view = _view(call)
-    waiting = call.office.why_waiting(record.id, tenant_of(call.principal)) if record.state.waits else None
+    waiting = call.service.why_waiting(record.id, tenant_of(call.principal)) if record.state.waits else None
     return m.JobStatus(job=view.job(record), waiting=None if waiting is None else view.waiting(waiting))
 
 
 def cancel(call: Call) -> JobRecord:
-    return _view(call).job(call.office.cancel(_job(call).id, tenant_of(call.principal)))
+    return _view(call).job(call.service.cancel(_job(call).id, tenant_of(call.principal)))
 
 
 def pause(call: Call) -> JobRecord:
-    return _view(call).job(call.office.pause(_job(call).id, tenant_of(call.principal)))
+    return _view(call).job(call.service.pause(_job(call).id, tenant_of(call.principal)))
 
 
 def resume(call: Call) -> JobRecord:
-    return _view(call).job(call.office.resume(_job(call).id, tenant_of(call.principal)))
+    return _view(call).job(call.service.resume(_job(call).id, tenant_of(call.principal)))
 
 
 def scale(call: Call) -> JobRecord:
     wanted: m.ScaleBody = call.body
     return _view(call).job(
-        call.office.scale(_job(call).id, tenant_of(call.principal), min=wanted.min, max=wanted.max)
+        call.service.scale(_job(call).id, tenant_of(call.principal), min=wanted.min, max=wanted.max)
     )
 
 
 def migrate(call: Call) -> m.Changed:
-    answer = call.office.migrate(_job(call).id, tenant_of(call.principal), call.body.workers)
+    answer = call.service.migrate(_job(call).id, tenant_of(call.principal), call.body.workers)
     return m.Changed(
         text=answer.text,
         step=answer.step,
@@ -119,10 +119,10 @@ def migrate(call: Call) -> m.Changed:
     )
 
 
-def profile(call: Call) -> m.Profile:
+def profile(call: Call) -> m.ProfileResult:
     wanted: m.ProfileBody = call.body
-    return m.Profile(
-        rows=call.office.profile(
+    return m.ProfileResult(
+        rows=call.service.profile(
             _job(call).id,
             tenant_of(call.principal),
             smallest=wanted.smallest,
@@ -135,7 +135,7 @@ def profile(call: Call) -> m.Profile:
 def logs(call: Call) -> m.LogPart:
     query: m.LogsQuery = call.query
     record = _job(call)
-    paths = call.office.log_paths(record.id, tenant_of(call.principal))
+    paths = call.service.log_paths(record.id, tenant_of(call.principal))
     part = read_part(Path(getattr(paths, query.source)), query.after, query.tail, over=record.state.over)
     return m.LogPart(lines=part.lines, next=part.next, over=record.state.over and part.complete)
 
@@ -145,12 +145,12 @@ def logs(call: Call) -> m.LogPart:
 
 def devices(call: Call) -> tuple[m.Device, ...]:
     view = _view(call)
-    return tuple(view.device(device) for device in call.office.devices())
+    return tuple(view.device(device) for device in call.service.devices())
 
 
 def events(call: Call) -> m.Events:
     query: m.EventsQuery = call.query
-    looked_at = call.office.events(None, query.since, query.limit)
+    looked_at = call.service.events(None, query.since, query.limit)
     view, tenant = _view(call), tenant_of(call.principal)
     return m.Events(
         events=tuple(view.event(event) for event in looked_at if tenant in (None, event.tenant)),
@@ -160,18 +160,18 @@ def events(call: Call) -> m.Events:
 
 def overview(call: Call) -> m.Overview:
     tenant = tenant_of(call.principal)
-    mine = call.office.jobs(tenant)
+    mine = call.service.jobs(tenant)
     live = [record for record in mine if not record.state.over]
-    view = View(call.principal, {record.id for record in mine})
+    view = PrincipalView(call.principal, {record.id for record in mine})
     return m.Overview(
         version=gyrostat.__version__,
         now=time.time(),
-        trouble=call.office.trouble(),
-        virtual_clusters=tuple(call.office.virtual_clusters())
+        trouble=call.service.trouble(),
+        virtual_clusters=tuple(call.service.virtual_clusters())
         if tenant is None
         else tuple(sorted({record.vc for record in mine})),
-        reservations=call.office.reservations(),
-        devices=tuple(view.device(device) for device in call.office.devices()),
+        reservations=call.service.reservations(),
+        devices=tuple(view.device(device) for device in call.service.devices()),
         jobs=tuple(view.job(record) for record in live),
         waiting=tuple(map(view.waiting, _explained(call, live))),
         ended=dict(Counter(str(record.state) for record in mine if record.state.over)),
@@ -190,7 +190,7 @@ def _explained(call: Call, live: list[JobRecord]) -> list[Waiting]:
     found = []
     for _, record in queued[:_EXPLAINED]:
         try:
-            waiting = call.office.why_waiting(record.id, tenant_of(call.principal))
+            waiting = call.service.why_waiting(record.id, tenant_of(call.principal))
         except NoSuchJob:
             continue  # forgotten since
         if waiting is not None:
@@ -207,26 +207,26 @@ def reservations(call: Call) -> m.Reservations:
 
 def reserve(call: Call) -> m.Reservations:
     wanted: m.ReserveBody = call.body
-    free = call.office.reserve(wanted.type, wanted.devices, wait=wanted.wait)
+    free = call.service.reserve(wanted.type, wanted.devices, wait=wanted.wait)
     return msgspec.structs.replace(_reserved(call), free=free)
 
 
 def _reserved(call: Call) -> m.Reservations:
-    given = {type_: number for type_, number in call.office.reservations().items() if number}
-    left = Counter(device.type for device in call.office.devices() if device.reserved and device.job is None)
+    given = {type_: number for type_, number in call.service.reservations().items() if number}
+    left = Counter(device.type for device in call.service.devices() if device.reserved and device.job is None)
     return m.Reservations(devices=given, free=all(left[type_] >= number for type_, number in given.items()))
 
 
 def recording(call: Call) -> bytes:
-    found = call.office.recordings()
+    found = call.service.recordings()
     if not found:
-        raise Refusal(NOT_FOUND, "nothing has been recorded yet")
+        raise ApiError(NOT_FOUND, "nothing has been recorded yet")
     return found[-1].read_bytes()
 
 
 def shutdown(call: Call) -> m.About:
     _log.warning("%s shuts the cluster down", call.principal.tenant)
-    call.office.shutdown(checkpoint=call.body.checkpoint)
+    call.service.shutdown(checkpoint=call.body.checkpoint)
     return about(call)
 
 
@@ -237,19 +237,19 @@ def _job(call: Call) -> JobRecord:
     """By id or name. Who asks for another tenant's is told that there is none, and the log has it."""
     tenant = tenant_of(call.principal)
     try:
-        return call.office.job(call.job, tenant)
+        return call.service.job(call.job, tenant)
     except NoSuchJob:
         if tenant is not None and any(
-            call.job in (record.id, record.name) for record in call.office.jobs(None)
+            call.job in (record.id, record.name) for record in call.service.jobs(None)
         ):
             _log.warning("tenant %s asked for another tenant's job %r", tenant, call.job)
         raise
 
 
-def _view(call: Call) -> View:
+def _view(call: Call) -> PrincipalView:
     if call.principal.operator:
-        return View(call.principal, ())
-    return View(call.principal, {record.id for record in call.office.jobs(call.principal.tenant)})
+        return PrincipalView(call.principal, ())
+    return PrincipalView(call.principal, {record.id for record in call.service.jobs(call.principal.tenant)})
 
 
 def _nothing_new(call: Call, answer: Any) -> bool:
@@ -329,7 +329,7 @@ OPERATIONS: tuple[Operation, ...] = (
     _of_a_job("resume", "Back into the queue; it goes on from its checkpoint", resume, JobRecord),
     _of_a_job("scale", "Run it on another number of devices", scale, JobRecord, m.ScaleBody),
     _of_a_job("migrate", "Replace workers by new ones", migrate, m.Changed, m.MigrateBody, slow=True),
-    _of_a_job("profile", "Measure it on several sizes", profile, m.Profile, m.ProfileBody, slow=True),
+    _of_a_job("profile", "Measure it on several sizes", profile, m.ProfileResult, m.ProfileBody, slow=True),
     Operation(
         name="devices",
         method="GET",
@@ -382,7 +382,7 @@ OPERATIONS: tuple[Operation, ...] = (
         path=f"/{API}/recording",
         summary="What the scheduler saw and decided since the daemon started",
         run=recording,
-        answers=Nothing,
+        answers=NoBody,
         media_type="application/x-ndjson",
         operator=True,
     ),

@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from gyrostat.core.errors import NoSuchJob, StorageFull, Unplaceable, UsageError, WrongState
-from gyrostat.job.door import NotDone
+from gyrostat.job.control.control_socket import RequestFailed
 
 JSON = "application/json"
 _log = logging.getLogger("gyrostat.api")
@@ -45,7 +45,7 @@ CODES = {
 }
 
 
-class Problem(msgspec.Struct, frozen=True, kw_only=True):
+class ProblemBody(msgspec.Struct, frozen=True, kw_only=True):
     """Why a request was not carried out."""
 
     code: str
@@ -54,15 +54,15 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     """Names that exist and are near the one that was given."""
 
 
-class Refusal(Exception):
-    """Raised wherever a request cannot be carried out; becomes a `Problem`."""
+class ApiError(Exception):
+    """Raised wherever a request cannot be carried out; becomes a `ProblemBody`."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, suggestions: tuple[str, ...] = ()
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.problem = Problem(code=code or CODES[status], message=message, suggestions=suggestions)
+        self.problem = ProblemBody(code=code or CODES[status], message=message, suggestions=suggestions)
 
     def response(self) -> Response:
         headers = {"WWW-Authenticate": "Bearer"} if self.status == UNKNOWN_TOKEN else None
@@ -75,28 +75,28 @@ _TOLD: tuple[tuple[type[Exception], int, str], ...] = (
     (NoSuchJob, NOT_FOUND, "no_such_job"),
     (Unplaceable, MALFORMED, "unplaceable"),
     (WrongState, CONFLICT, "wrong_state"),
-    (NotDone, CONFLICT, "not_done"),
+    (RequestFailed, CONFLICT, "not_done"),
     (StorageFull, UNAVAILABLE, "storage_full"),
     (UsageError, MALFORMED, "malformed"),
 )
 """Errors whose messages are meant for whoever asked. `local.client` turns the codes back into them."""
 
 
-def told(error: Exception) -> Refusal:
+def told(error: Exception) -> ApiError:
     """An error as it is told to whoever asked."""
-    if isinstance(error, Refusal):
+    if isinstance(error, ApiError):
         return error
     for kind, status, code in _TOLD:
         if isinstance(error, kind):
             suggestions = error.suggestions if isinstance(error, NoSuchJob) else ()
-            return Refusal(status, str(error), code=code, suggestions=suggestions)
+            return ApiError(status, str(error), code=code, suggestions=suggestions)
     return broken(error)
 
 
-def broken(error: Exception) -> Refusal:
+def broken(error: Exception) -> ApiError:
     """For what nobody foresaw: the log says what, the answer only where to look."""
     number = secrets.token_hex(4)
     _log.error("incident %s", number, exc_info=error)
-    return Refusal(
+    return ApiError(
         BROKEN, f"something went wrong inside; the daemon's log says what, under incident {number}"
     )

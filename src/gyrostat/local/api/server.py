@@ -21,7 +21,7 @@ from gyrostat.local.api.app import build_app
 from gyrostat.local.api.tokens import Principal, TokenBook
 
 if TYPE_CHECKING:
-    from gyrostat.local.office import Office
+    from gyrostat.local.service import ClusterService
 
 DEFAULT_LISTEN = "127.0.0.1:7460"
 _MAX_CONNECTIONS = 512
@@ -86,7 +86,9 @@ class Impatient(H11Protocol):
 class ApiServer:
     """The API of an office, listening. `address` is where, with the port that was found if 0 was asked for."""
 
-    def __init__(self, office: Office, listen: str = DEFAULT_LISTEN, tokens: Path | None = None) -> None:
+    def __init__(
+        self, service: ClusterService, listen: str = DEFAULT_LISTEN, tokens: Path | None = None
+    ) -> None:
         """Raises `UsageError` if the address cannot be had, or would need tokens and there are none."""
         family, address = _resolve(*parse_listen(listen))
         book = check_listen(address[0], tokens)
@@ -94,7 +96,7 @@ class ApiServer:
         bound = self._socket.getsockname()
         self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
         config = uvicorn.Config(
-            build_app(office, book=book, nobody=Principal(tenant=_user(), operator=True)),
+            build_app(service, book=book, nobody=Principal(tenant=_user(), operator=True)),
             http=Impatient,
             log_config=None,
             access_log=False,
@@ -126,9 +128,11 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def serving(office: Office, listen: str = DEFAULT_LISTEN, tokens: Path | None = None) -> Iterator[ApiServer]:
+def serving(
+    service: ClusterService, listen: str = DEFAULT_LISTEN, tokens: Path | None = None
+) -> Iterator[ApiServer]:
     """The API for as long as the block lasts."""
-    server = ApiServer(office, listen, tokens)
+    server = ApiServer(service, listen, tokens)
     server.start()
     try:
         yield server

@@ -22,7 +22,7 @@ _BEGINNING = 64
 
 
 @dataclass(frozen=True)
-class Part:
+class LogChunk:
     lines: tuple[str, ...]
     next: str
     complete: bool
@@ -36,7 +36,7 @@ class _File:
     size: int
 
 
-def read_part(log: Path, after: str | None, tail: int | None, *, over: bool) -> Part:
+def read_part(log: Path, after: str | None, tail: int | None, *, over: bool) -> LogChunk:
     """The lines after that place; without one, from the beginning or the last `tail` lines. `over`: nobody writes it any
     more.
     """
@@ -60,8 +60,8 @@ def read_part(log: Path, after: str | None, tail: int | None, *, over: bool) -> 
             break
         at, offset = at + 1, 0
     if not files:
-        return Part((), "", complete=True)
-    return Part(
+        return LogChunk((), "", complete=True)
+    return LogChunk(
         tuple(lines),
         f"{files[at].inode}:{offset}:{_checksum(files[at], offset)}",
         complete=at == len(files) - 1 and offset >= files[at].size,

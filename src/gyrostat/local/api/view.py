@@ -24,7 +24,7 @@ def tenant_of(principal: Principal) -> str | None:
     return None if principal.operator else principal.tenant
 
 
-class View:
+class PrincipalView:
     """Answers as one principal may see them."""
 
     def __init__(self, principal: Principal, own: Collection[str]) -> None:

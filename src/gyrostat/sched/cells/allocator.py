@@ -18,21 +18,21 @@ from typing import TYPE_CHECKING
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.forest import Cell
-from gyrostat.sched.cells.physical import Pool
-from gyrostat.sched.cells.plan import Placed, Pod, TooLittle, bind_roots, plan_pods, unbind_unused
+from gyrostat.sched.cells.physical import PhysicalCells
+from gyrostat.sched.cells.plan import PlannedCell, PlannedPod, TooLittle, bind_roots, plan_pods, unbind_unused
 from gyrostat.sched.cells.request import (
     OPPORTUNISTIC,
-    Affinity,
+    CellAffinity,
+    CellRefusal,
     CellRequest,
     Grant,
-    Piece,
+    GrantedCell,
     PodGrant,
-    Refusal,
 )
 from gyrostat.sched.cells.shortfall import Shortfall, divide, gaps
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.tenant import HealthChange, Tenant, Usage
-from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.cells.virtual import VirtualCells
 
 if TYPE_CHECKING:
     from gyrostat.sched.cells.bindings import JobBinding
@@ -44,7 +44,7 @@ class CellCluster:
     def __init__(self, spec: CellSpec) -> None:
         """`spec` must be sound, as those of `spec.load` are."""
         self.spec = spec
-        self.pools = {h.name: Pool(h, spec.layouts[h.name]) for h in spec.hierarchies}
+        self.pools = {h.name: PhysicalCells(h, spec.layouts[h.name]) for h in spec.hierarchies}
         self.tenants: dict[str, Tenant] = {}
         self.jobs: dict[str, Grant] = {}
         self.opportunistic: dict[str, dict[str, int]] = {}
@@ -57,18 +57,18 @@ class CellCluster:
                 pool = self.pools[pin.hierarchy]
                 index = pool.layout.locate(pool.hierarchy, pin.level, pin.at)
                 assert index is not None
-                group = Group(vc.name, pool, pin.level, 1, pin.name)
+                group = VirtualCells(vc.name, pool, pin.level, 1, pin.name)
                 group.bind_root(0, index)
                 tenant.pinned[pin.name] = group
             for cells in sorted(vc.cells, key=lambda cells: cells.level):
                 pool = self.pools[cells.hierarchy]
                 pool.needed[cells.level] += cells.count
-                group = Group(vc.name, pool, cells.level, cells.count)
+                group = VirtualCells(vc.name, pool, cells.level, cells.count)
                 tenant.groups.setdefault(cells.hierarchy, []).append(group)
 
     # Requests -----------------------------------------------------------------------------------------------------
 
-    def allocate(self, request: CellRequest) -> Grant | Refusal:
+    def allocate(self, request: CellRequest) -> Grant | CellRefusal:
         """Devices for all pods, or a reason why not. Those it preempts have lost theirs when this returns."""
         if request.job in self.jobs or request.job in self.outside:
             raise UsageError(f"job {request.job} has devices already; release them first")
@@ -78,10 +78,10 @@ class CellCluster:
                 f"there is no virtual cluster {request.vc!r}; there are {', '.join(self.tenants)}"
             )
         pools = self._pools(request, tenant)
-        refusal: Refusal | None = None
+        refusal: CellRefusal | None = None
         for pool in pools:
             pods = self._pods(request, pool)
-            if isinstance(pods, Refusal):
+            if isinstance(pods, CellRefusal):
                 refusal = refusal or pods
                 continue
             if request.priority == OPPORTUNISTIC:
@@ -93,7 +93,7 @@ class CellCluster:
                 return result
             refusal = refusal or result
         kind = f"{request.device_type} " if request.device_type else ""
-        return refusal or Refusal(request.job, f"{request.vc} has no {kind}cells")
+        return refusal or CellRefusal(request.job, f"{request.vc} has no {kind}cells")
 
     def release(self, job: str) -> None:
         """The job's devices are free again."""
@@ -114,7 +114,7 @@ class CellCluster:
         use = self.opportunistic.setdefault(grant.device_type, {})
         use[grant.vc] = use.get(grant.vc, 0) + change
 
-    def _pools(self, request: CellRequest, tenant: Tenant) -> Sequence[Pool]:
+    def _pools(self, request: CellRequest, tenant: Tenant) -> Sequence[PhysicalCells]:
         if request.pinned is not None:
             group = tenant.pinned.get(request.pinned)
             if group is None:
@@ -130,25 +130,25 @@ class CellCluster:
             raise UsageError(f"there is no device type {request.device_type!r}; there are {known}")
         return [pool for pool in pools if pool.hierarchy.device_type == request.device_type]
 
-    def _pods(self, request: CellRequest, pool: Pool) -> list[Pod] | Refusal:
+    def _pods(self, request: CellRequest, pool: PhysicalCells) -> list[PlannedPod] | CellRefusal:
         """Single pods, largest first, with the level that each is to lie in."""
         types = pool.hierarchy.types
         if request.level is not None and request.level not in types:
-            return Refusal(
+            return CellRefusal(
                 request.job, f"{types[-1]} has no cells {request.level!r}; it has {', '.join(types)}"
             )
-        pods: list[Pod] = []
+        pods: list[PlannedPod] = []
         for group in request.pods:
             if request.level is None:
                 level = min(bisect_left(pool.sizes, group.devices), pool.top)
             else:
                 level = types.index(request.level)
             size = pool.sizes[level]
-            if size < group.devices and request.affinity is Affinity.HARD:
+            if size < group.devices and request.affinity is CellAffinity.HARD:
                 reason = f"a pod of {group.devices} devices does not fit into a {types[level]} of {size}"
-                return Refusal(request.job, reason, types[level], group.count)
+                return CellRefusal(request.job, reason, types[level], group.count)
             for _ in range(group.count):
-                pods.append(Pod(len(pods), group.devices, level))
+                pods.append(PlannedPod(len(pods), group.devices, level))
         if len(pods) > 1:
             pods.sort(key=lambda pod: (-pod.level, -pod.devices, pod.number))
         return pods
@@ -156,11 +156,11 @@ class CellCluster:
     # Guaranteed jobs ----------------------------------------------------------------------------------------------
 
     def _guarantee(
-        self, request: CellRequest, tenant: Tenant, pool: Pool, pods: list[Pod]
-    ) -> Grant | Refusal:
+        self, request: CellRequest, tenant: Tenant, pool: PhysicalCells, pods: list[PlannedPod]
+    ) -> Grant | CellRefusal:
         pinned = request.pinned
         groups = tenant.groups[pool.hierarchy.name] if pinned is None else [tenant.pinned[pinned]]
-        bound: list[tuple[Group, int]] = []
+        bound: list[tuple[VirtualCells, int]] = []
         while True:
             plan = plan_pods(request, groups, pods)
             if isinstance(plan, TooLittle):
@@ -172,7 +172,7 @@ class CellCluster:
         unbind_unused(bound)
         return self._grant(request, pool, pods, plan, preempted)
 
-    def _commit(self, request: CellRequest, plan: list[list[Placed]]) -> tuple[str, ...]:
+    def _commit(self, request: CellRequest, plan: list[list[PlannedCell]]) -> tuple[str, ...]:
         pieces = [piece for pod in plan for piece in pod]
         lower: dict[str, None] = {}
         for group, level, index in pieces:
@@ -196,15 +196,15 @@ class CellCluster:
     def _grant(
         self,
         request: CellRequest,
-        pool: Pool,
-        pods: list[Pod],
-        plan: list[list[Placed]],
+        pool: PhysicalCells,
+        pods: list[PlannedPod],
+        plan: list[list[PlannedCell]],
         preempted: tuple[str, ...],
     ) -> Grant:
         grants = []
         for pod, placed in zip(pods, plan, strict=True):
             pieces = [
-                Piece(level, group.physical[level][index], group.root, index)
+                GrantedCell(level, group.physical[level][index], group.root, index)
                 for group, level, index in placed
             ]
             grant = PodGrant(pool, request.vc, request.pinned, tuple(pieces), pod.level + 1)
@@ -212,14 +212,14 @@ class CellCluster:
         return _granted(request, pool, grants, preempted)
 
     def _too_little(
-        self, request: CellRequest, pool: Pool, groups: list[Group], failed: TooLittle
-    ) -> Refusal:
+        self, request: CellRequest, pool: PhysicalCells, groups: list[VirtualCells], failed: TooLittle
+    ) -> CellRefusal:
         kind = pool.hierarchy.types[failed.pod.level]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
         bad = sum(group.bad for group in groups)
         devices = f"{failed.pod.devices} free device{'s' * (failed.pod.devices > 1)}"
-        where = f"a {kind} with {devices}" if request.affinity is Affinity.HARD else devices
-        return Refusal(
+        where = f"a {kind} with {devices}" if request.affinity is CellAffinity.HARD else devices
+        return CellRefusal(
             request.job,
             f"{whose} is {failed.short} short of {where}"
             + (f"; {bad} of its devices are bad" if bad else ""),
@@ -229,7 +229,7 @@ class CellCluster:
 
     # Opportunistic jobs -------------------------------------------------------------------------------------------
 
-    def _lend(self, request: CellRequest, pool: Pool, pods: list[Pod]) -> Grant | Refusal:
+    def _lend(self, request: CellRequest, pool: PhysicalCells, pods: list[PlannedPod]) -> Grant | CellRefusal:
         if request.pinned is not None:
             raise UsageError(f"job {request.job}: opportunistic jobs cannot ask for a pinned cell")
         grants: list[tuple[int, PodGrant]] = []
@@ -242,18 +242,18 @@ class CellCluster:
                 kind = pool.hierarchy.types[pod.level]
                 short = sum(1 for other in pods[place:] if other.devices == pod.devices)
                 reason = f"the cluster is {short} short of an idle {kind} with {pod.devices} devices"
-                return Refusal(request.job, reason, kind, short)
+                return CellRefusal(request.job, reason, kind, short)
             for cell in pieces:
                 pool.lend(*cell, request.job)
                 lent.append(cell)
-            taken = tuple(Piece(level, index, None, -1) for level, index in pieces)
+            taken = tuple(GrantedCell(level, index, None, -1) for level, index in pieces)
             grants.append((pod.number, PodGrant(pool, request.vc, None, taken, pod.level + 1)))
         return _granted(request, pool, grants, ())
 
-    def _idle_pieces(self, request: CellRequest, pool: Pool, pod: Pod) -> list[Cell] | None:
+    def _idle_pieces(self, request: CellRequest, pool: PhysicalCells, pod: PlannedPod) -> list[Cell] | None:
         if pod.devices > pool.idle.left:
             return None
-        soft = request.affinity is Affinity.SOFT
+        soft = request.affinity is CellAffinity.SOFT
         for level in range(pod.level, pool.top + 1 if soft else pod.level + 1):
             if pod.devices <= pool.sizes[level]:
                 pieces = pool.far_away(level, pod.devices)
@@ -308,7 +308,7 @@ class CellCluster:
             if index is not None and index not in pool.bad_devices:
                 self._break(pool, index, virtual)
 
-    def _break(self, pool: Pool, device: int, virtual: int | None = None) -> None:
+    def _break(self, pool: PhysicalCells, device: int, virtual: int | None = None) -> None:
         pool.break_device(device)
         owner = locate_owner(pool, device)
         if owner is None:
@@ -328,7 +328,7 @@ class CellCluster:
         size = pool.sizes[level]
         group.spoil(device, index * size + device - physical * size, grant.priority)
 
-    def _devices_named(self, name: str) -> tuple[Pool, Sequence[int]]:
+    def _devices_named(self, name: str) -> tuple[PhysicalCells, Sequence[int]]:
         for pool in self.pools.values():
             level = 0 if "/" in name else pool.hierarchy.node_level
             index = pool.layout.locate(pool.hierarchy, level, name)
@@ -377,7 +377,7 @@ class CellCluster:
         return found
 
 
-def drop_piece(group: Group, level: int, index: int, physical: int) -> None:
+def drop_piece(group: VirtualCells, level: int, index: int, physical: int) -> None:
     """A job leaves a cell; what is then without jobs loses its physical cell."""
     pool = group.pool
     pool.leave(level, physical)
@@ -394,7 +394,7 @@ def drop_piece(group: Group, level: int, index: int, physical: int) -> None:
         group.unbind_root(root)
 
 
-def locate_owner(pool: Pool, device: int) -> tuple[Group, int] | None:
+def locate_owner(pool: PhysicalCells, device: int) -> tuple[VirtualCells, int] | None:
     """In which of whose cells a device is."""
     if pool.bound[0][device]:
         for level, size in enumerate(pool.sizes):
@@ -405,7 +405,7 @@ def locate_owner(pool: Pool, device: int) -> tuple[Group, int] | None:
 
 
 def _granted(
-    request: CellRequest, pool: Pool, grants: list[tuple[int, PodGrant]], preempted: tuple[str, ...]
+    request: CellRequest, pool: PhysicalCells, grants: list[tuple[int, PodGrant]], preempted: tuple[str, ...]
 ) -> Grant:
     if len(grants) > 1:
         grants.sort(key=lambda grant: grant[0])

@@ -15,10 +15,10 @@ from typing import NamedTuple
 import msgspec
 
 from gyrostat.sched.cells.allocator import CellCluster, drop_piece, locate_owner
-from gyrostat.sched.cells.physical import Pool
-from gyrostat.sched.cells.request import OPPORTUNISTIC, Grant, Piece, PodGrant
+from gyrostat.sched.cells.physical import PhysicalCells
+from gyrostat.sched.cells.request import OPPORTUNISTIC, Grant, GrantedCell, PodGrant
 from gyrostat.sched.cells.spec import CellSpec
-from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.cells.virtual import VirtualCells
 
 
 class PieceBinding(msgspec.Struct, frozen=True):
@@ -68,7 +68,7 @@ class Bindings(msgspec.Struct, frozen=True):
     bad: tuple[BadDevice, ...] = ()
 
 
-class Change(StrEnum):
+class BindingChange(StrEnum):
     """What has become of a job under another specification."""
 
     REBOUND = "rebound"
@@ -82,7 +82,7 @@ class Change(StrEnum):
 @dataclass(frozen=True)
 class JobChange:
     job: str
-    change: Change
+    change: BindingChange
     reason: str
 
 
@@ -141,7 +141,7 @@ def _stored(grant: Grant) -> JobBinding:
     return JobBinding(grant.job, grant.vc, grant.priority, pool.hierarchy.name, pods, grant.pods[0].pinned)
 
 
-def _shown_as(pool: Pool, device: int) -> int | None:
+def _shown_as(pool: PhysicalCells, device: int) -> int | None:
     owner = locate_owner(pool, device)
     return None if owner is None else owner[0].carved.get(device)
 
@@ -158,7 +158,7 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
     found = _cells_of(cluster, binding) or _devices_of(cluster, binding)
     if found is None:
         cluster.outside[binding.job] = binding
-        return JobChange(binding.job, Change.OUTSIDE, "its devices are not in the cluster any more")
+        return JobChange(binding.job, BindingChange.OUTSIDE, "its devices are not in the cluster any more")
     pool, places = found
     every = [place for pod in places for place in pod]
     reason = ""
@@ -170,13 +170,16 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
                 cluster.record(_grant(pool, binding, binding.priority, pinned, _like(places, placed)))
                 if exact:
                     return None
-                return JobChange(binding.job, Change.REBOUND, f"it counts as other cells of {binding.vc} now")
+                return JobChange(
+                    binding.job, BindingChange.REBOUND, f"it counts as other cells of {binding.vc} now"
+                )
         reason = f"{binding.vc} has no cells left that its devices could be; "
     if not all(pool.idle.is_free(place.level, place.at) for place in every):
         cluster.outside[binding.job] = binding
-        return JobChange(binding.job, Change.OUTSIDE, reason + "its devices belong to another job")
+        return JobChange(binding.job, BindingChange.OUTSIDE, reason + "its devices belong to another job")
     apart = [
-        [Piece(*cell, None, -1) for cell in pool.apart([(p.level, p.at) for p in pod])] for pod in places
+        [GrantedCell(*cell, None, -1) for cell in pool.apart([(p.level, p.at) for p in pod])]
+        for pod in places
     ]
     for pieces in apart:
         for piece in pieces:
@@ -184,10 +187,10 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
     cluster.record(_grant(pool, binding, OPPORTUNISTIC, None, apart))
     if binding.priority == OPPORTUNISTIC:
         return None
-    return JobChange(binding.job, Change.DOWNGRADED, reason + "it is opportunistic now")
+    return JobChange(binding.job, BindingChange.DOWNGRADED, reason + "it is opportunistic now")
 
 
-def _cells_of(cluster: CellCluster, binding: JobBinding) -> tuple[Pool, list[list[_Place]]] | None:
+def _cells_of(cluster: CellCluster, binding: JobBinding) -> tuple[PhysicalCells, list[list[_Place]]] | None:
     """The cells of a binding in this cluster, if they are there as they were."""
     pool = cluster.pools.get(binding.hierarchy)
     if pool is None:
@@ -213,7 +216,7 @@ def _cells_of(cluster: CellCluster, binding: JobBinding) -> tuple[Pool, list[lis
     return pool, result
 
 
-def _devices_of(cluster: CellCluster, binding: JobBinding) -> tuple[Pool, list[list[_Place]]] | None:
+def _devices_of(cluster: CellCluster, binding: JobBinding) -> tuple[PhysicalCells, list[list[_Place]]] | None:
     """The devices of a binding one by one, if all of them are in one pool of this cluster."""
     for pool in cluster.pools.values():
         located = [
@@ -227,15 +230,15 @@ def _devices_of(cluster: CellCluster, binding: JobBinding) -> tuple[Pool, list[l
 
 
 def _guarantee(
-    cluster: CellCluster, pool: Pool, binding: JobBinding, places: Iterable[_Place], exact: bool
-) -> list[Piece] | None:
+    cluster: CellCluster, pool: PhysicalCells, binding: JobBinding, places: Iterable[_Place], exact: bool
+) -> list[GrantedCell] | None:
     """The job's cells as its tenant's: exactly those that it had, or any. None, and no change, if there are none."""
     tenant = cluster.tenants.get(binding.vc)
     if tenant is None:
         return None
-    done: list[tuple[Group, Piece]] = []
+    done: list[tuple[VirtualCells, GrantedCell]] = []
     for place in places:
-        found: tuple[Group, int] | None = None
+        found: tuple[VirtualCells, int] | None = None
         if exact and place.root is not None:
             group = tenant.group(pool, place.root, binding.pinned)
             found = None if group is None else _same(group, place)
@@ -250,11 +253,11 @@ def _guarantee(
         group.users[virtual * group.sizes[place.level] // group.sizes[-1]] += 1
         group.hold(place.level, virtual, binding.job, binding.priority)
         pool.use(place.level, place.at, binding.job)
-        done.append((group, Piece(place.level, place.at, group.root, virtual)))
+        done.append((group, GrantedCell(place.level, place.at, group.root, virtual)))
     return [piece for _, piece in done]
 
 
-def _same(group: Group, place: _Place) -> tuple[Group, int] | None:
+def _same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
     """The very virtual cell that the binding names, if the physical one can be bound to it."""
     pool, (level, at, _, virtual) = group.pool, place
     ratio = group.sizes[-1] // group.sizes[level] if level <= group.root else 0
@@ -273,7 +276,7 @@ def _same(group: Group, place: _Place) -> tuple[Group, int] | None:
     return None
 
 
-def _other(group: Group, place: _Place) -> tuple[Group, int] | None:
+def _other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
     """A virtual cell of the group's that the physical one can be bound to."""
     pool, (level, at, _, _) = group.pool, place
     if level > group.root or not pool.idle.is_free(level, at):
@@ -298,14 +301,14 @@ def _other(group: Group, place: _Place) -> tuple[Group, int] | None:
     return None
 
 
-def _like(places: list[list[_Place]], pieces: list[Piece]) -> list[list[Piece]]:
+def _like(places: list[list[_Place]], pieces: list[GrantedCell]) -> list[list[GrantedCell]]:
     """The pieces, pod by pod."""
     rest = iter(pieces)
     return [[next(rest) for _ in pod] for pod in places]
 
 
 def _grant(
-    pool: Pool, binding: JobBinding, priority: int, pinned: str | None, pods: list[list[Piece]]
+    pool: PhysicalCells, binding: JobBinding, priority: int, pinned: str | None, pods: list[list[GrantedCell]]
 ) -> Grant:
     grants = tuple(
         PodGrant(pool, binding.vc, pinned, tuple(pieces), pod.level)

@@ -108,7 +108,7 @@ def schema() -> dict[str, Any]:
 
 
 @dataclass(frozen=True, order=True)
-class Problem:
+class CellFileProblem:
     """What is wrong in a line of a file."""
 
     line: int
@@ -127,7 +127,7 @@ _LONGEST = 1_000_000
 
 
 @dataclass(frozen=True)
-class Lines:
+class LineIndex:
     """Where everything stands: the line of a path of keys and positions, or of the nearest thing around it."""
 
     of: dict[Path, int]
@@ -138,21 +138,25 @@ class Lines:
         return self.of.get(path, 1)
 
 
-def read(text: str) -> tuple[CellFile | None, Lines, list[Problem]]:
+def read(text: str) -> tuple[CellFile | None, LineIndex, list[CellFileProblem]]:
     """What the file says, as far as it can be read; the lines of it; and what cannot be read."""
     lines: dict[Path, int] = {(): 1}
-    problems: list[Problem] = []
+    problems: list[CellFileProblem] = []
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        return None, Lines(lines), [Problem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")]
+        return (
+            None,
+            LineIndex(lines),
+            [CellFileProblem(mark.line + 1 if mark else 1, f"not YAML: {error.problem}")],
+        )
     except yaml.YAMLError as error:
-        return None, Lines(lines), [Problem(1, f"not YAML: {error}")]
+        return None, LineIndex(lines), [CellFileProblem(1, f"not YAML: {error}")]
     if root is None:
-        return None, Lines(lines), [Problem(1, "the file is empty")]
+        return None, LineIndex(lines), [CellFileProblem(1, "the file is empty")]
     plain = _plain(root, (), lines, problems)
-    where = Lines(lines)
+    where = LineIndex(lines)
     misshapen = list(_misshapen(plain, CellFile, (), where))
     problems += [problem for _, problem in misshapen]
     while misshapen:
@@ -174,10 +178,12 @@ def _leave_out(plain: Any, path: Path) -> None:
     del plain[path[-1]]
 
 
-def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[Problem]) -> Any:
+def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[CellFileProblem]) -> Any:
     lines.setdefault(path, node.start_mark.line + 1)
     if len(path) > _DEEPEST or len(lines) > _LONGEST:
-        problems.append(Problem(node.start_mark.line + 1, "this is nested too deeply, or refers to itself"))
+        problems.append(
+            CellFileProblem(node.start_mark.line + 1, "this is nested too deeply, or refers to itself")
+        )
         return None
     if isinstance(node, yaml.MappingNode):
         result: dict[Any, Any] = {}
@@ -185,12 +191,12 @@ def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[P
             key = _plain(key_node, (*path, "?"), {}, problems)
             line = key_node.start_mark.line + 1
             if not isinstance(key, str | int | float | bool):
-                problems.append(Problem(line, "a key must be a word"))
+                problems.append(CellFileProblem(line, "a key must be a word"))
                 continue
             key = key if isinstance(key, str) else str(key_node.value)
             if key in result:
                 problems.append(
-                    Problem(line, f"{key!r} is here twice; the first is in line {lines[*path, key]}")
+                    CellFileProblem(line, f"{key!r} is here twice; the first is in line {lines[*path, key]}")
                 )
             lines[*path, key] = line
             result[key] = _plain(value, (*path, key), lines, problems)
@@ -201,11 +207,13 @@ def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[P
     try:
         return loader.construct_object(node, deep=True)
     except (yaml.YAMLError, ValueError) as error:
-        problems.append(Problem(node.start_mark.line + 1, f"{node.value!r} cannot be read: {error}"))
+        problems.append(CellFileProblem(node.start_mark.line + 1, f"{node.value!r} cannot be read: {error}"))
         return None
 
 
-def _misshapen(value: Any, wanted: Any, path: Path, lines: Lines) -> Iterator[tuple[Path, Problem]]:
+def _misshapen(
+    value: Any, wanted: Any, path: Path, lines: LineIndex
+) -> Iterator[tuple[Path, CellFileProblem]]:
     """Every place where `value` does not have the shape of `wanted`."""
     origin, args = typing.get_origin(wanted), typing.get_args(wanted)
     while origin is Annotated and typing.get_origin(args[0]) is not None:
@@ -224,23 +232,23 @@ def _misshapen(value: Any, wanted: Any, path: Path, lines: Lines) -> Iterator[tu
         try:
             msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
-            yield path, Problem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
+            yield path, CellFileProblem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
 
 
 def _misshapen_struct(
-    value: dict[str, Any], wanted: type[msgspec.Struct], path: Path, lines: Lines
-) -> Iterator[tuple[Path, Problem]]:
+    value: dict[str, Any], wanted: type[msgspec.Struct], path: Path, lines: LineIndex
+) -> Iterator[tuple[Path, CellFileProblem]]:
     fields = {field.name: field for field in msgspec.structs.fields(wanted)}
     for key in value.keys() - fields.keys():
         yield (
             (*path, key),
-            Problem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}"),
+            CellFileProblem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}"),
         )
     for name, field in fields.items():
         if name in value:
             yield from _misshapen(value[name], field.type, (*path, name), lines)
         elif field.required:
-            yield path, Problem(lines(*path), f"{_told(path)} needs {name!r}")
+            yield path, CellFileProblem(lines(*path), f"{_told(path)} needs {name!r}")
 
 
 def _told(path: Path) -> str:

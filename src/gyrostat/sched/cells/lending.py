@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.fairness import fair_shares
-from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, Refusal
+from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRefusal, CellRequest, Grant
 
 
-def lend_fairly(cluster: CellCluster, requests: Sequence[CellRequest]) -> list[Grant | Refusal]:
+def lend_fairly(cluster: CellCluster, requests: Sequence[CellRequest]) -> list[Grant | CellRefusal]:
     """Serve opportunistic requests that wait, each tenant's in order: always the tenant with the least for its weight."""
     queues: dict[str, list[int]] = {}
     use: dict[str, int] = {}
@@ -22,7 +22,7 @@ def lend_fairly(cluster: CellCluster, requests: Sequence[CellRequest]) -> list[G
         if request.vc not in queues:
             use[request.vc] = sum(by_vc.get(request.vc, 0) for by_vc in cluster.opportunistic.values())
         queues.setdefault(request.vc, []).insert(0, place)
-    results: dict[int, Grant | Refusal] = {}
+    results: dict[int, Grant | CellRefusal] = {}
     while queues:
         vc = min(queues, key=lambda vc: (use[vc] / _weight(cluster, vc), vc))
         place = queues[vc].pop()

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from gyrostat.sched.cells.forest import Cell, Forest
 from gyrostat.sched.cells.free_lists import FreeLists
-from gyrostat.sched.cells.request import Piece
-from gyrostat.sched.cells.spec import Hierarchy, Layout
+from gyrostat.sched.cells.request import GrantedCell
+from gyrostat.sched.cells.spec import CellLayout, Hierarchy
 
 if TYPE_CHECKING:
-    from gyrostat.sched.cells.virtual import Group
+    from gyrostat.sched.cells.virtual import VirtualCells
 
 
-class Pool(FreeLists):
-    def __init__(self, hierarchy: Hierarchy, layout: Layout) -> None:
+class PhysicalCells(FreeLists):
+    def __init__(self, hierarchy: Hierarchy, layout: CellLayout) -> None:
         sizes = hierarchy.sizes
         super().__init__(sizes, hierarchy.splits, layout.roots)
         self.hierarchy = hierarchy
@@ -29,7 +29,7 @@ class Pool(FreeLists):
         """Which guaranteed job has a cell."""
         self.lent: list[dict[int, str]] = [{} for _ in sizes]
         """Which opportunistic job has a cell."""
-        self.owners: list[dict[int, tuple[Group, int]]] = [{} for _ in sizes]
+        self.owners: list[dict[int, tuple[VirtualCells, int]]] = [{} for _ in sizes]
         """Whose cell, and which of them, a bound one is."""
         for place, node in enumerate(layout.nodes):
             if node is None:
@@ -176,7 +176,7 @@ class Pool(FreeLists):
             at = at.partition("/")[0]
         return f"{self.hierarchy.types[level]}@{at}"
 
-    def virtual_name(self, vc: str, pinned: str | None, piece: Piece) -> str:
+    def virtual_name(self, vc: str, pinned: str | None, piece: GrantedCell) -> str:
         """`VC/TYPE[i]`, or `VC/PINNED`, and where in it the piece is, if it is not all of it."""
         assert piece.root is not None
         ratio = self.sizes[piece.root] // self.sizes[piece.level]
@@ -184,7 +184,7 @@ class Pool(FreeLists):
         name = f"{vc}/{pinned}" if pinned else f"{vc}/{self.hierarchy.types[piece.root]}[{number}]"
         return name if ratio == 1 else f"{name}/{self.hierarchy.types[piece.level]}[{place}]"
 
-    def common_level(self, pieces: Sequence[Piece]) -> int:
+    def common_level(self, pieces: Sequence[GrantedCell]) -> int:
         """The level, as the paper counts, of the smallest cell around all pieces; 0 if there is none."""
         for level in range(max(piece.level for piece in pieces), self.top + 1):
             around = {piece.at // (self.sizes[level] // self.sizes[piece.level]) for piece in pieces}

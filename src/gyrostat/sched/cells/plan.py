@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from gyrostat.sched.cells.forest import Cell, Forest, Room
-from gyrostat.sched.cells.request import Affinity, CellRequest
-from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.cells.request import CellAffinity, CellRequest
+from gyrostat.sched.cells.virtual import VirtualCells
 
 
-class Placed(NamedTuple):
+class PlannedCell(NamedTuple):
     """A piece of a plan: whose cells, and which virtual cell."""
 
-    group: Group
+    group: VirtualCells
     level: int
     at: int
 
 
-class Pod(NamedTuple):
+class PlannedPod(NamedTuple):
     number: int
     devices: int
     level: int
@@ -26,11 +26,13 @@ class Pod(NamedTuple):
 class TooLittle(NamedTuple):
     """Why there is no plan: the first pod that had no room, and how many like it."""
 
-    pod: Pod
+    pod: PlannedPod
     short: int
 
 
-def plan_pods(request: CellRequest, groups: list[Group], pods: list[Pod]) -> list[list[Placed]] | TooLittle:
+def plan_pods(
+    request: CellRequest, groups: list[VirtualCells], pods: list[PlannedPod]
+) -> list[list[PlannedCell]] | TooLittle:
     """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
     plan = _plan_seen_by(0, request, groups, pods)
     if not request.priority or not isinstance(plan, TooLittle):
@@ -44,13 +46,13 @@ def plan_pods(request: CellRequest, groups: list[Group], pods: list[Pod]) -> lis
 
 
 def _plan_seen_by(
-    priority: int, request: CellRequest, groups: list[Group], pods: list[Pod]
-) -> list[list[Placed]] | TooLittle:
+    priority: int, request: CellRequest, groups: list[VirtualCells], pods: list[PlannedPod]
+) -> list[list[PlannedCell]] | TooLittle:
     """The plan of one who sees only jobs of this priority and above."""
     if len(pods) == 1:
         placed = _place(priority, request.affinity, groups, pods[0], alone=True)
         return TooLittle(pods[0], 1) if placed is None else [placed]
-    plan: list[list[Placed]] = []
+    plan: list[list[PlannedCell]] = []
     failed = None
     for place, pod in enumerate(pods):
         placed = _place(priority, request.affinity, groups, pod, alone=False)
@@ -64,12 +66,12 @@ def _plan_seen_by(
 
 
 def _place(
-    priority: int, affinity: Affinity, groups: list[Group], pod: Pod, alone: bool
-) -> list[Placed] | None:
+    priority: int, affinity: CellAffinity, groups: list[VirtualCells], pod: PlannedPod, alone: bool
+) -> list[PlannedCell] | None:
     """Where one pod goes. Unless it is alone its cells are taken, for the next to see."""
-    best: tuple[Room, Group] | None = None
+    best: tuple[Room, VirtualCells] | None = None
     devices = pod.devices
-    for level in range(pod.level, groups[-1].root + 1 if affinity is Affinity.SOFT else pod.level + 1):
+    for level in range(pod.level, groups[-1].root + 1 if affinity is CellAffinity.SOFT else pod.level + 1):
         for group in groups:
             if group.root >= level and devices <= group.sizes[level]:
                 room = group.view(priority).find(level, devices)
@@ -83,15 +85,17 @@ def _place(
             pieces = forest.carve(level, room.at, devices)
             if not alone:
                 _take_all(forest, pieces)
-            return [Placed(group, *piece) for piece in pieces]
-    return _scatter(priority, groups, devices, alone) if affinity is Affinity.SOFT else None
+            return [PlannedCell(group, *piece) for piece in pieces]
+    return _scatter(priority, groups, devices, alone) if affinity is CellAffinity.SOFT else None
 
 
-def _scatter(priority: int, groups: list[Group], devices: int, alone: bool) -> list[Placed] | None:
+def _scatter(
+    priority: int, groups: list[VirtualCells], devices: int, alone: bool
+) -> list[PlannedCell] | None:
     """Any free devices of the tenant, from its emptiest cells."""
     if sum(group.view(priority).left for group in groups) < devices:
         return None
-    placed: list[Placed] = []
+    placed: list[PlannedCell] = []
     while devices:
         rooms = [
             (room.free, -at, room, group)
@@ -102,7 +106,7 @@ def _scatter(priority: int, groups: list[Group], devices: int, alone: bool) -> l
         share = min(devices, room.free)
         pieces = group.views[priority].carve(group.root, room.at, share)
         _take_all(group.views[priority], pieces)
-        placed += [Placed(group, *piece) for piece in pieces]
+        placed += [PlannedCell(group, *piece) for piece in pieces]
         devices -= share
     if alone:
         for group, level, index in reversed(placed):
@@ -115,7 +119,7 @@ def _take_all(forest: Forest, pieces: list[Cell]) -> None:
         forest.take(level, index)
 
 
-def bind_roots(plan: list[list[Placed]], bound: list[tuple[Group, int]]) -> bool:
+def bind_roots(plan: list[list[PlannedCell]], bound: list[tuple[VirtualCells, int]]) -> bool:
     """Give physical cells to those of the tenant's cells that the plan needs. True if some of them came with bad devices."""
     bad = False
     for pod in plan:
@@ -130,7 +134,7 @@ def bind_roots(plan: list[list[Placed]], bound: list[tuple[Group, int]]) -> bool
     return bad
 
 
-def unbind_unused(bound: list[tuple[Group, int]]) -> None:
+def unbind_unused(bound: list[tuple[VirtualCells, int]]) -> None:
     for group, root in reversed(bound):
         if not group.users[root]:
             group.unbind_root(root)

@@ -13,10 +13,10 @@ from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.spec import OPPORTUNISTIC as OPPORTUNISTIC
 
 if TYPE_CHECKING:
-    from gyrostat.sched.cells.physical import Pool
+    from gyrostat.sched.cells.physical import PhysicalCells
 
 
-class Affinity(StrEnum):
+class CellAffinity(StrEnum):
     """What to do when a pod does not fit into one cell of the wanted level."""
 
     HARD = "hard"
@@ -43,7 +43,7 @@ class CellRequest:
     priority: int = 0
     device_type: str | None = None
     """None takes the first type of the tenant's that has room."""
-    affinity: Affinity = Affinity.HARD
+    affinity: CellAffinity = CellAffinity.HARD
     level: str | None = None
     """The cell type that each pod is to lie in. None is the smallest that holds it."""
     pinned: str | None = None
@@ -64,7 +64,7 @@ class CellRequest:
         return sum(group.devices * group.count for group in self.pods)
 
 
-class Piece(NamedTuple):
+class GrantedCell(NamedTuple):
     """A whole cell, or device, that a pod has: where it is, and which of its tenant's cells it counts as."""
 
     level: int
@@ -79,10 +79,10 @@ class Piece(NamedTuple):
 class PodGrant(msgspec.Struct, frozen=True, dict=True):
     """One pod's devices."""
 
-    pool: Pool
+    pool: PhysicalCells
     vc: str
     pinned: str | None
-    pieces: tuple[Piece, ...]
+    pieces: tuple[GrantedCell, ...]
     wanted_level: int
     """The level that it lies in one cell of, as the paper counts: 1 is a device."""
 
@@ -134,7 +134,7 @@ class Grant(msgspec.Struct, frozen=True, dict=True):
 
 
 @dataclass(frozen=True)
-class Refusal:
+class CellRefusal:
     """Nothing has changed, and why."""
 
     job: str

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.cells.file import CellFile, Lines, Problem, TopCellEntry, read
+from gyrostat.sched.cells.file import CellFile, CellFileProblem, LineIndex, TopCellEntry, read
 from gyrostat.sched.cells.shortfall import divide, gaps
 
 OPPORTUNISTIC = -1
@@ -113,13 +113,13 @@ class CellSpec:
         return {hierarchy.name: hierarchy for hierarchy in self.hierarchies}
 
     @cached_property
-    def layouts(self) -> dict[str, Layout]:
+    def layouts(self) -> dict[str, CellLayout]:
         """Where each hierarchy's machines stand."""
-        return {hierarchy.name: Layout.of(self, hierarchy) for hierarchy in self.hierarchies}
+        return {hierarchy.name: CellLayout.of(self, hierarchy) for hierarchy in self.hierarchies}
 
 
 @dataclass(frozen=True)
-class Layout:
+class CellLayout:
     """The machines of one hierarchy in equal top cells. Where the file has smaller ones, the rest of a top cell is absent."""
 
     nodes: tuple[str | None, ...]
@@ -127,7 +127,7 @@ class Layout:
     places: Mapping[str, int]
 
     @classmethod
-    def of(cls, spec: CellSpec, hierarchy: Hierarchy) -> Layout:
+    def of(cls, spec: CellSpec, hierarchy: Hierarchy) -> CellLayout:
         nodes: list[str | None] = []
         mine = [cell for cell in spec.top_cells if cell.hierarchy == hierarchy.name]
         for cell in sorted(mine, key=lambda cell: -cell.level):  # larger ones first, so that all are aligned
@@ -168,7 +168,7 @@ def load(path: Path) -> CellSpec:
     return spec
 
 
-def parse(text: str) -> tuple[CellSpec | None, list[Problem]]:
+def parse(text: str) -> tuple[CellSpec | None, list[CellFileProblem]]:
     """The spec, or everything that is wrong with it."""
     content, lines, problems = read(text)
     if content is None:
@@ -189,9 +189,9 @@ def sound(spec: CellSpec) -> CellSpec:
     return spec
 
 
-def check(spec: CellSpec, lines: Lines | None = None) -> Iterator[Problem]:
+def check(spec: CellSpec, lines: LineIndex | None = None) -> Iterator[CellFileProblem]:
     """Whether all tenants' cells fit at once: which lacks how many cells of which level."""
-    where = lines or Lines({(): 0})
+    where = lines or LineIndex({(): 0})
     for hierarchy in spec.hierarchies:
         layout = spec.layouts[hierarchy.name]
         pinned: dict[tuple[int, int], tuple[str, PinnedCell]] = {}
@@ -213,7 +213,7 @@ def check(spec: CellSpec, lines: Lines | None = None) -> Iterator[Problem]:
             lacking = divide(-gap, {vc: n for (vc, at), n in needs.items() if at == level})
             kind = hierarchy.types[level]
             for vc_name, short in lacking.items():
-                yield Problem(
+                yield CellFileProblem(
                     where("virtual_clusters", vc_name, "cells", kind),
                     f"virtual cluster {vc_name} is {short} short of its {needs[vc_name, level]} {kind} cells "
                     f"(level {level + 1}): all tenants together have {needed[level]}, and beside their larger cells "
@@ -223,12 +223,12 @@ def check(spec: CellSpec, lines: Lines | None = None) -> Iterator[Problem]:
 
 def _check_pin(
     hierarchy: Hierarchy,
-    layout: Layout,
+    layout: CellLayout,
     vc: VirtualCluster,
     pin: PinnedCell,
     pinned: dict[tuple[int, int], tuple[str, PinnedCell]],
-    where: Lines,
-) -> Iterator[Problem]:
+    where: LineIndex,
+) -> Iterator[CellFileProblem]:
     line = where("virtual_clusters", vc.name, "pinned", pin.name)
     index = layout.locate(hierarchy, pin.level, pin.at)
     kind = hierarchy.types[pin.level]
@@ -236,7 +236,7 @@ def _check_pin(
         smaller = (
             "" if pin.level >= hierarchy.node_level else "; for a cell within a machine name a device: NODE/0"
         )
-        yield Problem(
+        yield CellFileProblem(
             line, f"pinned cell {pin.name}: no {kind} at {pin.at!r} in the physical cluster{smaller}"
         )
         return
@@ -244,17 +244,21 @@ def _check_pin(
     per_node = hierarchy.sizes[hierarchy.node_level]
     nodes = layout.nodes[index * size // per_node : -(-(index + 1) * size // per_node)]
     if None in nodes:
-        yield Problem(line, f"pinned cell {pin.name}: {pin.at!r} is not part of a whole {kind}")
+        yield CellFileProblem(line, f"pinned cell {pin.name}: {pin.at!r} is not part of a whole {kind}")
         return
     for (level, other), (owner, name) in pinned.items():
         low, high = sorted([(level, other), (pin.level, index)])
         if low[1] // (hierarchy.sizes[high[0]] // hierarchy.sizes[low[0]]) == high[1]:
-            yield Problem(line, f"pinned cell {pin.name} of {vc.name} overlaps {name.name} of {owner}")
+            yield CellFileProblem(
+                line, f"pinned cell {pin.name} of {vc.name} overlaps {name.name} of {owner}"
+            )
             return
     pinned[pin.level, index] = (vc.name, pin)
 
 
-def _free_beside(hierarchy: Hierarchy, layout: Layout, pinned: Mapping[tuple[int, int], object]) -> list[int]:
+def _free_beside(
+    hierarchy: Hierarchy, layout: CellLayout, pinned: Mapping[tuple[int, int], object]
+) -> list[int]:
     """Free cells per level, at the highest levels, once pinned cells and absent machines are taken out."""
     sizes = hierarchy.sizes
     taken = [0] * (layout.roots * sizes[-1])
@@ -305,10 +309,10 @@ def expand(pattern: str) -> list[str]:
 class _Reader:
     """From what a file says to what it means."""
 
-    def __init__(self, content: CellFile, lines: Lines) -> None:
+    def __init__(self, content: CellFile, lines: LineIndex) -> None:
         self.content = content
         self.lines = lines
-        self.problems: list[Problem] = []
+        self.problems: list[CellFileProblem] = []
 
     def spec(self) -> CellSpec:
         hierarchies = self._hierarchies()
@@ -322,7 +326,7 @@ class _Reader:
         )
 
     def _problem(self, reason: str, *path: str | int) -> None:
-        self.problems.append(Problem(self.lines(*path), reason))
+        self.problems.append(CellFileProblem(self.lines(*path), reason))
 
     def _hierarchies(self) -> tuple[Hierarchy, ...]:
         entries = self.content.cell_types

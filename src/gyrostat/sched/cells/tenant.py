@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gyrostat.sched.cells.physical import Pool
-from gyrostat.sched.cells.virtual import Group
+from gyrostat.sched.cells.physical import PhysicalCells
+from gyrostat.sched.cells.virtual import VirtualCells
 
 
 @dataclass(frozen=True)
@@ -15,15 +15,15 @@ class Tenant:
 
     name: str
     weight: float
-    groups: dict[str, list[Group]] = field(default_factory=dict)
-    pinned: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, list[VirtualCells]] = field(default_factory=dict)
+    pinned: dict[str, VirtualCells] = field(default_factory=dict)
 
-    def group(self, pool: Pool, root: int, pinned: str | None) -> Group | None:
+    def group(self, pool: PhysicalCells, root: int, pinned: str | None) -> VirtualCells | None:
         if pinned is not None:
             return self.pinned.get(pinned)
         return next((g for g in self.groups.get(pool.hierarchy.name, ()) if g.root == root), None)
 
-    def all_groups(self) -> Iterable[Group]:
+    def all_groups(self) -> Iterable[VirtualCells]:
         for groups in self.groups.values():
             yield from groups
         yield from self.pinned.values()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from gyrostat.sched.cells.forest import Forest
 from gyrostat.sched.cells.free_lists import TAKEN
-from gyrostat.sched.cells.physical import Pool
+from gyrostat.sched.cells.physical import PhysicalCells
 
 _NOBODY = ""
 """Whose the bad devices within a tenant's bound cells are."""
@@ -20,10 +20,12 @@ _ALWAYS = 1 << 30
 """The priority that nothing preempts."""
 
 
-class Group:
+class VirtualCells:
     """The tenant's cells of level `root` in one pool; or one pinned cell, which is bound for good."""
 
-    def __init__(self, vc: str, pool: Pool, root: int, count: int, pinned: str | None = None) -> None:
+    def __init__(
+        self, vc: str, pool: PhysicalCells, root: int, count: int, pinned: str | None = None
+    ) -> None:
         self.vc = vc
         self.pool = pool
         self.root = root

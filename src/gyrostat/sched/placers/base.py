@@ -16,7 +16,7 @@ from gyrostat.sched.placers.room import Candidate
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class DevicesPlaced:
     """All devices that this part of the job now has."""
 
     devices: Devices
@@ -25,14 +25,14 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class PlacementRefused:
     reason: str
     victims: tuple[JobId, ...] = ()
     """Borrowers that were driven out before it turned out to be in vain; seldom any."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class JobPart:
     """One of the two parts of a job."""
 
     job: JobId
@@ -49,7 +49,7 @@ class Placer(Protocol):
     def lendable(self) -> Counts:
         """Devices that nobody uses, by type; empty if nothing is lent."""
 
-    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
         """Let this part of the job have so many devices: first ones, more or fewer. What it has stays where it can.
 
         Refused: the part is as it was.
@@ -70,13 +70,13 @@ class Placer(Protocol):
     def release(self, job: JobId, borrowed: bool) -> None:
         """The part holds nothing any more."""
 
-    def promote(self, request: JobRequest) -> Placed | Refused:
+    def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
         """Turn the borrowed part into the guaranteed one, if the job holds nothing else: in place, or moved."""
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
         """Move the part to where it leaves the larger holes; refused if it is best where it is."""
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         """These are gone. Returns the parts that lost some, each with what it has left."""
 
     def give_back(self, devices: Iterable[DeviceId]) -> None:

@@ -16,12 +16,19 @@ from itertools import count
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.cells.allocator import CellCluster
-from gyrostat.sched.cells.bindings import Change, JobBinding, PodBinding, restore
-from gyrostat.sched.cells.physical import Pool
-from gyrostat.sched.cells.request import OPPORTUNISTIC, Affinity, CellRequest, Grant, PodGroup, Refusal
+from gyrostat.sched.cells.bindings import BindingChange, JobBinding, PodBinding, restore
+from gyrostat.sched.cells.physical import PhysicalCells
+from gyrostat.sched.cells.request import (
+    OPPORTUNISTIC,
+    CellAffinity,
+    CellRefusal,
+    CellRequest,
+    Grant,
+    PodGroup,
+)
 from gyrostat.sched.cells.spec import CellSpec
-from gyrostat.sched.cells.virtual import Group
-from gyrostat.sched.placers.base import Part, Placed, Refused
+from gyrostat.sched.cells.virtual import VirtualCells
+from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
 from gyrostat.sched.placers.room import Candidate, Want, choose_victims
 from gyrostat.sched.placers.withdraw import least_harm
 
@@ -55,22 +62,22 @@ class CellPlacer:
         self.fleet = fleet_of(spec) if fleet is None else fleet
         self.lends = lends
         self._cells = CellCluster(spec)
-        self._gangs: dict[Part, list[Grant]] = {}
-        self._parts: dict[str, Part] = {}
+        self._gangs: dict[JobPart, list[Grant]] = {}
+        self._parts: dict[str, JobPart] = {}
         """By the name of a gang."""
-        self._held: dict[Part, Devices] = {}
-        self._owner: dict[DeviceId, Part] = {}
+        self._held: dict[JobPart, Devices] = {}
+        self._owner: dict[DeviceId, JobPart] = {}
         self._quotas = quotas
         self._used: dict[tuple[str, str], int] = {}
         """With quotas, by VC and type."""
-        self._vcs: dict[Part, str] = {}
+        self._vcs: dict[JobPart, str] = {}
         self._numbers = count()
         self._gone: set[DeviceId] = set()
         self._on_node: dict[tuple[str, int], int] = {}
         """By tenant and node: devices that its guaranteed jobs have there."""
-        self._pools: dict[str, list[Pool]] = {}
+        self._pools: dict[str, list[PhysicalCells]] = {}
         """By device type."""
-        self._ids: dict[Pool, list[DeviceId]] = {}
+        self._ids: dict[PhysicalCells, list[DeviceId]] = {}
         """By the pool's own number of a device: the fleet's."""
         for pool in self._cells.pools.values():
             self._pools.setdefault(pool.hierarchy.device_type, []).append(pool)
@@ -99,8 +106,8 @@ class CellPlacer:
     def lendable(self) -> Counts:
         return self._lendable if self.lends else {}
 
-    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
-        part = Part(request.id, borrowed)
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+        part = JobPart(request.id, borrowed)
         now = self.fleet.count(self._held[part]) if part in self._held else {}
         if any(counts.get(type_, 0) < number for type_, number in now.items()):
             return self._shrink(part, request, counts, now)
@@ -111,12 +118,12 @@ class CellPlacer:
             if more <= 0:
                 continue
             answer = self._allocate(part, request, type_, more, victims)
-            if isinstance(answer, Refused):
+            if isinstance(answer, PlacementRefused):
                 for grant in added:
                     self._drop(part, grant)
-                return Refused(answer.reason, tuple(dict.fromkeys(victims)))
+                return PlacementRefused(answer.reason, tuple(dict.fromkeys(victims)))
             added.append(answer)
-        return Placed(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
+        return DevicesPlaced(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
 
     def make_room(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
@@ -143,7 +150,7 @@ class CellPlacer:
         return choose_victims(candidates, want, self.fleet.node_of)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
-        part = Part(request.id, borrowed)
+        part = JobPart(request.id, borrowed)
         for grant in list(self._gangs.get(part, ())):
             self._drop(part, grant)
         per_type: dict[str, list[DeviceId]] = {}
@@ -153,39 +160,39 @@ class CellPlacer:
         return all(restored)
 
     def release(self, job: JobId, borrowed: bool) -> None:
-        part = Part(job, borrowed)
+        part = JobPart(job, borrowed)
         for grant in list(self._gangs.get(part, ())):
             self._drop(part, grant)
 
-    def promote(self, request: JobRequest) -> Placed | Refused:
+    def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
         """Where the VC's own cells have room, which is seldom where it borrowed; under a quota any place is as good."""
-        devices = self._held[Part(request.id, True)]
+        devices = self._held[JobPart(request.id, True)]
         counts = self.fleet.count(devices)
         if self._quotas is not None:
             for type_, number in counts.items():
                 if number > self._room(request.vc, type_):
-                    return Refused(
+                    return PlacementRefused(
                         f"{number} {type_} wanted, {self._room(request.vc, type_)} left of the quota"
                     )
             self.release(request.id, True)
             kept = self.restore(request, devices, False)
             assert kept, f"{request.id} cannot keep what it borrowed"
-            return Placed(devices)
+            return DevicesPlaced(devices)
         placed = self.place(request, counts, False)
-        if isinstance(placed, Placed):
+        if isinstance(placed, DevicesPlaced):
             self.release(request.id, True)
-            placed = Placed(placed.devices, tuple(job for job in placed.victims if job != request.id))
+            placed = DevicesPlaced(placed.devices, tuple(job for job in placed.victims if job != request.id))
         return placed
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
-        part = Part(request.id, borrowed)
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+        part = JobPart(request.id, borrowed)
         if borrowed or self.fleet.spread(devices) != 1 or len(self._gangs[part]) != 1:
-            return Refused("only a guaranteed job within one node is moved to pack nodes")
+            return PlacementRefused("only a guaranteed job within one node is moved to pack nodes")
         (old,) = self._gangs[part]
         here = self.fleet.node_of[devices[0]]
         victims: list[JobId] = []
         found = self._allocate(part, request, self.fleet.nodes[here].type, len(devices), victims)
-        if isinstance(found, Refused):
+        if isinstance(found, PlacementRefused):
             return found
         there = self.fleet.node_of[self._devices(found)[0]]
         tenant = self._tenant(request.vc)
@@ -193,14 +200,14 @@ class CellPlacer:
         better = beside[there] > beside[here]
         self._drop(part, old if better or victims else found)
         return (
-            Placed(self._held[part], tuple(victims))
+            DevicesPlaced(self._held[part], tuple(victims))
             if better or victims
-            else Refused("it is best where it is")
+            else PlacementRefused("it is best where it is")
         )
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         gone = [device for device in devices if device not in self._gone]
-        lost: dict[Part, Devices] = {}
+        lost: dict[JobPart, Devices] = {}
         for device in gone:
             part = self._owner.get(device)
             if part is not None and part not in lost:
@@ -241,23 +248,23 @@ class CellPlacer:
             left = min(left, self._quotas[vc].get(type_, 0) - self._used.get((vc, type_), 0))
         return left
 
-    def _groups(self, vc: str, type_: str) -> list[Group]:
+    def _groups(self, vc: str, type_: str) -> list[VirtualCells]:
         tenant = self._cells.tenants[self._tenant(vc)]
         return [group for pool in self._pools[type_] for group in tenant.groups.get(pool.hierarchy.name, ())]
 
     def _allocate(
-        self, part: Part, request: JobRequest, type_: str, number: int, victims: list[JobId]
-    ) -> Grant | Refused:
+        self, part: JobPart, request: JobRequest, type_: str, number: int, victims: list[JobId]
+    ) -> Grant | PlacementRefused:
         if type_ not in self._pools:
-            return Refused(f"there are no {type_} here")
+            return PlacementRefused(f"there are no {type_} here")
         if part.borrowed:
             if not self.lends:
-                return Refused("nothing is lent here")
+                return PlacementRefused("nothing is lent here")
             room = self._lendable[type_]
         else:
             room = self._room(request.vc, type_)
         if number > room:
-            return Refused(f"{number} {type_} wanted, {room} free")
+            return PlacementRefused(f"{number} {type_} wanted, {room} free")
         hierarchy = self._pools[type_][0].hierarchy
         whole, rest = divmod(number, hierarchy.sizes[hierarchy.node_level])
         pods = [PodGroup(hierarchy.sizes[hierarchy.node_level], whole)] if whole else []
@@ -269,11 +276,11 @@ class CellPlacer:
                 pods=tuple(pods),
                 priority=OPPORTUNISTIC if part.borrowed else 0,
                 device_type=type_,
-                affinity=Affinity(str(request.affinity)),
+                affinity=CellAffinity(str(request.affinity)),
             )
         )
-        if isinstance(answer, Refusal):
-            return Refused(answer.reason)
+        if isinstance(answer, CellRefusal):
+            return PlacementRefused(answer.reason)
         for victim in dict.fromkeys(self._parts[gang] for gang in answer.preempted):
             victims.append(victim.job)
             for grant in list(self._gangs[victim]):
@@ -281,7 +288,9 @@ class CellPlacer:
         self._take(part, request.vc, answer)
         return answer
 
-    def _shrink(self, part: Part, request: JobRequest, counts: Counts, now: Counts) -> Placed | Refused:
+    def _shrink(
+        self, part: JobPart, request: JobRequest, counts: Counts, now: Counts
+    ) -> DevicesPlaced | PlacementRefused:
         """Keep what is on the nodes where the part has most; what is missing of other types is then added."""
         had = self._held[part]
         per_node: dict[int, int] = {}
@@ -296,12 +305,12 @@ class CellPlacer:
         restored = self.restore(request, tuple(sorted(keep)), part.borrowed)
         assert restored, f"{part} cannot keep a part of what it has"
         grown = self.place(request, counts, part.borrowed) if len(keep) < sum(counts.values()) else None
-        if isinstance(grown, Refused):
+        if isinstance(grown, PlacementRefused):
             self.restore(request, had, part.borrowed)
             return grown
-        return grown or Placed(self._held.get(part, ()))
+        return grown or DevicesPlaced(self._held.get(part, ()))
 
-    def _restore(self, part: Part, vc: str, type_: str, devices: list[DeviceId]) -> bool:
+    def _restore(self, part: JobPart, vc: str, type_: str, devices: list[DeviceId]) -> bool:
         """The part has exactly these once more."""
         per_node: dict[int, list[str]] = {}
         for device in devices:
@@ -314,7 +323,7 @@ class CellPlacer:
             pods=tuple(PodBinding((), tuple(names), 1) for names in per_node.values()),
         )
         change = restore(self._cells, binding)
-        if change is not None and change.change is not Change.REBOUND:
+        if change is not None and change.change is not BindingChange.REBOUND:
             self._cells.release(binding.job)
             return False
         self._take(part, vc, self._cells.jobs[binding.job])
@@ -333,7 +342,7 @@ class CellPlacer:
 
     # The books.
 
-    def _new_name(self, part: Part) -> str:
+    def _new_name(self, part: JobPart) -> str:
         return f"{part.job}{'~' if part.borrowed else '.'}{next(self._numbers)}"
 
     def _name(self, device: DeviceId) -> str:
@@ -349,7 +358,7 @@ class CellPlacer:
                 devices += ids[start : start + sizes[piece.level]]
         return devices
 
-    def _take(self, part: Part, vc: str, grant: Grant) -> None:
+    def _take(self, part: JobPart, vc: str, grant: Grant) -> None:
         self._parts[grant.job] = part
         self._vcs[part] = vc
         self._gangs.setdefault(part, []).append(grant)
@@ -360,7 +369,7 @@ class CellPlacer:
         if not part.borrowed:
             self._count(grant, vc, devices, 1)
 
-    def _drop(self, part: Part, grant: Grant, *, lost: bool = False) -> None:
+    def _drop(self, part: JobPart, grant: Grant, *, lost: bool = False) -> None:
         """`lost`: its cells are gone already."""
         if not lost:
             self._cells.release(grant.job)
@@ -391,7 +400,7 @@ class CellPlacer:
 class _Idle(Mapping[str, int]):
     """Devices that nobody uses, by type, as it is when looked at."""
 
-    def __init__(self, pools: Mapping[str, list[Pool]]) -> None:
+    def __init__(self, pools: Mapping[str, list[PhysicalCells]]) -> None:
         self._pools = pools
 
     def __getitem__(self, type_: str) -> int:

@@ -18,7 +18,7 @@ from itertools import islice
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
-from gyrostat.sched.placers.base import Part, Placed, Refused
+from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
 from gyrostat.sched.placers.room import Candidate, Want, choose_victims
 from gyrostat.sched.placers.withdraw import least_harm
 
@@ -36,8 +36,8 @@ class NodePlacer:
         self._free: list[list[DeviceId]] = [list(node.devices) for node in fleet.nodes]
         self._borrowers: list[dict[JobId, int]] = [{} for _ in fleet.nodes]
         """By node: how many of its devices which borrower has, in the order in which they came."""
-        self._owner: dict[DeviceId, Part] = {}
-        self._held: dict[Part, Devices] = {}
+        self._owner: dict[DeviceId, JobPart] = {}
+        self._held: dict[JobPart, Devices] = {}
         self._vc: dict[JobId, str] = {}
         self._gone: set[DeviceId] = set()
         self._totals = dict(fleet.totals)
@@ -65,8 +65,8 @@ class NodePlacer:
     def lendable(self) -> Counts:
         return self._free_totals if self.lends else {}
 
-    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
-        part = Part(request.id, borrowed)
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+        part = JobPart(request.id, borrowed)
         has = self._held.get(part, ())
         now = self.fleet.count(has) if has else {}
         more = {t: n - now.get(t, 0) for t, n in counts.items() if n > now.get(t, 0)}
@@ -80,8 +80,8 @@ class NodePlacer:
             if not self._grow(part, request, type_, number, victims):
                 assert not victims
                 self._become(part, request, has)
-                return Refused(f"no {number} {type_} close enough together")
-        return Placed(self._held.get(part, ()), tuple(victims))
+                return PlacementRefused(f"no {number} {type_} close enough together")
+        return DevicesPlaced(self._held.get(part, ()), tuple(victims))
 
     def make_room(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
@@ -106,29 +106,29 @@ class NodePlacer:
         return len(self._free[position]) + (sum(borrowers.values()) if borrowers else 0)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
-        part = Part(request.id, borrowed)
+        part = JobPart(request.id, borrowed)
         if any(device in self._gone or self._owner.get(device, part) != part for device in devices):
             return False
         self._become(part, request, devices)
         return True
 
     def release(self, job: JobId, borrowed: bool) -> None:
-        part = Part(job, borrowed)
+        part = JobPart(job, borrowed)
         self._give(part, self._held.get(part, ()))
 
-    def promote(self, request: JobRequest) -> Placed | Refused:
-        borrowed = Part(request.id, True)
+    def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
+        borrowed = JobPart(request.id, True)
         devices = self._held[borrowed]
         if (refusal := self._over_quota(request, self.fleet.count(devices))) is not None:
             return refusal
         self._give(borrowed, devices)
-        self._take(Part(request.id, False), request, list(devices))
-        return Placed(devices)
+        self._take(JobPart(request.id, False), request, list(devices))
+        return DevicesPlaced(devices)
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
-        part = Part(request.id, borrowed)
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+        part = JobPart(request.id, borrowed)
         if self.fleet.spread(devices) != 1 or request.devices != len(devices):
-            return Refused("only a job within one node is moved to pack nodes")
+            return PlacementRefused("only a job within one node is moved to pack nodes")
         here = self.fleet.node_of[devices[0]]
         type_ = self.fleet.nodes[here].type
         room = len(self._free[here])
@@ -137,11 +137,11 @@ class NodePlacer:
                 if position != here and free < room + len(devices):
                     self._give(part, devices)
                     self._take(part, request, self._free[position][: len(devices)])
-                    return Placed(self._held[part])
-        return Refused("it is best where it is")
+                    return DevicesPlaced(self._held[part])
+        return PlacementRefused("it is best where it is")
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
-        lost: dict[Part, list[DeviceId]] = {}
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+        lost: dict[JobPart, list[DeviceId]] = {}
         for device in devices:
             if device in self._gone:
                 continue
@@ -165,26 +165,28 @@ class NodePlacer:
 
     # How it finds a place.
 
-    def _over_limit(self, request: JobRequest, more: Counts, borrowed: bool) -> Refused | None:
+    def _over_limit(self, request: JobRequest, more: Counts, borrowed: bool) -> PlacementRefused | None:
         for type_, number in more.items():
             room = self._free_totals.get(type_, 0) + (0 if borrowed else self._lent_totals.get(type_, 0))
             if number > room:
-                return Refused(f"{number} {type_} wanted, {room} free")
+                return PlacementRefused(f"{number} {type_} wanted, {room} free")
         if borrowed:
-            return None if self.lends else Refused("nothing is lent here")
+            return None if self.lends else PlacementRefused("nothing is lent here")
         return self._over_quota(request, more)
 
-    def _over_quota(self, request: JobRequest, more: Counts) -> Refused | None:
+    def _over_quota(self, request: JobRequest, more: Counts) -> PlacementRefused | None:
         if self._quotas is None:
             return None
         for type_, number in more.items():
             quota = self._quotas.get(request.vc, {}).get(type_, 0)
             left = quota - self._used.get((request.vc, type_), 0)
             if number > left:
-                return Refused(f"{number} {type_} wanted, {left} left of the VC's {quota}")
+                return PlacementRefused(f"{number} {type_} wanted, {left} left of the VC's {quota}")
         return None
 
-    def _grow(self, part: Part, request: JobRequest, type_: str, number: int, victims: list[JobId]) -> bool:
+    def _grow(
+        self, part: JobPart, request: JobRequest, type_: str, number: int, victims: list[JobId]
+    ) -> bool:
         """Take so many more devices, if they are close enough together."""
         has = self._held.get(part, ())
         beside = self._beside(has, type_, number)
@@ -212,7 +214,7 @@ class NodePlacer:
                 return self._free[position][:number]
         return None
 
-    def _move(self, part: Part, request: JobRequest, type_: str, old: list[DeviceId], whole: int) -> bool:
+    def _move(self, part: JobPart, request: JobRequest, type_: str, old: list[DeviceId], whole: int) -> bool:
         """Leave a node that is too small for another that holds the whole."""
         found = self._find(type_, whole, Affinity.HARD)
         if found is None:
@@ -288,7 +290,7 @@ class NodePlacer:
             found += self._free[position][:need]
         return found
 
-    def _shrink(self, part: Part, fewer: Counts) -> None:
+    def _shrink(self, part: JobPart, fewer: Counts) -> None:
         """Give up devices where the part has the fewest on a node."""
         for type_, number in fewer.items():
             per_node: dict[int, list[DeviceId]] = {}
@@ -304,12 +306,12 @@ class NodePlacer:
 
     # The books.
 
-    def _become(self, part: Part, request: JobRequest, devices: Devices) -> None:
+    def _become(self, part: JobPart, request: JobRequest, devices: Devices) -> None:
         has = self._held.get(part, ())
         self._give(part, tuple(device for device in has if device not in devices))
         self._take(part, request, [device for device in devices if device not in has])
 
-    def _take(self, part: Part, request: JobRequest, devices: list[DeviceId]) -> None:
+    def _take(self, part: JobPart, request: JobRequest, devices: list[DeviceId]) -> None:
         if not devices:
             return
         self._vc[part.job] = request.vc
@@ -332,7 +334,7 @@ class NodePlacer:
                 key = (request.vc, node.type)
                 self._used[key] = self._used.get(key, 0) + number
 
-    def _give(self, part: Part, devices: Devices) -> None:
+    def _give(self, part: JobPart, devices: Devices) -> None:
         if not devices:
             return
         gone = set(devices)
@@ -358,7 +360,7 @@ class NodePlacer:
                     del at[part.job]
             else:
                 self._used[self._vc[part.job], node.type] -= number
-        if not left and Part(part.job, not part.borrowed) not in self._held:
+        if not left and JobPart(part.job, not part.borrowed) not in self._held:
             del self._vc[part.job]
 
     def _set_free(self, device: DeviceId, free: bool) -> None:

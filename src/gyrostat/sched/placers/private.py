@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.sched.placers.base import Part, Placed, Placer, Refused
+from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused, Placer
 from gyrostat.sched.placers.room import Candidate
 
 
@@ -36,9 +36,9 @@ class PrivatePlacer:
     def lendable(self) -> Counts:
         return {}
 
-    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> Placed | Refused:
+    def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
         if borrowed:
-            return Refused("nothing is lent here")
+            return PlacementRefused("nothing is lent here")
         self._vc[request.id] = request.vc
         return self._placers[request.vc].place(request, counts, borrowed)
 
@@ -54,13 +54,13 @@ class PrivatePlacer:
     def release(self, job: JobId, borrowed: bool) -> None:
         self._placers[self._vc.pop(job)].release(job, borrowed)
 
-    def promote(self, request: JobRequest) -> Placed | Refused:
-        return Refused("nothing is lent here")
+    def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
+        return PlacementRefused("nothing is lent here")
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> Placed | Refused:
+    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
         return self._placers[request.vc].pack(request, devices, borrowed)
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[Part, Devices]]:
+    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         return [
             loss for vc, mine in self._split(devices).items() for loss in self._placers[vc].take_away(mine)
         ]

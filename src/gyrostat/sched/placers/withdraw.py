@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from gyrostat.core.devices import DeviceId, Devices, Fleet
-from gyrostat.sched.placers.base import Part
+from gyrostat.sched.placers.base import JobPart
 
 
 def least_harm(
-    fleet: Fleet, type_: str, number: int, owner: Mapping[DeviceId, Part], gone: Container[DeviceId]
+    fleet: Fleet, type_: str, number: int, owner: Mapping[DeviceId, JobPart], gone: Container[DeviceId]
 ) -> Devices:
     """Free ones, then borrowed ones, then the rest; of each kind those on nodes where least is in use. Fewer if there
     are not

@@ -23,7 +23,7 @@ CountsKey = tuple[tuple[str, int], ...]
 
 
 @dataclass(frozen=True)
-class Proposal:
+class DeviceProposal:
     """So many devices of one type more, and what they would bring: throughput in micro-batches per second."""
 
     type: str
@@ -82,7 +82,9 @@ class Companion:
         plan = self._plan(key)
         return 0.0 if plan is None else self.virtual_workers / plan.step
 
-    def proposals(self, held: Mapping[str, int], free: Mapping[str, int], *, top: int) -> list[Proposal]:
+    def proposals(
+        self, held: Mapping[str, int], free: Mapping[str, int], *, top: int
+    ) -> list[DeviceProposal]:
         """Role 2: the `top` increments of one type that raise throughput most; of equal ones the smaller.
 
         More devices than virtual workers, and devices that the best split would leave unused, are not asked for.
@@ -102,7 +104,7 @@ class Companion:
                     continue
                 after = self.facts.get(wanted) or self.virtual_workers / plan.step
                 if after > before:
-                    found.append(Proposal(name, more, before, after))
+                    found.append(DeviceProposal(name, more, before, after))
         found.sort(key=lambda proposal: (-proposal.after, proposal.devices, proposal.type))
         return found[:top]
 

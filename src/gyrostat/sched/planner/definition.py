@@ -28,7 +28,7 @@ _ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
-class Part:
+class BatchShare:
     """`devices` devices of one type, each with `virtual_workers` micro-batches of `batch` samples, `seconds` each."""
 
     type: str
@@ -47,7 +47,7 @@ class Part:
 class Definition:
     """A job's batch, shared out."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[BatchShare, ...]
     exchange: float
 
     @property
@@ -176,7 +176,7 @@ class _Search:
         if step >= self._bound * (1 - _ROUNDING):
             return
         parts = tuple(
-            Part(kind.name, count, load.virtual_workers, load.batch, load.time / load.virtual_workers)
+            BatchShare(kind.name, count, load.virtual_workers, load.batch, load.time / load.virtual_workers)
             for kind, count, load in chosen
         )
         self.best, self._bound = Definition(parts, exchange), step * self._keep

@@ -32,7 +32,7 @@ _ROUNDING = 1e-9  # k micro-batches fit into the time of k micro-batches, whatev
 
 
 @dataclass(frozen=True)
-class Share:
+class TypeShare:
     """What one device type has to do: `counts[d]` virtual workers on its d-th device, each taking `seconds`."""
 
     type: str
@@ -58,7 +58,7 @@ class Share:
 class Split:
     """N virtual workers on devices of some types."""
 
-    shares: tuple[Share, ...]
+    shares: tuple[TypeShare, ...]
     exchange: float
     """Seconds per step for exchanging gradients."""
 
@@ -163,7 +163,7 @@ class FewestDevices(NamedTuple):
         shares, start = [], 0
         for kind, number in zip(self.kinds, self.used, strict=True):
             if number:
-                shares.append(Share(kind.name, tuple(counts[start : start + number]), kind.seconds))
+                shares.append(TypeShare(kind.name, tuple(counts[start : start + number]), kind.seconds))
             start += number
         return Split(tuple(shares), self.exchange)
 

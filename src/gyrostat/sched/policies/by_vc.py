@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.books import Vc
 from gyrostat.sched.policies.registry import find_policy
+from gyrostat.sched.state import Vc
 
 
 def vcs_by_policy(names: Sequence[str], weights: Mapping[str, float], policy: str) -> list[Vc]:

@@ -18,7 +18,7 @@ import math
 from gyrostat.core.devices import told
 from gyrostat.sched.estimates import unhelpful
 from gyrostat.sched.policies.proposals import Table, grow, grow_borrowed
-from gyrostat.sched.policies.steady import Assignment, SteadyPolicy
+from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy
 from gyrostat.sched.policy import Policy, Wishes
 from gyrostat.sched.views import JobView, Key, VcView
 
@@ -38,7 +38,7 @@ class EasyScale(SteadyPolicy):
         overdue = job.waiting_since + self.timeout
         return (0 if now >= overdue else 1, job.request.submitted), overdue if now < overdue else math.inf
 
-    def assign(self, view: VcView, now: float) -> Assignment:
+    def assign(self, view: VcView, now: float) -> DeviceTargets:
         table = Table(view, mixed=self.mixed)
         self._give_back(table, view)
         self._start(table, view)

@@ -31,7 +31,7 @@ from gyrostat.core.request import Affinity, JobRequest
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import check_price, limit
 from gyrostat.sched.policies.tiresias import Tiresias
-from gyrostat.sched.policy import Run, Wake, Wish, Wishes
+from gyrostat.sched.policy import RunOn, Wake, Wish, Wishes
 from gyrostat.sched.views import JobView, Key, VcView
 
 _REFUSALS = 8  # so many jobs that cannot grow where they are end the search for one that can
@@ -194,7 +194,7 @@ class ElasticTiresias(Tiresias):
         floor, wanted = max(job.request.smallest, 1), job.request.devices
         for number in range(min(wanted, view.free(type_)), floor - 1, -1):
             if (
-                yield Run(
+                yield RunOn(
                     job, {type_: number}, f"compaction: {number} of the {wanted} that it asked for are free"
                 )
             ):
@@ -204,9 +204,11 @@ class ElasticTiresias(Tiresias):
             return False
         number, giving = plan
         for donor, left in giving:
-            yield Run(donor, {type_: left}, f"compaction: {job.id} makes better use of them")
+            yield RunOn(donor, {type_: left}, f"compaction: {job.id} makes better use of them")
         for devices in range(wanted, number - 1, -1):  # the node may have had free devices, too
-            if (yield Run(job, {type_: devices}, f"compaction: {devices} of the {wanted} that it asked for")):
+            if (
+                yield RunOn(job, {type_: devices}, f"compaction: {devices} of the {wanted} that it asked for")
+            ):
                 return True
         return False
 
@@ -283,7 +285,9 @@ class ElasticTiresias(Tiresias):
                 look_again = min(look_again, job.since + self.hold)
                 refused.append(entry)
             elif not (
-                yield Run(job, {type_: held + more}, f"expansion: {gain:.0%} faster on {more} idle ones more")
+                yield RunOn(
+                    job, {type_: held + more}, f"expansion: {gain:.0%} faster on {more} idle ones more"
+                )
             ):
                 refused.append(entry)
         for entry in refused:
@@ -299,7 +303,7 @@ class ElasticTiresias(Tiresias):
             if not (yield from self._start(view, job)):
                 for donor in list(_alive(index.expanded, view)):
                     ((type_, _),) = donor.counts.items()
-                    yield Run(
+                    yield RunOn(
                         donor, {type_: donor.request.devices}, f"back to what it asked for: {job.id} waits"
                     )
                     if (yield from self._start(view, job)):
@@ -311,7 +315,7 @@ class ElasticTiresias(Tiresias):
         """On devices that are free as it is."""
         for type_ in view.types_for(job.request):
             fits = view.free(type_) >= job.request.devices
-            if fits and (yield Run(job, {type_: job.request.devices}, "fits into what is free")):
+            if fits and (yield RunOn(job, {type_: job.request.devices}, "fits into what is free")):
                 return True
         return False
 

@@ -17,7 +17,7 @@ from itertools import groupby
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import grow_borrowed
-from gyrostat.sched.policies.steady import Assignment, SteadyPolicy, limit
+from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy, limit
 from gyrostat.sched.policy import Policy, Wishes
 from gyrostat.sched.views import JobView, Key, VcView
 
@@ -49,7 +49,7 @@ class FairShare(SteadyPolicy):
         work = job.request.work if self.by == "sjf" else job.remaining(now)
         return 1.0 if work is None else 1 / max(work, 1e-9)
 
-    def assign(self, view: VcView, now: float) -> Assignment:
+    def assign(self, view: VcView, now: float) -> DeviceTargets:
         total = sum(view.capacity.values())
         running = list(view.holding)
         claims = {job.id: self._claim(job, now) for job in running}
@@ -63,7 +63,7 @@ class FairShare(SteadyPolicy):
             if number < len(candidates):
                 break
         reasons = {id_: f"fair share {share} of {total}" for id_, share in shares.items()}
-        return Assignment(hand_out(view, admitted, shares), reasons)
+        return DeviceTargets(hand_out(view, admitted, shares), reasons)
 
     def _admit(
         self,

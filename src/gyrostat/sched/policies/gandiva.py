@@ -14,7 +14,7 @@ import math
 from collections.abc import Generator
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.policy import Pack, Policy, Share, Wish, Wishes, run
+from gyrostat.sched.policy import Defragment, Policy, ShareDevices, Wish, Wishes, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -59,7 +59,7 @@ def _migrate(view: VcView, blocked: JobView) -> Generator[Wish, bool, bool]:
     for job in sorted(view.holding, key=lambda job: (job.held, job.number)):
         if job.held >= blocked.request.devices:
             break
-        if (yield Pack(job, f"makes room for {blocked.id}")):
+        if (yield Defragment(job, f"makes room for {blocked.id}")):
             return True
     return False
 
@@ -74,4 +74,4 @@ def _share(view: VcView) -> Wishes:
         fitting = hosts.get(job.request.devices)
         if fitting:
             host = fitting.pop(0)
-            yield Share(job, host, f"shares the devices of {host.id}")
+            yield ShareDevices(job, host, f"shares the devices of {host.id}")

@@ -30,8 +30,8 @@ from scipy.sparse import csr_matrix
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import Table, grow
-from gyrostat.sched.policies.steady import Assignment
-from gyrostat.sched.policy import Policy, Run, Wake, Wishes
+from gyrostat.sched.policies.steady import DeviceTargets
+from gyrostat.sched.policy import Policy, RunOn, Wake, Wishes
 from gyrostat.sched.views import JobView, Key, VcView
 
 _ROUNDING = 1e-6
@@ -39,7 +39,7 @@ _A_LITTLE = 1e-3  # of all throughput, so that what fairness leaves over is used
 
 
 @dataclass(frozen=True)
-class Kind:
+class JobClass:
     """Jobs that are alike: how many, devices each, weight, and speed by type."""
 
     jobs: int
@@ -72,15 +72,15 @@ class Gavel(Policy):
                 kept = {
                     type_: min(n, job.counts[type_]) for type_, n in counts.items() if type_ in job.counts
                 }
-                yield Run(job, kept, wanted.reasons.get(job.id, "its share of this round is over"))
+                yield RunOn(job, kept, wanted.reasons.get(job.id, "its share of this round is over"))
         for id_, counts in wanted.devices.items():
-            yield Run(view.jobs[id_], counts, wanted.reasons[id_])
+            yield RunOn(view.jobs[id_], counts, wanted.reasons[id_])
 
-    def assign(self, view: VcView, now: float) -> Assignment:
+    def assign(self, view: VcView, now: float) -> DeviceTargets:
         """One round."""
         types = tuple(view.capacity)
         shares = self._shares(view, types)
-        wanted = Assignment()
+        wanted = DeviceTargets()
         free = dict(view.capacity)
         behind = []
         for job in view.jobs.values():
@@ -99,7 +99,7 @@ class Gavel(Policy):
             self._mix(view, wanted, free)
         return wanted
 
-    def _mix(self, view: VcView, wanted: Assignment, free: dict[str, int]) -> None:
+    def _mix(self, view: VcView, wanted: DeviceTargets, free: dict[str, int]) -> None:
         table = Table(view, mixed=True)
         table.free, table.assignment = free, wanted
         grow(table, [view.jobs[id_] for id_ in wanted.devices if view.jobs[id_].request.elastic])
@@ -113,13 +113,13 @@ class Gavel(Policy):
                 for speed, type_ in zip(speeds, types, strict=True)
             )
             kinds[job.request.devices, job.request.weight, fits].append(job)
-        rows = [Kind(len(jobs), *key) for key, jobs in kinds.items()]  # type: ignore[arg-type]
+        rows = [JobClass(len(jobs), *key) for key, jobs in kinds.items()]  # type: ignore[arg-type]
         solved = max_min_shares(tuple(rows), tuple(view.capacity[type_] for type_ in types))
         return {job.id: solved[row] for row, jobs in enumerate(kinds.values()) for job in jobs}
 
 
 @lru_cache(maxsize=4096)  # most rounds have the jobs of the round before
-def max_min_shares(kinds: tuple[Kind, ...], devices: tuple[int, ...]) -> list[list[float]]:
+def max_min_shares(kinds: tuple[JobClass, ...], devices: tuple[int, ...]) -> list[list[float]]:
     """X: by kind, the share of time that each of its jobs spends on each type."""
     types, total = len(devices), sum(devices)
     usable = [any(kind.speeds) for kind in kinds]

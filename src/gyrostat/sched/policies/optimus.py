@@ -13,7 +13,7 @@ import math
 from gyrostat.core.devices import Counts
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import grow_borrowed
-from gyrostat.sched.policies.steady import Assignment, SteadyPolicy, limit
+from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy, limit
 from gyrostat.sched.policy import Policy, Wake, Wishes
 from gyrostat.sched.views import JobView, Key, VcView
 
@@ -35,7 +35,7 @@ class Optimus(SteadyPolicy):
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
-    def assign(self, view: VcView, now: float) -> Assignment:
+    def assign(self, view: VcView, now: float) -> DeviceTargets:
         free = dict(view.capacity)
         given: dict[JobId, dict[str, int]] = {}
         jobs = list(view.jobs.values())
@@ -61,7 +61,7 @@ class Optimus(SteadyPolicy):
             free[type_] -= 1
             if (gain := _gain(view, job, given, free, now)) > 0:
                 heapq.heappush(heap, (-gain, number, job))
-        return Assignment(given, dict.fromkeys(given, "shortens what remains most"))
+        return DeviceTargets(given, dict.fromkeys(given, "shortens what remains most"))
 
 
 def _gain(view: VcView, job: JobView, given: dict[JobId, dict[str, int]], free: Counts, now: float) -> float:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from gyrostat.sched.policy import Forgive, Promote, Run, Wish, Wishes
+from gyrostat.sched.policy import Promote, ResetService, RunOn, Wish, Wishes
 from gyrostat.sched.views import JobView, VcView
 
 
@@ -30,7 +30,7 @@ def by_rank(
                 blocked.add(job.request.shape)
                 continue
             if starving is not None and starving(job):
-                yield Forgive(job)
+                yield ResetService(job)
             if (yield from _run(view, job, why(job))):
                 changed = True  # others may be first now
                 break
@@ -48,6 +48,6 @@ def _run(view: VcView, job: JobView, reason: str) -> Generator[Wish, bool, bool]
     if job.borrowed:
         return (yield Promote(job, reason, preempts=True))
     for type_ in view.types_for(job.request):
-        if (yield Run(job, {type_: job.request.devices}, reason, preempts=True)):
+        if (yield RunOn(job, {type_: job.request.devices}, reason, preempts=True)):
             return True
     return False

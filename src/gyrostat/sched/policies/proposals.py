@@ -12,15 +12,15 @@ from dataclasses import dataclass
 
 from gyrostat.core.devices import Counts, told
 from gyrostat.sched.estimates import unhelpful
-from gyrostat.sched.policies.steady import Assignment, limit
-from gyrostat.sched.policy import Run, Wishes
+from gyrostat.sched.policies.steady import DeviceTargets, limit
+from gyrostat.sched.policy import RunOn, Wishes
 from gyrostat.sched.views import JobView, VcView
 
 _ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
-class Proposal:
+class JobProposal:
     """A job's devices as they could be, `added` of them new."""
 
     target: dict[str, int]
@@ -31,7 +31,7 @@ class Proposal:
     def per_device(self) -> float:
         return (self.speedup - 1) / self.added
 
-    def better(self, other: Proposal) -> bool:
+    def better(self, other: JobProposal) -> bool:
         """More speed-up per device, or as much for more devices."""
         if self.added > other.added:
             return self.per_device >= other.per_device * (1 - _ROUNDING)
@@ -46,7 +46,7 @@ class Table:
         self.mixed = mixed
         self.moving = True
         self.free = view.frees()
-        self.assignment = Assignment({job.id: dict(job.counts) for job in view.holding})
+        self.assignment = DeviceTargets({job.id: dict(job.counts) for job in view.holding})
 
     def held(self, job: JobView) -> dict[str, int]:
         return self.assignment.devices.get(job.id, {})
@@ -81,16 +81,16 @@ class Table:
         fewer = {name: number - (name == type_) for name, number in held.items() if number > (name == type_)}
         return 1 - self.view.rate(job, fewer) / self.view.rate(job, held)
 
-    def best_proposal(self, job: JobView) -> Proposal | None:
+    def best_proposal(self, job: JobView) -> JobProposal | None:
         """The best per device, the larger of equal ones, of what is free now."""
         held = self.held(job)
         before = self.view.rate(job, held)
-        best: Proposal | None = None
+        best: JobProposal | None = None
         for target, added in self._targets(job, held):
             after = self.view.rate(job, target)
             if after <= before * (1 + _ROUNDING):
                 continue
-            proposal = Proposal(target, added, after / before)
+            proposal = JobProposal(target, added, after / before)
             if best is None or proposal.better(best):
                 best = proposal
         return best
@@ -111,7 +111,7 @@ class Table:
                     yield {type_: number}, number - held.get(type_, 0)
 
 
-_Entry = tuple[float, int, int, Proposal, JobView]
+_Entry = tuple[float, int, int, JobProposal, JobView]
 
 
 def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
@@ -142,12 +142,12 @@ def grow_borrowed(view: VcView) -> Wishes:
         kept = {type_: max(0, n - added.get(type_, 0)) for type_, n in job.borrowed_counts.items()}
         if kept != job.borrowed_counts:
             kept = {type_: number for type_, number in kept.items() if number}
-            yield Run(job, kept, f"no faster since it was given {told(added)} more", borrowed=True)
+            yield RunOn(job, kept, f"no faster since it was given {told(added)} more", borrowed=True)
     if not any(view.lendable.values()):
         return
     table = Table(view)
     table.free = dict(view.lendable)
-    table.assignment = Assignment({job.id: job.all_counts() for job in jobs})
+    table.assignment = DeviceTargets({job.id: job.all_counts() for job in jobs})
     grow(table, jobs, moving=False)
     for job in jobs:
         more = table.held(job)
@@ -156,7 +156,7 @@ def grow_borrowed(view: VcView) -> Wishes:
         }
         if borrowed != job.borrowed_counts:
             reason = table.assignment.reasons.get(job.id, "nobody uses these")
-            yield Run(job, borrowed, f"{reason}; nobody uses them", borrowed=True)
+            yield RunOn(job, borrowed, f"{reason}; nobody uses them", borrowed=True)
 
 
 def _proposed(job: JobView, table: Table) -> _Entry | None:

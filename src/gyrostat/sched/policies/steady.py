@@ -1,11 +1,11 @@
 """From an assignment to wishes, without flapping. What elastic policies share.
 
-An elastic policy computes who should have how many devices (an `Assignment`); this module leads there:
+An elastic policy computes who should have how many devices (an `DeviceTargets`); this module leads there:
 
 1. A running job is resized for its own sake only if that pays: what it gains until the next resize is possible must exceed
    what the resize costs (`price`: seconds for which it stands still), and its last resize is at least `hold` ago.
 2. A running job is shrunk only as far as devices are needed for what remains: a start, or a resize that pays; or because
-   they are of no use to it (`Assignment.released`).
+   they are of no use to it (`DeviceTargets.released`).
 3. Shrinks are wished for before what takes the devices.
 
 What was put off because of `hold` is looked at again when the time has come (`Wake`).
@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from gyrostat.core.devices import Counts
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
-from gyrostat.sched.policy import Policy, Run, Stop, Wake, Wishes
+from gyrostat.sched.policy import Policy, RunOn, StopJob, Wake, Wishes
 from gyrostat.sched.views import JobView, VcView
 
 
 @dataclass
-class Assignment:
+class DeviceTargets:
     """Devices of the guarantee by job, in order of importance, and why. Jobs that are not in it get nothing."""
 
     devices: dict[JobId, dict[str, int]] = field(default_factory=dict)
@@ -43,13 +43,13 @@ class SteadyPolicy(Policy):
         self.hold = hold
 
     @abstractmethod
-    def assign(self, view: VcView, now: float) -> Assignment:
+    def assign(self, view: VcView, now: float) -> DeviceTargets:
         """Who should have what, within the VC's guarantee."""
 
     def decide(self, view: VcView, now: float) -> Wishes:
         yield from self.lead_to(view, self.assign(view, now), now)
 
-    def lead_to(self, view: VcView, wanted: Assignment, now: float) -> Wishes:
+    def lead_to(self, view: VcView, wanted: DeviceTargets, now: float) -> Wishes:
         """The wishes; see the module's docstring."""
         takes, gives, look_again = self._sorted_out(view, wanted.devices, now)
         need = {type_: -view.free(type_) for type_ in view.capacity}
@@ -63,13 +63,13 @@ class SteadyPolicy(Policy):
             if job.id in wanted.released or any(need.get(type_, 0) > 0 for type_ in given):
                 reason = wanted.reasons.get(job.id, "makes room for others")
                 enough = sum(counts.values()) + len(job.borrowed) >= max(job.request.smallest, 1)
-                yield Run(job, counts, reason) if enough else Stop(job, reason)
+                yield RunOn(job, counts, reason) if enough else StopJob(job, reason)
                 for type_, number in given.items():
                     need[type_] = need.get(type_, 0) - number
         for job, counts in takes:
             if job.borrowed and not fits_besides(job, counts):
-                yield Run(job, {}, "gets devices of its own", borrowed=True)
-            yield Run(job, counts, wanted.reasons.get(job.id, "new share"))
+                yield RunOn(job, {}, "gets devices of its own", borrowed=True)
+            yield RunOn(job, counts, wanted.reasons.get(job.id, "new share"))
         if look_again is not None:
             yield Wake(look_again)
 

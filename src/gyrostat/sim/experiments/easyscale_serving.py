@@ -7,13 +7,21 @@ from dataclasses import dataclass, field
 from gyrostat.core.devices import Fleet
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import Affinity, JobId, JobRequest
-from gyrostat.sched.books import Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Snapshot, Withdrawn
+from gyrostat.sched.state import Vc
 from gyrostat.sim.cluster import Costs
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, percent, seconds
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    percent,
+    seconds,
+)
 from gyrostat.sim.experiments.playing import VC, read_profiles
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.serving import Diurnal
@@ -28,7 +36,7 @@ RESIZE = 2.0
 
 
 @dataclass
-class Watch:
+class ServingWatch:
     """Devices that serving has and that train, at every tick, and when training had refilled what it was given."""
 
     total: int
@@ -65,10 +73,10 @@ class Watch:
         self.curve.append((snapshot.now, self.serving, busy))
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     fleet = Fleet.uniform(TYPE, NODES, PER_NODE)
     throughput = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
-    watch = Watch(len(fleet))
+    watch = ServingWatch(len(fleet))
     context.progress("two days of serving and training")
     jobs = [TraceJob(_request(number), 30 * 86_400.0) for number in range(JOBS)]
     simulate(
@@ -84,7 +92,7 @@ def run(context: Context) -> Finding:
     )
     alone, together, training = _shares(watch)
     worst = max(watch.refills)
-    return Finding(
+    return ExperimentFinding(
         name="easyscale-serving",
         title="EasyScale: training beside a serving load",
         setup=(
@@ -141,7 +149,7 @@ def _request(number: int) -> JobRequest:
     )
 
 
-def _shares(watch: Watch) -> tuple[float, float, float]:
+def _shares(watch: ServingWatch) -> tuple[float, float, float]:
     """Means over time: devices that serve, that serve or train, that train."""
     serving = training = 0.0
     for (now, serves, trains), (then, _, _) in zip(watch.curve, watch.curve[1:], strict=False):

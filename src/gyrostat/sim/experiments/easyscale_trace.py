@@ -10,8 +10,15 @@ from pathlib import Path
 from gyrostat.core.devices import Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
-from gyrostat.sim.experiments.playing import VC, Summary, play, read_profiles, summarise, table
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+)
+from gyrostat.sim.experiments.playing import VC, PlaySummary, play, read_profiles, summarise, table
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.traces import read_trace
 
@@ -73,10 +80,10 @@ def _thinned(philly: Path, number: int, every: int) -> list[tuple[float, float]]
     return [(job.request.submitted, job.duration) for job in usable[middle : middle + every * number : every]]
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     fleet = Fleet.parse(FLEET)
     throughput = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
-    found: dict[tuple[int, int], dict[str, Summary]] = {}
+    found: dict[tuple[int, int], dict[str, PlaySummary]] = {}
     for number, every in SWEEP:
         wanted = demands(context.file("philly.csv"), number, every)
         runs = {
@@ -89,7 +96,7 @@ def run(context: Context) -> Finding:
             context.progress(f"{number} jobs, one in {every} of Philly's, {name}")
             found[number, every][name] = summarise(play(fleet, policy, jobs, throughput), fleet)
     yarn, homo, heter = found[SHOWN].values()
-    return Finding(
+    return ExperimentFinding(
         name="easyscale-trace",
         title="EasyScale: homogeneous and heterogeneous elasticity against YARN-CS",
         setup=(
@@ -153,7 +160,7 @@ def _compared(figure: str, paper: float, ours: float) -> Compared:
     return Compared(figure, f"{paper:g} x as fast", f"{ours:.1f} x", ours >= paper)
 
 
-def _ratios(label: str, yarn: Summary, homo: Summary, heter: Summary) -> Sequence[str]:
+def _ratios(label: str, yarn: PlaySummary, homo: PlaySummary, heter: PlaySummary) -> Sequence[str]:
     pairs = (
         (homo.mean, yarn.mean),
         (homo.makespan, yarn.makespan),

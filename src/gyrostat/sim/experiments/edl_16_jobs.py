@@ -8,12 +8,20 @@ from dataclasses import dataclass, field
 from gyrostat.core.devices import Fleet
 from gyrostat.core.plan import Plan, Preempt
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.sched.books import Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Snapshot
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable, percent
+from gyrostat.sched.state import Vc
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+    percent,
+)
 from gyrostat.sim.experiments.playing import VC, read_profiles
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.simulate import simulate
@@ -53,13 +61,13 @@ class Efficiency:
         return self.throughput.rate(request, {TYPE: devices}) / best
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     throughput = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
     found = {name: _play(name, policy, throughput) for name, policy in POLICIES.items()}
     means = {name: _mean(each.cluster) for name, each in found.items()}
     half = JOBS / 2 * EVERY
     early, late = ((0.0, half), (half, HORIZON))
-    return Finding(
+    return ExperimentFinding(
         name="edl-16-jobs",
         title="EDL: 16 jobs on 32 devices, static against elastic",
         setup=(

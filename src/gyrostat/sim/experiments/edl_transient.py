@@ -10,7 +10,15 @@ from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.port import Change, Withdrawn
 from gyrostat.sim.cluster import Costs
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable, percent
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+    percent,
+)
 from gyrostat.sim.experiments.playing import VC, play, read_profiles
 from gyrostat.sim.job import TraceJob
 
@@ -26,7 +34,7 @@ HOURS = 4.0
 MICRO_BATCH, VIRTUAL_WORKERS = 16, 120
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     throughput = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
     speeds: dict[int, dict[str, float]] = {}
     for extra in EXTRAS:
@@ -46,7 +54,7 @@ def run(context: Context) -> Finding:
     stopping = [each["stop-resume"] / each["none"] for each in speeds.values()]
     worse = all(each < 1 for each in stopping)
     names = ("none", "stop-resume", "EDL's times", "ours", "ideal")
-    return Finding(
+    return ExperimentFinding(
         name="edl-transient",
         title="EDL: transient devices, four ways to use them",
         setup=(

@@ -11,14 +11,14 @@ from gyrostat.core.request import Affinity, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sim.experiments.finding import (
     Compared,
-    Context,
-    Finding,
+    ExperimentContext,
+    ExperimentFinding,
     Plot,
     Series,
     less,
     percent,
 )
-from gyrostat.sim.experiments.playing import VC, Summary, play, read_profiles, summarise, table
+from gyrostat.sim.experiments.playing import VC, PlaySummary, play, read_profiles, summarise, table
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.traces import read_trace
 
@@ -62,11 +62,11 @@ def with_models(
         yield TraceJob(request, job.duration)
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     philly = context.file("philly.csv")
     throughput = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
     fleet = Fleet.uniform(TYPE, NODES, PER_NODE)
-    found: dict[str, Summary] = {}
+    found: dict[str, PlaySummary] = {}
     for name, policy in POLICIES.items():
         context.progress(f"{name}, 82,247 jobs on {len(fleet)} devices")
         jobs = philly_jobs(philly, elastic=name == "Elastic-Tiresias")
@@ -78,7 +78,7 @@ def run(context: Context) -> Finding:
         "95th": (before.percentile(0.95), after.percentile(0.95)),
     }
     targets = {"mean": 89.5, "median": 48.0, "95th": 95.0}
-    return Finding(
+    return ExperimentFinding(
         name="elastic-tiresias",
         title="EDL: Elastic-Tiresias against Tiresias on the Philly trace",
         setup=(
@@ -133,6 +133,6 @@ def run(context: Context) -> Finding:
     )
 
 
-def _distribution(summary: Summary) -> list[tuple[float, float]]:
+def _distribution(summary: PlaySummary) -> list[tuple[float, float]]:
     ordered = sorted(summary.jct)
     return [(ordered[int(share / 200 * (len(ordered) - 1))], share / 200) for share in range(201)]

@@ -12,15 +12,15 @@ from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.experiments.elastic_tiresias import PER_NODE, TYPE, with_models
 from gyrostat.sim.experiments.finding import (
     Compared,
-    Context,
-    Finding,
+    ExperimentContext,
+    ExperimentFinding,
     Plot,
     Series,
     TextTable,
     less,
     percent,
 )
-from gyrostat.sim.experiments.playing import Summary, play, read_profiles, summarise
+from gyrostat.sim.experiments.playing import PlaySummary, play, read_profiles, summarise
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.traces import read_trace
 
@@ -73,11 +73,11 @@ def prepared(jobs: Sequence[TraceJob], variant: Variant) -> tuple[list[TraceJob]
     return [job for job in chosen if job.request.devices <= nodes * PER_NODE], nodes
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     jobs = read_trace(context.file("philly.csv"))[::EVERY]
     gavel = PlannedThroughput(read_profiles(context.file("gavel_throughputs.json")))
-    found: dict[Variant, tuple[int, Summary, Summary]] = {}
-    plain: dict[tuple[Affinity, float | None, int], Summary] = {}
+    found: dict[Variant, tuple[int, PlaySummary, PlaySummary]] = {}
+    plain: dict[tuple[Affinity, float | None, int], PlaySummary] = {}
     for number, variant in enumerate(VARIANTS, 1):
         context.progress(f"{number} of {len(VARIANTS)}: {variant.name}")
         chosen, nodes = prepared(jobs, variant)
@@ -90,7 +90,7 @@ def run(context: Context) -> Finding:
         found[variant] = (nodes, plain[same], elastic)
     gains = {variant: less(before.mean, after.mean) for variant, (_, before, after) in found.items()}
     most = max(gains, key=lambda variant: gains[variant])
-    return Finding(
+    return ExperimentFinding(
         name="elastic-tiresias-why",
         title="EDL: what decides how much Elastic-Tiresias gains",
         setup=(
@@ -140,13 +140,13 @@ def _played(
     elastic: float,
     variant: Variant,
     throughput: Throughput,
-) -> Summary:
+) -> PlaySummary:
     fleet = Fleet.uniform(TYPE, nodes, PER_NODE)
     dressed = with_models(jobs, elastic=elastic, affinity=variant.affinity)
     return summarise(play(fleet, policy, dressed, throughput), fleet)
 
 
-def _row(variant: Variant, nodes: int, before: Summary, after: Summary) -> tuple[str, ...]:
+def _row(variant: Variant, nodes: int, before: PlaySummary, after: PlaySummary) -> tuple[str, ...]:
     return (
         variant.name,
         str(nodes),

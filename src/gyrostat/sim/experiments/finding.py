@@ -55,7 +55,7 @@ class Plot:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ExperimentFinding:
     """What one experiment found."""
 
     name: str
@@ -70,7 +70,7 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Context:
+class ExperimentContext:
     """What an experiment is given."""
 
     data: Path

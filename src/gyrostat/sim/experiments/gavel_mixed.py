@@ -11,8 +11,8 @@ from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sim.experiments.finding import (
     Compared,
-    Context,
-    Finding,
+    ExperimentContext,
+    ExperimentFinding,
     Plot,
     Series,
     TextTable,
@@ -60,7 +60,7 @@ def jobs(rate: float, seed: int, throughput: PlannedThroughput, *, mixed: bool) 
         yield TraceJob(request, 3600 * hours)
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     fleet = Fleet.parse(FLEET)
     throughput = PlannedThroughput(read_profiles(context.file("virtualflow/profiles.json")))
     means: dict[int, tuple[float, float]] = {}
@@ -75,7 +75,7 @@ def run(context: Context) -> Finding:
         means[rate] = sum(alone) / len(SEEDS), sum(together) / len(SEEDS)
     savings = {rate: less(*pair) for rate, pair in means.items()}
     best, worst = max(savings.values()), min(savings.values())
-    return Finding(
+    return ExperimentFinding(
         name="gavel-mixed",
         title="VirtualFlow: Gavel with and without mixed allocations",
         setup=(

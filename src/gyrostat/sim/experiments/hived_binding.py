@@ -4,37 +4,37 @@ from __future__ import annotations
 
 from gyrostat.sim.experiments.finding import (
     Compared,
-    Context,
-    Finding,
+    ExperimentContext,
+    ExperimentFinding,
     Plot,
     Series,
     TextTable,
     less,
     percent,
 )
-from gyrostat.sim.experiments.hived_trace import NORMAL, Comparison, busy_days
+from gyrostat.sim.experiments.hived_trace import NORMAL, SharingComparison, busy_days
 from gyrostat.sim.sharing import cluster_of_nodes
 
 PAPER = 55.0
 BINDINGS = ("static", "dynamic")
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     clusters = {
         "64 % of the whole trace": busy_days(context, NORMAL),
         "64 % of these days": busy_days(context, load=0.64),
     }
-    found: dict[tuple[str, str], Comparison] = {}
+    found: dict[tuple[str, str], SharingComparison] = {}
     for load, (jobs, nodes) in clusters.items():
         for binding in BINDINGS:
-            found[load, binding] = Comparison(jobs, cluster_of_nodes(nodes))
+            found[load, binding] = SharingComparison(jobs, cluster_of_nodes(nodes))
             found[load, binding].run(context, "cells", dynamic=binding == "dynamic")
     fewer = {
         load: less(*(found[load, binding].summaries["cells"].preempted_devices for binding in BINDINGS))
         for load in clusters
     }
     shown = next(iter(clusters))
-    return Finding(
+    return ExperimentFinding(
         name="hived-binding",
         title="HiveD, Figure 10: preempted devices with dynamic and static binding",
         setup=(
@@ -72,7 +72,7 @@ def run(context: Context) -> Finding:
     )
 
 
-def _row(load: str, binding: str, comparison: Comparison) -> list[str]:
+def _row(load: str, binding: str, comparison: SharingComparison) -> list[str]:
     one = comparison.summaries["cells"]
     return [
         load,
@@ -83,7 +83,7 @@ def _row(load: str, binding: str, comparison: Comparison) -> list[str]:
     ]
 
 
-def _by_tenth(comparison: Comparison) -> list[tuple[float, float]]:
+def _by_tenth(comparison: SharingComparison) -> list[tuple[float, float]]:
     """Devices preempted in each tenth of the stretch; what comes after the last submission counts for the last."""
     records = comparison.results["cells"].records
     began, ended = (comparison.jobs[place].request.submitted for place in (0, -1))

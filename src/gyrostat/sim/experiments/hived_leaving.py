@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+)
 from gyrostat.sim.experiments.hived_trace import busy_days, compare, removed, tenants_table
 
 ROUNDS = 3
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     jobs, nodes = busy_days(context)
     compared, tables, rows = [], [], []
     bars: dict[str, list[tuple[float, float]]] = {"quota": [], "cells": []}
@@ -34,7 +41,7 @@ def run(context: Context) -> Finding:
             bars[sharing].append((float(number), excess))
         gone.append(victim)
     head = ["", "private", "quota", "cells", "worst half day by quota", "by cells"]
-    return Finding(
+    return ExperimentFinding(
         name="hived-leaving",
         title="HiveD, Figure 7: tenants that suffer leave a cluster that is shared by quota",
         setup=(

@@ -6,11 +6,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, less
-from gyrostat.sim.experiments.hived_trace import DAYS, NORMAL, Comparison, busy_days, fragmentation_plot
+from gyrostat.sim.experiments.finding import Compared, ExperimentContext, ExperimentFinding, less
+from gyrostat.sim.experiments.hived_trace import (
+    DAYS,
+    NORMAL,
+    SharingComparison,
+    busy_days,
+    fragmentation_plot,
+)
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import cluster_of_cells, cluster_of_nodes
-from gyrostat.sim.simulate import Result
+from gyrostat.sim.simulate import SimulationResult
 
 _LEVELS = {1: 0, 2: 1, 4: 2}
 """Devices of a job that is smaller than a machine, and the level of its cell."""
@@ -41,11 +47,11 @@ def cells_by_demand(jobs: Sequence[TraceJob], nodes: Mapping[str, int]) -> dict[
     return cells
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     jobs, nodes = busy_days(context, NORMAL)
-    single = Comparison(jobs, cluster_of_nodes(nodes))
+    single = SharingComparison(jobs, cluster_of_nodes(nodes))
     single.run(context, "cells")
-    multi = Comparison(jobs, cluster_of_cells(cells_by_demand(jobs, nodes), nodes=sum(nodes.values())))
+    multi = SharingComparison(jobs, cluster_of_cells(cells_by_demand(jobs, nodes), nodes=sum(nodes.values())))
     multi.run(context, "cells")
     before, after = (one.summaries["cells"].fragmentation for one in (single, multi))
     results = {"machines only": single.results["cells"], "several levels": multi.results["cells"]}
@@ -65,7 +71,7 @@ def run(context: Context) -> Finding:
             after < before,
         ),
     ]
-    return Finding(
+    return ExperimentFinding(
         name="hived-levels",
         title="HiveD, Figure 11: fragmentation with cells of several levels, and with whole machines only",
         setup=(
@@ -84,7 +90,7 @@ def run(context: Context) -> Finding:
     )
 
 
-def _in_window(result: Result, days: int) -> list[float]:
+def _in_window(result: SimulationResult, days: int) -> list[float]:
     """The share of fragmented nodes while jobs were still submitted."""
     records = result.records
     points = records.broken.points()

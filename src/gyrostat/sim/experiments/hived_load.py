@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding
+from gyrostat.sim.experiments.finding import Compared, ExperimentContext, ExperimentFinding
 from gyrostat.sim.experiments.hived_trace import (
     HIGH,
     NORMAL,
@@ -17,7 +17,7 @@ from gyrostat.sim.experiments.hived_trace import (
 SIZES = (("73 machines (279 nodes)", NORMAL, "200 min"), ("52 machines (200 nodes)", HIGH, "8,000 min"))
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     compared, tables, plots = [], [], []
     for label, machines, paper in SIZES:
         jobs, nodes = busy_days(context, machines)
@@ -53,7 +53,7 @@ def run(context: Context) -> Finding:
         plots.append(
             fragmentation_plot(shared, f"hived-load-fragmentation-{machines}", f"{label}: fragmentation")
         )
-    return Finding(
+    return ExperimentFinding(
         name="hived-load",
         title="HiveD, Figures 6 and 7: queueing in a cluster of the original load, and in a fuller one",
         setup="Twenty days of the Philly trace, 11 tenants, first in first out (YARN-CS), hard affinity.",

@@ -7,7 +7,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from gyrostat.core.request import JobId
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+)
 from gyrostat.sim.experiments.hived_trace import busy_days, compare
 from gyrostat.sim.job import TraceJob
 
@@ -32,7 +39,7 @@ def reshape(jobs: Sequence[TraceJob], large: Collection[str]) -> list[TraceJob]:
     return reshaped
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     jobs, nodes = busy_days(context)
     load: dict[str, float] = {}
     for job in jobs:
@@ -76,7 +83,7 @@ def run(context: Context) -> Finding:
         for sharing, value in ratio.items():
             bars[sharing].append((float(number), value))
     head = ["", "private", "quota", "cells", "worst half day of anybody, quota", "cells"]
-    return Finding(
+    return ExperimentFinding(
         name="hived-reshaped",
         title="HiveD, Figure 8: affinity requirements reshaped",
         setup=(

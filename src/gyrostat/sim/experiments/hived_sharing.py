@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, TextTable
+from gyrostat.sim.experiments.finding import Compared, ExperimentContext, ExperimentFinding, TextTable
 from gyrostat.sim.experiments.hived_trace import busy_days, compare, queueing_plot, removed
 
 POLICIES = {"YARN-CS": "fifo", "Gandiva": "gandiva", "Tiresias": "tiresias"}
 PAPER = {"YARN-CS": "1,000 min", "Gandiva": "400 min", "Tiresias": "330 min"}
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     jobs, nodes = busy_days(context)
     compared, rows, plots = [], [], []
     for name, policy in POLICIES.items():
@@ -49,7 +49,7 @@ def run(context: Context) -> Finding:
             )
         )
         plots.append(queueing_plot(found, victim, f"hived-sharing-{policy}", f"{name}: tenant {victim}"))
-    return Finding(
+    return ExperimentFinding(
         name="hived-sharing",
         title="HiveD, Figure 5: sharing anomalies under three schedulers, and none with cells",
         setup=(

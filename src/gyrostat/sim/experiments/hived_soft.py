@@ -6,7 +6,14 @@ import random
 from dataclasses import replace
 
 from gyrostat.core.request import Affinity
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+)
 from gyrostat.sim.experiments.hived_trace import busy_days, compare, removed
 from gyrostat.sim.job import TraceJob
 
@@ -25,7 +32,7 @@ def soften(jobs: list[TraceJob], share: float) -> list[TraceJob]:
     ]
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     jobs, nodes = busy_days(context)
     compared, rows = [], []
     bars: dict[str, list[tuple[float, float]]] = {"private": [], "quota": [], "cells": []}
@@ -47,7 +54,7 @@ def run(context: Context) -> Finding:
         rows.append([label, *(f"{wait:,.1f}" for wait in waits.values()), *map(str, suffering)])
         for sharing, wait in waits.items():
             bars[sharing].append((float(number), wait))
-    return Finding(
+    return ExperimentFinding(
         name="hived-soft",
         title="HiveD, Figure 9: sharing anomalies when 25, 50 and 75 % of the larger jobs have soft affinity",
         setup=(

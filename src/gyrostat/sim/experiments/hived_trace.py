@@ -18,14 +18,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from gyrostat.sched.books import Vc
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.policies import find_policy
-from gyrostat.sim.experiments.finding import Context, Plot, Series, TextTable
+from gyrostat.sched.state import Vc
+from gyrostat.sim.experiments.finding import ExperimentContext, Plot, Series, TextTable
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.setup import by_load
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 from gyrostat.sim.summary import HALF_DAY, Summary, summarise
 from gyrostat.sim.traces import between, read_trace
 
@@ -37,7 +37,7 @@ _FEW_JOBS = 100
 _DAY = 86_400.0
 
 
-def tenants_jobs(context: Context) -> list[TraceJob]:
+def tenants_jobs(context: ExperimentContext) -> list[TraceJob]:
     """The whole trace, without the tenants that hardly use it."""
     jobs = read_trace(context.file("philly.csv"))
     number = Counter(job.request.vc for job in jobs)
@@ -45,7 +45,7 @@ def tenants_jobs(context: Context) -> list[TraceJob]:
 
 
 def busy_days(
-    context: Context, nodes: int | None = None, *, load: float = 0.9
+    context: ExperimentContext, nodes: int | None = None, *, load: float = 0.9
 ) -> tuple[list[TraceJob], dict[str, int]]:
     """The jobs of the busy stretch, and each tenant's machines: so many by load in the whole trace, or as many as make this
     load of the stretch itself.
@@ -59,16 +59,16 @@ def busy_days(
 
 
 @dataclass
-class Comparison:
+class SharingComparison:
     """The same jobs under several ways of sharing."""
 
     jobs: Sequence[TraceJob]
     spec: CellSpec
     policy: str = "fifo"
-    results: dict[str, Result] = field(default_factory=dict)
+    results: dict[str, SimulationResult] = field(default_factory=dict)
     summaries: dict[str, Summary] = field(default_factory=dict)
 
-    def run(self, context: Context, *sharings: str, dynamic: bool = True) -> None:
+    def run(self, context: ExperimentContext, *sharings: str, dynamic: bool = True) -> None:
         for sharing in sharings:
             context.progress(f"{self.policy}, {sharing}, {len(self.jobs)} jobs")
             fleet, placer = build(self.spec, Sharing(sharing), dynamic=dynamic)
@@ -96,15 +96,15 @@ def removed(quota: float, cells: float) -> bool | None:
 
 
 def compare(
-    context: Context, jobs: Sequence[TraceJob], nodes: Mapping[str, int], policy: str = "fifo"
-) -> Comparison:
+    context: ExperimentContext, jobs: Sequence[TraceJob], nodes: Mapping[str, int], policy: str = "fifo"
+) -> SharingComparison:
     """Private, quota and cells."""
-    comparison = Comparison(jobs, cluster_of_nodes(nodes), policy)
+    comparison = SharingComparison(jobs, cluster_of_nodes(nodes), policy)
     comparison.run(context, "private", "quota", "cells")
     return comparison
 
 
-def tenants_table(comparison: Comparison, title: str) -> TextTable:
+def tenants_table(comparison: SharingComparison, title: str) -> TextTable:
     """Mean queueing in minutes."""
     rows = []
     for vc in sorted(comparison.summaries["private"].tenants):
@@ -121,7 +121,7 @@ def tenants_table(comparison: Comparison, title: str) -> TextTable:
     )
 
 
-def queueing_plot(comparison: Comparison, vc: str, name: str, title: str) -> Plot:
+def queueing_plot(comparison: SharingComparison, vc: str, name: str, title: str) -> Plot:
     """As the paper draws it: mean queueing of the jobs submitted within half a day."""
     series = []
     for sharing, result in comparison.results.items():
@@ -137,7 +137,7 @@ def queueing_plot(comparison: Comparison, vc: str, name: str, title: str) -> Plo
     return Plot(name=name, title=title, x="days", y="mean queueing, minutes", series=series)
 
 
-def fragmentation_plot(results: Mapping[str, Result], name: str, title: str) -> Plot:
+def fragmentation_plot(results: Mapping[str, SimulationResult], name: str, title: str) -> Plot:
     series = []
     for label, result in results.items():
         records = result.records

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+)
 from gyrostat.sim.experiments.hived_trace import compare, removed
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.setup import by_load
@@ -33,7 +40,7 @@ def machines(jobs: Sequence[TraceJob]) -> int:
     return max(round(used / LOAD / PER_NODE), sum(largest.values()))
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     compared, rows = [], []
     bars: dict[str, list[tuple[float, float]]] = {"quota": [], "cells": []}
     for number, (name, file) in enumerate(TRACES.items()):
@@ -57,7 +64,7 @@ def run(context: Context) -> Finding:
         )
         for sharing, value in (("quota", quota), ("cells", cells)):
             bars[sharing].append((float(number), value))
-    return Finding(
+    return ExperimentFinding(
         name="hived-traces",
         title="HiveD on other traces: ITP's and Alibaba's, divided among tenants by rule",
         setup=(

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from gyrostat.sim.experiments.finding import Compared, Finding, TextTable
+from gyrostat.sim.experiments.finding import Compared, ExperimentFinding, TextTable
 from gyrostat.sim.experiments.registry import EXPERIMENTS
 from gyrostat.sim.experiments.svg import draw
 
@@ -22,7 +22,7 @@ compares with what this project set itself as a target for the figure; a missed 
 _NAME = re.compile(r"^`gyrostat experiment (\S+)`$", re.MULTILINE)
 
 
-def write_page(findings: Sequence[Finding], page: Path) -> None:
+def write_page(findings: Sequence[ExperimentFinding], page: Path) -> None:
     """The page, and `results/*.svg` beside it. Sections of other experiments that it already has are kept."""
     plots = page.parent / page.stem
     plots.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def _sections(page: Path) -> dict[str, str]:
     return {match[1]: part.rstrip("\n") + "\n" for part in parts if (match := _NAME.search(part))}
 
 
-def section(finding: Finding, plots: str) -> str:
+def section(finding: ExperimentFinding, plots: str) -> str:
     parts = [f"## {finding.title}", f"`gyrostat experiment {finding.name}`", f"**Setup.** {finding.setup}"]
     parts.append(
         _table(TextTable("", ("figure", "paper", "ours", ""), [_row(each) for each in finding.compared]))

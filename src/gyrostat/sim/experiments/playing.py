@@ -10,22 +10,22 @@ from pathlib import Path
 
 from gyrostat.core.devices import Fleet
 from gyrostat.core.profile import Profile
-from gyrostat.sched.books import Vc
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change
+from gyrostat.sched.state import Vc
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.experiments.finding import TextTable
 from gyrostat.sim.job import TraceJob
-from gyrostat.sim.simulate import Result, simulate
+from gyrostat.sim.simulate import SimulationResult, simulate
 
 VC = "all"
 
 
 @dataclass(frozen=True)
-class Summary:
+class PlaySummary:
     """Seconds, and the share of devices in use from the first submission to the last completion."""
 
     jct: Sequence[float]
@@ -62,7 +62,7 @@ def play(
     costs: Costs | None = None,
     happenings: Iterable[Iterator[tuple[float, Change]]] = (),
     horizon: float | None = None,
-) -> Result:
+) -> SimulationResult:
     """Everybody in one VC that may use the whole fleet."""
     vc = Vc(name=VC, policy=find_policy(policy))
     return simulate(
@@ -77,7 +77,7 @@ def play(
     )
 
 
-def summarise(result: Result, fleet: Fleet) -> Summary:
+def summarise(result: SimulationResult, fleet: Fleet) -> PlaySummary:
     """Of a simulation in which all jobs finished."""
     assert not result.unfinished, (
         f"{len(result.unfinished)} jobs did not finish, such as {result.unfinished[0]}"
@@ -86,12 +86,12 @@ def summarise(result: Result, fleet: Fleet) -> Summary:
     jct = [end - start for start, end in zip(records.submitted, records.finished, strict=True)]
     queueing = [end - start for start, end in zip(records.submitted, records.started, strict=True)]
     makespan = max(records.finished) - min(records.submitted)
-    return Summary(
+    return PlaySummary(
         jct, queueing, makespan, records.busy.integral / (len(fleet) * makespan), records.busy.points()
     )
 
 
-def table(title: str, summaries: Iterable[tuple[str, Summary]]) -> TextTable:
+def table(title: str, summaries: Iterable[tuple[str, PlaySummary]]) -> TextTable:
     """One row per policy."""
     columns = ("", "mean JCT", "median JCT", "p95 JCT", "median queueing", "makespan", "devices in use")
     rows = [

@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sim.experiments.finding import Context, Finding
+from gyrostat.sim.experiments.finding import ExperimentContext, ExperimentFinding
 
 EXPERIMENTS: Mapping[str, str] = {
     "elastic-tiresias": "EDL, Table 4: Elastic-Tiresias against Tiresias on the Philly trace",
@@ -30,9 +30,9 @@ EXPERIMENTS: Mapping[str, str] = {
 }
 
 
-def run(name: str, context: Context) -> Finding:
+def run(name: str, context: ExperimentContext) -> ExperimentFinding:
     if name not in EXPERIMENTS:
         raise UsageError(f"there is no experiment {name!r}; there are {', '.join(EXPERIMENTS)}")
     module = importlib.import_module(f"gyrostat.sim.experiments.{name.replace('-', '_')}")
-    finding: Finding = module.run(context)
+    finding: ExperimentFinding = module.run(context)
     return finding

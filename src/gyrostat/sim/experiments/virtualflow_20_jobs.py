@@ -5,15 +5,15 @@ from __future__ import annotations
 from gyrostat.core.devices import Fleet
 from gyrostat.sim.experiments.finding import (
     Compared,
-    Context,
-    Finding,
+    ExperimentContext,
+    ExperimentFinding,
     Plot,
     Series,
     TextTable,
     less,
     percent,
 )
-from gyrostat.sim.experiments.playing import Summary, play, summarise, table
+from gyrostat.sim.experiments.playing import PlaySummary, play, summarise, table
 from gyrostat.sim.experiments.virtualflow_traces import VirtualFlowTrace
 
 STRETCHES = (1.0, 1.5, 2.0, 3.0)
@@ -22,14 +22,14 @@ EXCHANGES = (0.25, 0.5, 1.0, 2.0)
 """Times ResNet-50's on Gavel's V100s."""
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     fleet = Fleet.parse("v100:2x8")
     trace = VirtualFlowTrace(context, "jobs20.json")
-    found: dict[float, tuple[Summary, Summary]] = {}
+    found: dict[float, tuple[PlaySummary, PlaySummary]] = {}
     for stretch in STRETCHES:
         context.progress(f"{stretch:g} times the work")
         found[stretch] = _both(fleet, trace, stretch)
-    exchanging: dict[float, tuple[Summary, Summary]] = {}
+    exchanging: dict[float, tuple[PlaySummary, PlaySummary]] = {}
     for exchange in EXCHANGES:
         context.progress(f"{exchange:g} times the exchange of ResNet-50")
         exchanging[exchange] = _both(
@@ -38,7 +38,7 @@ def run(context: Context) -> Finding:
     static_, fair_ = found[SHOWN]
     makespan, jct = less(static_.makespan, fair_.makespan), less(static_.median, fair_.median)
     queueing = less(static_.median_queueing, fair_.median_queueing)
-    return Finding(
+    return ExperimentFinding(
         name="virtualflow-20-jobs",
         title="VirtualFlow: 20 jobs, elastic fair shares against static priority",
         setup=(
@@ -98,14 +98,14 @@ def run(context: Context) -> Finding:
     )
 
 
-def _both(fleet: Fleet, trace: VirtualFlowTrace, stretch: float) -> tuple[Summary, Summary]:
+def _both(fleet: Fleet, trace: VirtualFlowTrace, stretch: float) -> tuple[PlaySummary, PlaySummary]:
     """Static priority and fair shares."""
     static = play(fleet, "priority", trace.jobs(elastic=False, stretch=stretch), trace.throughput)
     fair = play(fleet, "wfs", trace.jobs(elastic=True, stretch=stretch), trace.throughput)
     return summarise(static, fleet), summarise(fair, fleet)
 
 
-def _row(label: str, static: Summary, fair: Summary) -> tuple[str, ...]:
+def _row(label: str, static: PlaySummary, fair: PlaySummary) -> tuple[str, ...]:
     queueing = (
         "none to save"
         if not static.median_queueing

@@ -5,8 +5,8 @@ from __future__ import annotations
 from gyrostat.core.devices import Fleet
 from gyrostat.sim.experiments.finding import (
     Compared,
-    Context,
-    Finding,
+    ExperimentContext,
+    ExperimentFinding,
     Plot,
     Series,
     TextTable,
@@ -21,7 +21,7 @@ STRETCHES = (1.0, 2.0, 4.0, 6.0)
 SHOWN = 4.0
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     fleet = Fleet.parse("v100:1x4")
     trace = VirtualFlowTrace(context, "jobs3.json")
     rows = []
@@ -39,7 +39,7 @@ def run(context: Context) -> Finding:
         rows.append((stretch, static, fair, urgent))
     _, static, fair, urgent = next(row for row in rows if row[0] == SHOWN)
     makespan, first = less(static.makespan, fair.makespan), less(*urgent)
-    return Finding(
+    return ExperimentFinding(
         name="virtualflow-3-jobs",
         title="VirtualFlow: 3 jobs, elastic fair shares against static priority",
         setup=(

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.sched.planner.definition import Definition, define
-from gyrostat.sim.experiments.finding import Compared, Context, Finding, Plot, Series, TextTable, percent
+from gyrostat.sim.experiments.finding import (
+    Compared,
+    ExperimentContext,
+    ExperimentFinding,
+    Plot,
+    Series,
+    TextTable,
+    percent,
+)
 from gyrostat.sim.experiments.playing import read_profiles
 
 GLOBAL_BATCH = 8192
@@ -17,7 +25,7 @@ CONFIGURATIONS = {"H1": {"v100": 2, "p100": 2}, "H2": {"v100": 2, "p100": 4}, "H
 PAPER = {"H1": "V100 alone", "H2": "", "H3": "42.3 % over V100, 52.4 % over P100"}
 
 
-def run(context: Context) -> Finding:
+def run(context: ExperimentContext) -> ExperimentFinding:
     gavel = read_profiles(context.file("gavel_throughputs.json"))["ResNet-50"]
     profiles = {"Gavel's profile (1.6 : 1)": gavel, "the paper's ratio (4 : 1)": _four_to_one(gavel)}
     rows, gains = [], {}
@@ -39,7 +47,7 @@ def run(context: Context) -> Finding:
     linear = _mean_error([each for each in errors if not each.superlinear])
     ordered = sorted(errors, key=lambda each: each.measured)
     h3 = gains["the paper's ratio (4 : 1)", "H3"]
-    return Finding(
+    return ExperimentFinding(
         name="virtualflow-solver",
         title="VirtualFlow: the solver on heterogeneous devices",
         setup=(
@@ -108,7 +116,7 @@ class Prediction:
     """Measured as more than so many times as fast as one device."""
 
 
-def predictions(context: Context) -> Iterator[Prediction]:
+def predictions(context: ExperimentContext) -> Iterator[Prediction]:
     """For every multi-device entry of Gavel's tables, but not for the batch size that the exchange was taken from."""
     document = json.loads(context.file("gavel_throughputs.json").read_text())
     profiles = read_profiles(context.file("gavel_throughputs.json"))

@@ -17,7 +17,7 @@ from typing import Any
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
-from gyrostat.sim.experiments.finding import Context
+from gyrostat.sim.experiments.finding import ExperimentContext
 from gyrostat.sim.experiments.playing import VC, read_profiles
 from gyrostat.sim.job import TraceJob
 
@@ -28,7 +28,7 @@ SAMPLES = {"imagenet": 1_281_167, "cifar10": 50_000, "CoLA": 8_551, "SST-2": 67_
 class VirtualFlowTrace:
     """The jobs of one file, static or elastic."""
 
-    def __init__(self, context: Context, name: str, *, exchange: float = 0.0) -> None:
+    def __init__(self, context: ExperimentContext, name: str, *, exchange: float = 0.0) -> None:
         self._entries: list[dict[str, Any]] = json.loads(context.file(f"virtualflow/{name}").read_text())
         profiles = read_profiles(context.file("virtualflow/profiles.json"))
         gavel = read_profiles(context.file("gavel_throughputs.json"))

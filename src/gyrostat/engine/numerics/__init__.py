@@ -1,0 +1,1 @@
+"""What decides bits besides the script: determinism levels, fingerprint, probe."""

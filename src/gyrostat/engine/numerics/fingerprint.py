@@ -1,0 +1,75 @@
+"""What besides script, data, seed and N decides a job's bits: the machine's arithmetic and its settings.
+
+Workers with another fingerprint must not join a job, nor may a job go on from a checkpoint with another one. What counts
+depends on the level of determinism; `core/determinism.py` has the table.
+"""
+
+from __future__ import annotations
+
+import os
+
+import torch
+
+from gyrostat.core.determinism import FINGERPRINT, spans_vendors, variables, weakest
+from gyrostat.core.job import Assignment, Determinism
+from gyrostat.engine.numerics.determinism import cpu, threads
+
+# Variables that change which instructions the libraries choose.
+_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "ONEDNN_MAX_CPU_ISA",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "MKL_CBWR",
+    "MKL_DEBUG_CPU_TYPE",
+)
+# Instruction sets that oneDNN and MKL choose kernels by.
+_SETS = (
+    "avx2",
+    "avx512f",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_bf16",
+    "amx_int8",
+    "avx_vnni",
+    "fma",
+    "asimd",
+)
+
+
+def fingerprint(assignment: Assignment, device: torch.device) -> dict[str, str]:
+    """The fingerprint of this worker."""
+    if not assignment.check_fingerprint:
+        return {"fingerprint": "not checked"}
+    level, pool = assignment.determinism, assignment.pool
+    vendor, flags = cpu()
+    entries = {
+        "torch": str(torch.__version__),
+        "threads": str(threads(assignment)),
+        "determinism": str(level),
+        "reduction": str(assignment.reduction),
+        "device": device.type,
+        "cpu": " ".join([vendor, *(name for name in _SETS if name in flags)]),
+        "cpu capability": torch.backends.cpu.get_cpu_capability(),
+        "placement": ",".join(
+            f"{segment.worker}:{segment.start}-{segment.stop - 1}"
+            for segment in assignment.placement.segments
+        ),
+    }
+    if device.type == "cuda":
+        entries["gpu"] = torch.cuda.get_device_name(device)
+    if pool is not None:
+        entries["pool"] = ",".join(pool.types)
+    host = entries["cpu"]
+    entries = {name: value for name, value in entries.items() if level in FINGERPRINT[name]}
+    if assignment.paced is not None:
+        entries["paced"] = "yes"  # at whatever rate: time decides no bits
+    if device.type == "cuda":
+        entries["cuda"] = str(torch.version.cuda)
+    if level is not Determinism.HETEROGENEOUS:
+        return entries | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    if pool is None or weakest(pool) is None:
+        entries["cpu"] = host  # of GPUs: nothing is pinned on their hosts
+    elif not spans_vendors(pool):
+        entries["cpu vendor"] = vendor
+    return entries | {name: os.environ.get(name, "") for name in variables(level, pool, "cpu")}

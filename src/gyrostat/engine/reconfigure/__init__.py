@@ -1,0 +1,1 @@
+"""From one generation to the next: membership, transition, catch-up, handover, recovery."""

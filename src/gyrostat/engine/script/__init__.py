@@ -1,0 +1,1 @@
+"""What a training script touches: init, Job, Step, and its loops."""

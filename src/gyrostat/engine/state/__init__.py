@@ -1,0 +1,1 @@
+"""Training state as values: state trees, tensor bytes, flat copies, digests."""

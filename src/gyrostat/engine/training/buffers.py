@@ -1,0 +1,197 @@
+"""Buffers as DDP's ranks would see them, with one model per worker.
+
+DDP starts a forward with rank 0's buffers if the module's previous forward was one that synchronises gradients, and
+with the rank's own buffers otherwise (`broadcast_buffers=False`, all but the first forward under `no_sync`, the forward
+after one without gradients). So between micro-batches a virtual worker keeps buffers of its own only in the second
+case; in the first they are virtual worker 0's, which are part of the shared state.
+
+A second synchronising forward within one pass needs virtual worker 0's buffers as they are at that moment: its worker
+publishes them, the others wait for them, just as DDP's broadcast does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from gyrostat.core.errors import Misuse
+from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
+from gyrostat.engine.transport.group import Pending, WorkerGroup
+
+
+class ModuleBuffers:
+    """The buffers of one tracked module."""
+
+    def __init__(
+        self, name: str, module: nn.Module, *, trained: bool, broadcast: bool, group: WorkerGroup
+    ) -> None:
+        """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's."""
+        self.name = name
+        self._module, self._trained = module, trained
+        self._broadcast, self.group = broadcast, group
+        self.main = 0
+        """The worker that runs virtual worker 0."""
+        self._slots = slots_of(module)
+        self._holders: list[dict[str, Any]] = []  # of all parts, at the start of the pass
+        self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
+        self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
+        self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
+        self._published: dict[int, list[torch.Tensor]] = {}  # virtual worker 0's, by number of the forward
+        self._sending: list[Pending] = []
+        self._rank: int | None = None
+        self._forwards = 0
+        self._synchronise = True
+        self._last_micro_batch = True
+        if self:
+            module.register_forward_pre_hook(outside_graphs(self._before_forward))
+            module.register_forward_hook(outside_graphs(self._after_forward))
+
+    def __bool__(self) -> bool:
+        return any(part._buffers for part in self._module.modules())
+
+    def current(self) -> list[torch.Tensor]:
+        return [holder[key] for holder, key in self._slots]
+
+    def changed(self) -> list[int]:
+        """The numbers of the buffers that the script has set since the last pass: for all virtual workers."""
+        return [
+            number
+            for number, (tensor, (marked, version)) in enumerate(
+                zip(self.current(), self._marks, strict=False)
+            )
+            if tensor is not marked or tensor._version != version
+        ]
+
+    def begin_pass(self, *, several: bool) -> None:
+        """Before the first virtual worker. `several`: more than one runs here, or may, so what it changes must be undone."""
+        self._holders = _holders_of(self._module)
+        self._slots = _slots_in(self._holders)
+        self._shared = _copies(self.current()) if several else None
+        self._next_shared = None
+        self._published.clear()
+
+    def enter(self, rank: int, own: list[torch.Tensor] | None, *, first: bool) -> None:
+        """Virtual worker `rank` comes in, with buffers of its own if it has any."""
+        self._rank, self._forwards = rank, 0
+        self._synchronise = own is None
+        if own is not None:
+            self._load(own)
+        elif not first and self._shared is not None:
+            self._load(self._shared)
+
+    def micro_batch(self, *, last: bool) -> None:
+        """Gradients are synchronised in the last micro-batch of a pass only (DDP's `no_sync` before)."""
+        self._last_micro_batch = last
+
+    def leave(self, rank: int, *, alone: bool) -> list[torch.Tensor] | None:
+        """Virtual worker `rank` goes out; returns the buffers it must keep. `alone`: nobody comes in after it."""
+        self._check_slots(_slots_in(self._holders), f"virtual worker {rank}")
+        shared = not self._trained or (self._synchronise and self._broadcast)
+        keep = None if shared else _copies(self.current())
+        if rank == 0 and not alone:
+            self._next_shared = _copies(self.current())
+        self._rank = None
+        return keep
+
+    def end_pass(self) -> None:
+        """After the last virtual worker: virtual worker 0's buffers stand in the model, where it ran."""
+        self._check_slots(slots_of(self._module), "a virtual worker")  # parts may have come
+        if self._next_shared is not None:
+            self._load(self._next_shared)
+        sending, self._sending = self._sending, []
+        for pending in sending:
+            pending.wait()
+
+    def restore(self, tensors: list[torch.Tensor]) -> None:
+        self._load(tensors)
+
+    def mark(self) -> None:
+        """The pass is over: what the script changes from now on, it changes for all virtual workers."""
+        self._marks = [(tensor, tensor._version) for tensor in self.current()]
+
+    def _check_slots(self, now: list[tuple[dict[str, Any], str]], whose: str) -> None:
+        if len(now) != len(self._slots):
+            raise Misuse(
+                f"{self.name!r} got or lost a buffer in a micro-batch of {whose}; register all buffers, with "
+                "their final shapes, before job.track"
+            )
+
+    def _before_forward(self, module: nn.Module, args: Any) -> None:
+        if self._rank is None:
+            return
+        if self._trained and self._synchronise and self._broadcast and self._forwards > 0:
+            self._meet(self._forwards)
+        self._forwards += 1
+
+    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._rank is not None:
+            self._synchronise = torch.is_grad_enabled() and self._last_micro_batch
+
+    def _meet(self, forward: int) -> None:
+        """Take over virtual worker 0's buffers in the middle of a pass."""
+        if self._rank == 0:
+            # Run again after a death, it finds that all who live have them.
+            if forward not in self._published:
+                self._published[forward] = _copies(self.current())
+                if self.group.size > 1:
+                    packed = pack(self._published[forward])
+                    self._sending.append(self.group.broadcast(packed, self.main))
+            return
+        if forward not in self._published:
+            if self.group.rank == self.main:
+                raise Misuse(
+                    f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
+                    "buffers it needs; DDP would wait forever. Run the same forwards in every micro-batch"
+                )
+            current = self.current()
+            packed = self.group.broadcast(torch.empty_like(pack(current)), self.main).wait()
+            self._published[forward] = unpack(packed, current)
+        current = self.current()
+        # As DDP does: an earlier forward of this micro-batch may still need its version counters.
+        with keeping_versions(current):
+            self._load(self._published[forward])
+
+    def _load(self, tensors: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for (holder, key), tensor in zip(self._slots, tensors, strict=True):
+                held = holder[key]
+                if held.shape == tensor.shape and held.dtype == tensor.dtype:
+                    held.copy_(tensor)
+                else:  # the module put another tensor there
+                    holder[key] = tensor.clone()
+
+
+def pack(tensors: list[torch.Tensor]) -> torch.Tensor:
+    """All tensors as one row of bytes."""
+    if not tensors:
+        return torch.empty(0, dtype=torch.uint8)
+    return torch.cat([tensor.detach().contiguous().reshape(-1).view(torch.uint8).cpu() for tensor in tensors])
+
+
+def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inverse of `pack`, with the shapes and types of `like`."""
+    tensors, offset = [], 0
+    for tensor in like:
+        part = data[offset : offset + tensor.nbytes].clone()
+        tensors.append(part.view(tensor.dtype).reshape(tensor.shape).to(tensor.device))
+        offset += tensor.nbytes
+    return tensors
+
+
+def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
+    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot."""
+    return _slots_in(_holders_of(module))
+
+
+def _holders_of(module: nn.Module) -> list[dict[str, Any]]:
+    return [part._buffers for part in module.modules()]
+
+
+def _slots_in(holders: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str]]:
+    return [(holder, key) for holder in holders for key, tensor in holder.items() if tensor is not None]
+
+
+def _copies(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]

@@ -1,0 +1,1 @@
+"""How workers of one generation exchange data: groups, shared memory, background reduction."""

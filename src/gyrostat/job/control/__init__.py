@@ -1,0 +1,1 @@
+"""Controls one job: coordinator, leader, requests and replies, restarts, outcome and report."""

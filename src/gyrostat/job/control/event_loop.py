@@ -1,0 +1,103 @@
+"""The loop of a process that runs workers: an agent's, or that of `gyrostat run` on one machine.
+
+    1. wait until a worker says or prints something or exits, somebody asks for something, a signal arrives, another thread
+       has work for the loop, or a deadline passes
+    2. take in what has arrived
+
+What is to be made of it, its owner says through callbacks; all of them are called here, in one thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
+from gyrostat.job.processes.output import LogFiles
+from gyrostat.job.processes.signals import SignalQueue
+from gyrostat.job.processes.start import WorkerSource
+from gyrostat.job.processes.worker_pool import WorkerListener, WorkerPool
+
+
+class Inbox:
+    """What other threads want done in the loop, in order."""
+
+    def __init__(self) -> None:
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+
+    def post(self, call: Callable[[], None]) -> None:
+        """From any thread."""
+        self._calls.put(call)
+        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: nobody is left to do it
+            self._writer.send(b"!")
+
+    def fileno(self) -> int:
+        return self._reader.fileno()
+
+    def work_off(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._reader.recv(1 << 12)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._calls.get_nowait()()
+
+    def close(self) -> None:
+        self._reader.close()
+        self._writer.close()
+
+
+class Loop:
+    def __init__(
+        self,
+        source: WorkerSource,
+        events: WorkerListener,
+        *,
+        on_signal: Callable[[int], None],
+        on_request: Callable[[Request, Connection], None],
+        boxes: Path,
+        signals: SignalQueue | None = None,
+        door: ControlSocket | None = None,
+        logs: LogFiles | None = None,
+        meeting_place: Path | None = None,
+    ) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._on_signal, self._signals, self._control_socket = on_signal, signals, door
+        self.inbox = Inbox()
+        self._selector.register(self.inbox, selectors.EVENT_READ, self.inbox.work_off)
+        if signals is not None:
+            self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
+        if door is not None:
+            door.attend(self._selector, on_request)
+        self.crew = WorkerPool(source, self._selector, events, boxes, logs, meeting_place)
+
+    def turn(self, *deadlines: float | None) -> None:
+        """Wait until something happens, or the first of the deadlines (of the monotonic clock), and take it in."""
+        files, now = self.crew.read_files(), time.monotonic()
+        waits = [max(0.0, deadline - now) for deadline in deadlines if deadline is not None]
+        patience = min(waits if files is None else [*waits, files], default=None)
+        for key, _ in self._selector.select(patience):
+            key.data()
+        self.crew.take_exits()
+
+    def _take_signals(self) -> None:
+        assert self._signals is not None
+        for number in self._signals.take():
+            self._on_signal(number)
+
+    def close(self) -> None:
+        """No worker is left running, and nobody at the door."""
+        try:
+            self.crew.close()
+        finally:
+            self._selector.close()
+            self.inbox.close()
+            if self._control_socket is not None:
+                self._control_socket.close()

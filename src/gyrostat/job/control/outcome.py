@@ -1,0 +1,380 @@
+"""What a run came to. `Tally` adds up what workers report while it lasts; `Outcome` is the result, and is
+never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from gyrostat.core.errors import Diverged, ScriptFailed
+from gyrostat.core.events import Event, EventKind
+from gyrostat.core.job import ReductionChoice
+from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
+from gyrostat.job.control.worker_tracker import JobFailure
+from gyrostat.job.diagnostics.stragglers import Straggler
+from gyrostat.job.diagnostics.watchdog import Standstill
+from gyrostat.job.processes.protocol import (
+    Checkpointed,
+    FromWorker,
+    Logged,
+    NotCheckpointed,
+    Probed,
+    Started,
+    StepReport,
+    StepReports,
+    WorkerFinished,
+)
+
+_RATE_WINDOW_S = 5.0
+_REPEATED = 10_000
+"""Of so many steps, at most, the last ones may be told twice after a death."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogRecord:
+    """What the script gave to `job.log`."""
+
+    step: int
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProbeRecord:
+    """What `verify` asked for: digests of the state after `step` steps."""
+
+    step: int
+    digest: str
+    tensors: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointRecord:
+    step: int
+    path: str
+    seconds: float
+    """Until it was in place."""
+    blocked: float
+    """For which training stood still."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """All that is known about a run once it is over. Times are seconds since it was asked for."""
+
+    virtual_workers: int
+    workers: int
+    first_step: int
+    """The step at which it began: 0, or where the checkpoint was taken that it resumed from."""
+    steps: int
+    """Steps of the job that are complete, earlier runs included."""
+    samples: int
+    """Samples of all virtual workers in this run."""
+    seconds: float
+    """From the start of training to its last step."""
+    total_seconds: float
+    """From the request to the exit of the last worker."""
+    losses: tuple[float | None, ...]
+    """Virtual worker 0's, of every step of this run."""
+    step_times: tuple[float, ...]
+    """When each of these steps was complete."""
+    digest: str | None
+    """Of all tracked state at the end; None if the script did not get there, or tracked nothing."""
+    resumed_from: str | None
+    refused: tuple[str, ...]
+    """Checkpoints that could not be used, with reasons."""
+    reduction: ReductionChoice | None
+    """How gradients were added; None if training did not begin."""
+    checkpoints: tuple[CheckpointRecord, ...]
+    logs: tuple[LogRecord, ...]
+    probes: tuple[ProbeRecord, ...]
+    events: tuple[Event, ...]
+    exit_codes: tuple[int, ...]
+    """Per worker, those included that left or joined; the negated signal if one killed it."""
+    failure: JobFailure | None
+    diverged: str | None
+    """Says so if workers that must be equal ended with different digests."""
+    stopped: bool
+    """It ended early at a boundary, as asked, with a checkpoint."""
+    stopped_by: int | None
+    """The signal by which the user asked for that."""
+
+    @property
+    def ok(self) -> bool:
+        return (
+            self.failure is None
+            and self.diverged is None
+            and (self.stopped_by is None or self.digest is not None)
+        )
+
+    @property
+    def throughput(self) -> float:
+        """Samples of all virtual workers per second of training."""
+        return self.samples / self.seconds if self.seconds > 0 else 0.0
+
+    @property
+    def exit_code(self) -> int:
+        """What `gyrostat run` returns for it."""
+        if self.failure is not None:
+            return self.failure.exit_code
+        if self.diverged is not None:
+            return Diverged.exit_code
+        return 0 if self.ok or self.stopped_by is None else 128 + self.stopped_by
+
+    def check(self) -> Outcome:
+        """Itself, if all went well; raises otherwise."""
+        if self.failure is not None:
+            raise ScriptFailed("\n".join(filter(None, [str(self.failure), self.failure.traceback])))
+        if self.diverged is not None:
+            raise Diverged(self.diverged)
+        if not self.ok:
+            raise ScriptFailed(f"the run was stopped by signal {self.stopped_by} after step {self.steps}")
+        return self
+
+
+@dataclass
+class Tally:
+    """Adds up. `asked_at` is the monotonic time of the request."""
+
+    virtual_workers: int
+    workers: int
+    asked_at: float
+    started: Started | None = None
+    steps: list[StepReport] = field(default_factory=list)
+    samples: int = 0
+    logs: list[LogRecord] = field(default_factory=list)
+    probes: list[ProbeRecord] = field(default_factory=list)
+    checkpoints: list[CheckpointRecord] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    finished: dict[int, WorkerFinished] = field(default_factory=dict)
+    _restarting: tuple[JobFailure, float] | None = None
+    _repeats: bool = False
+
+    @property
+    def step(self) -> int:
+        """The last complete step."""
+        done = self.steps[-1].step if self.steps else self.started.step if self.started else 0
+        return max([done, *(finished.step for finished in self.finished.values())])
+
+    def rate(self) -> float | None:
+        """Samples per second of the last few seconds."""
+        window = []
+        for step in reversed(self.steps):
+            if self.steps[-1].at - step.at > _RATE_WINDOW_S:
+                break
+            window.append(step)
+        seconds = window[0].at - window[-1].at if window else 0.0
+        return sum(step.samples for step in window[:-1]) / seconds if seconds > 0 else None
+
+    def add(self, worker: int, message: FromWorker, now: float) -> None:
+        """Take in what a worker reports."""
+        match message:
+            case Started() if self.started is None:
+                self.started = message
+                self.virtual_workers = message.virtual_workers or self.virtual_workers
+                if message.resumed_from:
+                    self._note(EventKind.RESUME, now, f"resumed from {message.resumed_from}")
+            case Started():
+                self._restarted(message)
+            case StepReports(steps=steps):
+                self._add_steps(steps)
+            case Logged(step=step, metrics=metrics):
+                log = LogRecord(step=step, metrics=metrics)
+                if not self._repeats or log not in self.logs[-_REPEATED:]:
+                    self.logs.append(log)
+            case Probed(step=step, digest=digest, tensors=tensors):
+                self.probes.append(ProbeRecord(step=step, digest=digest, tensors=tensors))
+            case Checkpointed(step=step, path=path, seconds=seconds, blocked=blocked):
+                self.checkpoints.append(
+                    CheckpointRecord(step=step, path=path, seconds=seconds, blocked=blocked)
+                )
+                self._note(EventKind.CHECKPOINT, now, f"wrote {path}")
+            case NotCheckpointed(reason=reason):
+                self._note(EventKind.CHECKPOINT_FAILED, now, reason)
+            case WorkerFinished():
+                self.finished[worker] = message
+
+    def _add_steps(self, steps: Sequence[StepReport]) -> None:
+        known = {step.step for step in self.steps[-_REPEATED:]} if self._repeats else ()
+        new = [step for step in steps if step.step not in known]
+        self.steps += new
+        self.samples += sum(step.samples for step in new)
+
+    def may_repeat(self) -> None:
+        """Somebody has died: whoever speaks for the job from now on may say some things again."""
+        self._repeats = True
+
+    def recovered(self, rescued: SurvivorsGoOn, how: str, evidence: tuple[str, ...], now: float) -> None:
+        """Workers have died, and the others went on."""
+        self.workers = rescued.after
+        self.events.append(
+            Event(
+                kind=EventKind.FAILURE,
+                step=rescued.step,
+                at=now - self.asked_at,
+                reason=rescued.reason,
+                from_workers=rescued.before,
+                to_workers=rescued.after,
+                pause_ms=rescued.paused * 1e3,
+                recovered_from=how,
+                micro_batches_redone=rescued.redone,
+                evidence=evidence,
+            )
+        )
+
+    def resized(self, done: ReconfigurationDone, now: float) -> None:
+        """The number of workers has changed."""
+        self.workers = done.after
+        self.events.append(
+            Event(
+                kind=EventKind.RESIZE,
+                step=done.step,
+                at=now - self.asked_at,
+                reason=done.change.reason,
+                from_workers=done.before,
+                to_workers=done.after,
+                pause_ms=done.paused * 1e3,
+                prepare_ms=done.prepared * 1e3,
+                all_state_moved=done.why_all,
+            )
+        )
+
+    def noticed(self, straggler: Straggler, now: float) -> None:
+        """A worker has become slower than the others."""
+        self._note(EventKind.STRAGGLER, now, str(straggler))
+
+    def stood_still(self, found: Standstill, now: float) -> None:
+        """No step has been completed for too long."""
+        self._note(EventKind.STANDSTILL, now, str(found), evidence=found.told())
+
+    def died(self, failure: JobFailure, now: float) -> None:
+        """A worker has died, and the job starts again from its newest checkpoint."""
+        self._restarting = (failure, now)
+        self.finished.clear()
+        self.events.pop()  # that it was the end: it was not
+
+    def suspended(self, now: float) -> None:
+        """It has no workers any more, and its newest checkpoint waits for some."""
+        self.finished.clear()
+        self.events.pop()  # that it was the end: it was not
+        self._note(EventKind.RESIZE, now, "scaled to zero: suspended", to_workers=0)
+        self.workers = 0
+
+    def resumed(self, step: int, now: float, took: float) -> None:
+        """It has workers again, and begins at `step`."""
+        self.steps = [done for done in self.steps if done.step <= step]
+        self.events.append(
+            Event(
+                kind=EventKind.RESIZE,
+                step=step,
+                at=now - self.asked_at,
+                reason="given workers again",
+                from_workers=0,
+                to_workers=self.workers,
+                pause_ms=took * 1e3,
+                prepare_ms=took * 1e3,
+            )
+        )
+
+    def _restarted(self, message: Started) -> None:
+        """It has begun again: what came after the checkpoint is done once more."""
+        if self._restarting is None:
+            return
+        (failure, since), self._restarting = self._restarting, None
+        again = [step for step in self.steps if step.step > message.step]
+        self.steps = [step for step in self.steps if step.step <= message.step]
+        self.samples -= sum(step.samples for step in again)
+        self.logs = [log for log in self.logs if log.step <= message.step]
+        self.probes = [probe for probe in self.probes if probe.step <= message.step]
+        self.events.append(
+            Event(
+                kind=EventKind.FAILURE,
+                step=message.step + len(again),
+                at=since - self.asked_at,
+                reason=str(failure),
+                evidence=tuple(failure.evidence.told()),
+                pause_ms=(message.at - since) * 1e3,
+                recovered_from="checkpoint",
+                micro_batches_redone=len(again) * self.virtual_workers,
+            )
+        )
+
+    def refused(self, change: Reconfiguration, reason: str, now: float) -> None:
+        """A change was asked for, and could not be made."""
+        self._note(
+            EventKind.RESIZE, now, f"not to {change.workers} workers: {reason}", to_workers=self.workers
+        )
+
+    def outcome(
+        self,
+        *,
+        now: float,
+        exit_codes: Mapping[int, int],
+        failure: JobFailure | None,
+        stopped: bool,
+        stopped_by: int | None,
+    ) -> Outcome:
+        if failure is not None:
+            evidence = failure.evidence.told()
+            self._note(EventKind.FAILURE, now, str(failure), to_workers=0, evidence=evidence)
+        elif stopped or stopped_by is not None:
+            self._note(EventKind.STOP, now, "asked to stop", to_workers=0)
+        began = self.started.at if self.started else self.asked_at
+        self.steps.sort(key=lambda step: step.step)  # who leaves tells its last ones late
+        digests = {worker: self.finished[worker].digest for worker in sorted(self.finished)}
+        return Outcome(
+            virtual_workers=self.virtual_workers,
+            workers=self.workers,
+            first_step=self.started.step if self.started else 0,
+            steps=self.step,
+            samples=self.samples,
+            seconds=self.steps[-1].at - began if self.steps else 0.0,
+            total_seconds=now - self.asked_at,
+            losses=tuple(step.loss for step in self.steps),
+            step_times=tuple(step.at - self.asked_at for step in self.steps),
+            digest=next(iter(digests.values()), None),
+            resumed_from=self.started.resumed_from if self.started else None,
+            refused=tuple(self.started.refused) if self.started else (),
+            reduction=self.started.reduction if self.started else None,
+            checkpoints=tuple(self.checkpoints),
+            logs=tuple(self.logs),
+            probes=tuple(self.probes),
+            events=tuple(self.events),
+            exit_codes=tuple(code for _, code in sorted(exit_codes.items())),
+            failure=failure,
+            diverged=_difference(digests),
+            stopped=stopped,
+            stopped_by=stopped_by,
+        )
+
+    def _note(
+        self,
+        kind: EventKind,
+        now: float,
+        reason: str,
+        to_workers: int | None = None,
+        evidence: Sequence[str] = (),
+    ) -> None:
+        self.events.append(
+            Event(
+                kind=kind,
+                step=self.step,
+                at=now - self.asked_at,
+                reason=reason,
+                from_workers=self.workers if to_workers is not None else None,
+                to_workers=to_workers,
+                evidence=tuple(evidence),
+            )
+        )
+
+
+def _difference(digests: Mapping[int, str]) -> str | None:
+    """Workers hold replicas of the same state, so their digests are equal or something is wrong."""
+    if len(set(digests.values())) <= 1:
+        return None
+    told = ", ".join(f"worker {worker} {digest[:16]}…" for worker, digest in digests.items())
+    return (
+        f"the workers ended with different state ({told}); something in the script depends on the worker it "
+        "runs in, such as job.is_main or RANK deciding an update; `gyrostat verify` finds the first step and "
+        "tensor that differ"
+    )

@@ -1,0 +1,222 @@
+"""What to run, and how: `RunRequest`, from which every worker's assignment is made."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from gyrostat.core.errors import UsageError
+from gyrostat.core.job import (
+    Assignment,
+    CheckpointPolicy,
+    Determinism,
+    DevicePool,
+    Probe,
+    RecoveryMode,
+    ReductionOrder,
+)
+from gyrostat.core.placement import Placement
+from gyrostat.job.control.coordinator import Reconfiguration, changes
+from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.diagnostics.poison import LIMIT
+from gyrostat.job.diagnostics.stragglers import StragglerPolicy
+from gyrostat.job.diagnostics.watchdog import WatchdogPolicy
+from gyrostat.job.processes.protocol import Program, WorkerSpec
+
+FIRST_GENERATION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRequest:
+    """What to run, and how."""
+
+    program: Program
+    placement: Placement
+    virtual_workers_given: bool = True
+    """False: the script may choose their number itself."""
+    threads: int = 1
+    reduction: ReductionOrder | None = None
+    determinism: Determinism = Determinism.ELASTIC
+    pool: DevicePool | None = None
+    """Device types of a `heterogeneous` job."""
+    checkpoint: CheckpointPolicy | None = None
+    reference: bool = False
+    """As plain DDP: one process per virtual worker, whatever the placement says."""
+    probe: Probe | None = None
+    stop_after: int | None = None
+    cwd: Path | None = None
+    """Where workers run; here if None."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Set for the workers on top of this process's environment."""
+    worker_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
+    """Set for single workers on top of that, such as `core.determinism.STARTED_AS` another type of CPU."""
+    worker_threads: Mapping[int, int] = field(default_factory=dict)
+    """For workers that are started with another number of threads."""
+    check_fingerprint: bool = True
+    """False: workers whose bits differ are let in. For tests."""
+    log_dir: Path | None = None
+    """Where what each worker prints is kept as well."""
+    trace: Path | None = None
+    """Where to write a trace of where time went."""
+    timeout_s: float = 1800.0
+    """How long a collective may wait for a silent peer."""
+    name: str | None = None
+    """By which others can ask the running job for something; without one nobody can."""
+    schedule: Sequence[tuple[int, int]] = ()
+    """(step, workers): from that step's boundary on, so many."""
+
+    device_assignment: DeviceAssignment | None = None
+    """Where a scheduler hands out devices: which worker sits on which."""
+    paced: Sequence[float] = ()
+    """Samples per second of worker 0, 1, 2 …, which wait instead of computing; the last one's is that of all others, too."""
+    batch_size: int | None = None
+    """What the script's loaders take instead of what it says."""
+    grace_s: float = 30.0
+    """How long a worker that was sent SIGTERM may take to leave at a boundary."""
+    stragglers: StragglerPolicy = field(default_factory=StragglerPolicy)
+    """When a worker is too slow, and what is done then."""
+    recovery: RecoveryMode = RecoveryMode.PEERS
+    """What becomes of the job if a worker dies."""
+    min_workers: int = 1
+    """With fewer workers than that it waits for others."""
+    heartbeat_timeout_s: float = 60.0
+    """A worker that does not answer for so long is given up; 0: never."""
+    restarts: int = 0
+    """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
+    watchdog: WatchdogPolicy | None = None
+    """When training stands still, and what is done then."""
+    poison_limit: int = LIMIT
+    """The job ends when so many workers have died while the same micro-batch was running; 0: never."""
+
+    @property
+    def recovers(self) -> bool:
+        """Workers can go on without one that dies."""
+        return self.recovery is not RecoveryMode.CHECKPOINT and not self.reference
+
+    def again(self, virtual_workers: int, workers: int) -> RunRequest:
+        """The same job once more after a death, from its newest checkpoint, on as many workers as it had."""
+        same = (
+            self
+            if self.schedule or workers == self.placement.workers
+            else replace(self, placement=Placement.even(virtual_workers, workers))
+        )
+        return same.resuming()
+
+    def resumed(self, virtual_workers: int, workers: int, step: int) -> RunRequest:
+        """The same job after a suspension: on so many workers, and then what its schedule has after `step`."""
+        rest = tuple(entry for entry in self.schedule if entry[0] > step)
+        return replace(self, placement=Placement.even(virtual_workers, workers), schedule=rest).resuming()
+
+    def resuming(self) -> RunRequest:
+        """From its newest checkpoint, whatever was said at first."""
+        assert self.checkpoint is not None
+        return replace(self, checkpoint=replace(self.checkpoint, resume=True))
+
+    def crew(self) -> Placement:
+        """The placement that is really run."""
+        return (
+            Placement.from_counts([1] * self.placement.virtual_workers) if self.reference else self.placement
+        )
+
+    def check(self) -> None:
+        """Refuse what cannot be run, before anything is started."""
+        if self.threads < 1:
+            raise UsageError(f"a worker needs at least one thread, got {self.threads}")
+        if (self.pool is not None) != (self.determinism is Determinism.HETEROGENEOUS):
+            raise UsageError(
+                "a pool of device types and the level `heterogeneous` need each other: "
+                "--determinism heterogeneous --pool avx512,avx2"
+            )
+        if any(not 0 < rate < math.inf for rate in self.paced):
+            raise UsageError(
+                f"a paced device makes some samples per second, more than 0; got {list(self.paced)}"
+            )
+        if self.paced and self.reference:
+            raise UsageError("plain DDP, the reference, computes; leave out --paced")
+        if not 1 <= self.min_workers <= self.crew().workers:
+            raise UsageError(
+                f"the fewest workers on which a job trains are 1 to {self.crew().workers}, as many as it begins with; "
+                f"got {self.min_workers}"
+            )
+        if not 0 <= self.heartbeat_timeout_s < math.inf:
+            raise UsageError(
+                f"a silent worker is given up after some seconds, or never (0); got {self.heartbeat_timeout_s}"
+            )
+        if not 0 <= self.grace_s < math.inf:
+            raise UsageError(
+                f"the grace of a worker that is to leave is 0 seconds or more, got {self.grace_s}"
+            )
+        if not self.program.module and not (self._directory() / self.program.name).is_file():
+            raise UsageError(f"there is no script {self.program.name!r}; for a module use -m")
+
+    def changes(self) -> list[Reconfiguration]:
+        """What the schedule asks for."""
+        return changes(self.crew().workers, self.schedule)
+
+    def assignment(
+        self, member: int, store: str, *, joins: bool = False, traces: Path | None = None
+    ) -> Assignment:
+        """What the process number `member` is told about the job.
+
+        One that `joins` is alone until it is told which generation it belongs to. Its part of the trace goes to `traces`.
+        """
+        placement = self.crew()
+        slot = None if self.device_assignment is None else self.device_assignment.slot(member)
+        pace = self.paced[min(member, len(self.paced) - 1)] if self.paced else None
+        if joins:
+            placement = Placement.even(placement.virtual_workers, 1)
+        return Assignment(
+            placement=placement,
+            worker=0 if joins else member,
+            member=member,
+            joins=joins,
+            holds=tuple(change.at_step for change in self.changes() if change.at_step is not None),
+            generation=FIRST_GENERATION,
+            store=store,
+            virtual_workers_given=self.virtual_workers_given,
+            reduction=self.reduction,
+            determinism=self.determinism,
+            threads=self.worker_threads.get(member, self.threads),
+            pool=self.pool,
+            check_fingerprint=self.check_fingerprint,
+            checkpoint=self.checkpoint,
+            reference=self.reference,
+            stop_after=self.stop_after,
+            probe=self.probe,
+            trace=None if self.trace is None else str(traces),
+            timeout_s=self.timeout_s,
+            paced=pace if slot is None else slot.paced,
+            batch_size=self.batch_size,
+            recovery=self.recovery if self.recovers else RecoveryMode.CHECKPOINT,
+        )
+
+    def spec(self, assignment: Assignment, local_rank: int | None = None) -> WorkerSpec:
+        """What a worker with this assignment is told, with what is this machine's own: directory and environment."""
+        workers = str(assignment.placement.workers)
+        local_rank = assignment.member if local_rank is None else local_rank
+        slot = None if self.device_assignment is None else self.device_assignment.slot(assignment.member)
+        env = {
+            "PYTHONHASHSEED": "0",
+            **os.environ,
+            "RANK": str(assignment.member),
+            "LOCAL_RANK": str(local_rank),
+            "WORLD_SIZE": workers,
+            "LOCAL_WORLD_SIZE": workers,
+            "OMP_NUM_THREADS": str(assignment.threads),
+            **self.env,
+            **({} if slot is None else slot.env),
+            **self.worker_env.get(assignment.member, {}),
+        }
+        return WorkerSpec(
+            assignment=assignment,
+            program=self.program,
+            cwd=str(self._directory()),
+            env=env,
+            shows_stacks=self.watchdog is not None,
+        )
+
+    def _directory(self) -> Path:
+        return (self.cwd or Path()).absolute()

@@ -1,0 +1,1 @@
+"""A job on several nodes: agents, leader term, node registry, leases."""

@@ -1,0 +1,470 @@
+"""The agent of one node: it runs workers there, and one of the job's agents leads.
+
+Agents are alike. Each has a fork parent, a crew of workers, a door, a port for the others (`service`), and campaigns for the
+job's lease. Whoever holds it leads (`reign`): its `leader` decides, and a `company` carries that out on all nodes, its own
+included. The others attend the leader: they report what their workers say and how they exit, and do what they are told.
+
+Workers do not need an agent to train. If one is killed, its fork parent and workers live on; started again with the same
+command, it finds them through its runtime directory. If it led, another agent takes the lease when that expires, reads the
+record that was kept under it, hears from all nodes what their workers know, and goes on. Requests that nobody has answered are
+asked again by the agents at whose doors they came.
+
+Everything is decided in one thread, that of the loop; threads of the service and of the campaign only post what happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import itertools
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import msgspec
+
+from gyrostat.core.errors import LeaseError, UsageError
+from gyrostat.core.evidence import Evidence
+from gyrostat.job.control.control_socket import (
+    AskCheckpoint,
+    ControlSocket,
+    Reply,
+    Request,
+    runtime_directory,
+)
+from gyrostat.job.control.event_loop import Loop
+from gyrostat.job.control.observer import Observer
+from gyrostat.job.control.replies import Requester
+from gyrostat.job.control.run_request import RunRequest
+from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
+from gyrostat.job.nodes.lease import Campaign, LeaseStore, Timing
+from gyrostat.job.nodes.messages import (
+    ForwardedReply,
+    ForwardedRequest,
+    Instruct,
+    JobOver,
+    NodeAttending,
+    NodeDismissed,
+    NodeLeaving,
+    NodeWelcome,
+    Report,
+    SignalWorker,
+    StartWorker,
+    TellWorker,
+    WorkerFactsTable,
+    WorkerGone,
+    WorkerSaid,
+)
+from gyrostat.job.nodes.service import LeaderLink, NodeSession, Service
+from gyrostat.job.processes.output import LogFiles, OutputStream
+from gyrostat.job.processes.protocol import FromWorker, WorkerId
+from gyrostat.job.processes.signals import SignalQueue
+from gyrostat.job.processes.start import WorkerForkServer
+
+_ATTEND_AGAIN_S = 0.2
+_CLAIM_AGAIN_S = 0.25
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeOptions:
+    """One node's part in a job on several."""
+
+    node: str
+    """Its name; no two agents of a job have the same."""
+    nodes: int
+    """So many agents are waited for before the job begins."""
+    host: str
+    """Where this node is reached by the others."""
+    port: int = 0
+    token: str | None = None
+    patience: float = 60.0
+    """Seconds for which an agent may be away before its workers are given up. They give up in half the time."""
+    timing: Timing = field(default_factory=Timing)
+
+
+class Agent:
+    """Runs from entering `with` to leaving it; `run` returns when the job is over, or the node has been freed."""
+
+    def __init__(
+        self,
+        request: RunRequest,
+        options: NodeOptions,
+        store: LeaseStore,
+        observer: Observer,
+        *,
+        signals: SignalQueue | None = None,
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        assert request.name is not None
+        request.check()
+        self._request, self._options, self._store, self._observer = request, options, store, observer
+        self._tell = tell
+        self._facts = WorkerFactsTable()
+        self._ranks: dict[WorkerId, int] = {}
+        self._questions: dict[int, tuple[Request, Requester]] = {}
+        self._asked = 0
+        self._claim: int | None = None
+        """The token under which this agent is about to lead."""
+        self._term: LeaderTerm | None = None
+        self._link: LeaderLink | None = None
+        self._holder: str | None = None
+        self._attend_at: float | None = None
+        self._trouble = ""
+        self._leaving = False
+        self._result: JobOutcome | None = None
+        with contextlib.ExitStack() as stack:
+            self._open(stack, signals)
+            self._closing = stack.pop_all()
+
+    def _open(self, stack: contextlib.ExitStack, signals: SignalQueue | None) -> None:
+        name = f"{self._request.name}.{self._options.node}"
+        home = runtime_directory() / name
+        stack.enter_context(_alone_in(home, name))
+        parents = home / "forkparent.socket"
+        found = WorkerForkServer.adopt(parents)
+        self._source = found or WorkerForkServer(outlives=(parents, self._options.patience / 2))
+        stack.callback(self._source.close)
+        self._run_file = home / "run"
+        self._run = self._run_file.read_text() if found and self._run_file.exists() else None
+        self._meeting_place = home / "agent.socket"
+        self._loop = Loop(
+            self._source,
+            self,
+            on_signal=self._signalled,
+            on_request=self._take_question,
+            boxes=home,
+            signals=signals,
+            door=ControlSocket(name),
+            logs=LogFiles(self._request.log_dir or home / "logs"),
+            meeting_place=self._meeting_place,
+        )
+        stack.callback(self._loop.close)
+        for worker_id in found.children.living.values() if found else ():
+            self._facts.started(worker_id)
+        for worker_id, code in found.children.exited if found else ():
+            self._facts.has_gone(worker_id, code)
+        if found:
+            self._loop.crew.adopt(found.children.living)
+            for worker_id in found.children.living.values():
+                self._local_rank(worker_id)
+            self._tell(f"found {len(found.children.living)} workers of the agent before this one")
+        self._rendezvous = self._serve_rendezvous(stack)
+        self._service = Service(self._options.host, self._options.port, self._options.token, self)
+        stack.callback(self._service.close)
+        self.address = self._service.address
+        self._campaign = Campaign(
+            self._store,
+            self.address,
+            on_lead=lambda token: self._loop.inbox.post(partial(self._lead, token)),
+            on_follow=lambda holder: self._loop.inbox.post(partial(self._follow, holder)),
+            on_lost=lambda why: self._loop.inbox.post(partial(self._step_down, why)),
+            on_trouble=lambda why: self._loop.inbox.post(partial(self._tell, f"the lease store: {why}")),
+            timing=self._options.timing,
+        )
+        self._campaign.start()
+        stack.callback(self._leave_campaign)
+
+    def _serve_rendezvous(self, stack: contextlib.ExitStack) -> str:
+        """A process of its own serves it: a worker may leave, and gRPC's threads do not go with forks."""
+        family = socket.AF_INET6 if ":" in self._options.host else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            try:
+                listener.bind((self._options.host, 0))
+            except OSError as error:
+                raise UsageError(
+                    f"cannot listen at {self._options.host} ({error}); name an address of this machine: --listen HOST"
+                ) from error
+            listener.listen(1024)
+            host, port = listener.getsockname()[:2]
+            stack.enter_context(self._source.serve_store(listener))
+        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+    def run(self) -> int:
+        """The exit code: the job's, or 0 if the node was freed before."""
+        self._loop.crew.take_exits()
+        while self._result is None:
+            wish = self._observer.ticked()
+            self._loop.turn(*self._deadlines(), None if wish is None else time.monotonic() + wish)
+            self._attend_if_due()
+            self._lead_on()
+        if self._result.text:
+            self._tell(self._result.text)
+        return self._result.code
+
+    def __enter__(self) -> Agent:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._closing.close()
+
+    def _deadlines(self) -> Iterator[float | None]:
+        yield self._attend_at
+        if self._claim is not None:
+            yield time.monotonic() + _CLAIM_AGAIN_S
+        if self._term is not None:
+            yield self._term.deadline()
+
+    def _leave_campaign(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        if self._term is not None:
+            self._term.close()
+        self._campaign.close()
+        self._store.close()
+
+    # Ears: what workers of this node say.
+
+    def heard(self, worker_id: WorkerId, message: FromWorker) -> None:
+        if self._facts.is_news(worker_id, message):
+            self._report(WorkerSaid(worker_id, message))
+
+    def printed(self, worker_id: WorkerId, stream: OutputStream, line: str) -> None:
+        self._observer.printed(worker_id.member, stream, line)
+
+    def exited(self, worker_id: WorkerId, code: int, evidence: Evidence) -> None:
+        if self._facts.has_gone(worker_id, code, evidence):
+            self._report(WorkerGone(worker_id, code, evidence))
+
+    def _report(self, report: WorkerSaid | WorkerGone | ForwardedRequest | NodeLeaving) -> None:
+        """To the leader; if there is none, it will hear of it when there is one."""
+        if self._term is not None:
+            self._term.take(self._options.node, report)
+        elif self._link is not None:
+            self._link.send(report)
+
+    # Following.
+
+    def _follow(self, holder: str) -> None:
+        self._holder, self._attend_at = holder, time.monotonic()
+
+    def _attend_if_due(self) -> None:
+        if self._attend_at is None or time.monotonic() < self._attend_at or self._term is not None:
+            return
+        self._attend_at = None
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._holder is None or self._holder == self.address:
+            return
+        self._link = LeaderLink(
+            self._holder,
+            self._options.token,
+            NodeAttending(self._options.node, self._run, self._facts.all(), time.monotonic()),
+            obey=lambda link, instructs: self._loop.inbox.post(partial(self._obey_over, link, instructs)),
+            broke=lambda link, why: self._loop.inbox.post(partial(self._broke, link, why)),
+        )
+        for number, (request, _) in self._questions.items():
+            self._link.send(ForwardedRequest(number, request))
+        if self._leaving:
+            self._link.send(NodeLeaving())
+
+    def _obey_over(self, link: LeaderLink, instructs: list[Instruct]) -> None:
+        for instruct in instructs:
+            if link is self._link:
+                self._obey(instruct)
+
+    def _broke(self, link: LeaderLink, why: str) -> None:
+        if link is not self._link:
+            return
+        self._attend_at = time.monotonic() + _ATTEND_AGAIN_S
+        if why != self._trouble:
+            self._trouble = why
+            self._tell(f"cannot attend the agent at {link.address}: {why}; trying again")
+
+    def _obey(self, instruct: Instruct) -> None:
+        """What the leader says."""
+        crew = self._loop.crew
+        match instruct:
+            case NodeWelcome(run=run):
+                self._trouble = ""
+                self._belong_to(run)
+                self._tell(f"following the agent at {self._holder}")
+            case StartWorker(worker_id=worker_id, assignment=assignment, program=program):
+                self._facts.forget_before(worker_id.attempt)
+                self._facts.started(worker_id)
+                request = replace(self._request, program=program)
+                rank = self._local_rank(worker_id)
+                spec = request.spec(replace(assignment, host=self._options.host), local_rank=rank)
+                crew.start(
+                    worker_id,
+                    msgspec.structs.replace(spec, worker_id=worker_id, agent=str(self._meeting_place)),
+                )
+            case TellWorker(worker_id=worker_id, message=message):
+                crew.tell(worker_id, message)
+            case SignalWorker(worker_id=worker_id, number=number):
+                crew.signal(worker_id, number)
+            case ForwardedReply(number=number, reply=reply):
+                self._answer(number, reply)
+            case NodeDismissed():
+                self._result = JobOutcome(0, "this node is free; the job goes on without it")
+            case JobOver(code=code, text=text):
+                self._result = JobOutcome(code, text)
+
+    def _local_rank(self, worker_id: WorkerId) -> int:
+        """The smallest number that no living worker of this node has."""
+        living = set(self._loop.crew.living())
+        self._ranks = {other: rank for other, rank in self._ranks.items() if other in living}
+        taken = set(self._ranks.values())
+        self._ranks[worker_id] = next(rank for rank in itertools.count() if rank not in taken)
+        return self._ranks[worker_id]
+
+    def _belong_to(self, run: str) -> None:
+        """Workers of another run of the job, which nobody leads any more, are ended."""
+        if run != self._run:
+            for worker_id in self._loop.crew.living():
+                self._loop.crew.signal(worker_id, signal.SIGKILL)
+            self._facts = WorkerFactsTable()
+        self._run = run
+        self._run_file.write_text(run)
+
+    # Questions of clients.
+
+    def _take_question(self, request: Request, asker: Requester) -> None:
+        self._asked += 1
+        self._questions[self._asked] = request, asker
+        self._report(ForwardedRequest(self._asked, request))
+
+    def _answer(self, number: int, reply: Reply) -> None:
+        if number in self._questions:
+            self._questions.pop(number)[1].answer(reply)
+
+    def _signalled(self, number: int) -> None:
+        """A node that is told to end is freed, and the job goes on elsewhere; the last one stops the job."""
+        if number == signal.SIGUSR1:
+            self._take_question(AskCheckpoint(), _SignalRequester())
+        elif self._leaving or (self._term is not None and len(self._term.registry.present()) == 1):
+            if self._term is not None:
+                self._term.leader.signalled(number)
+            else:
+                self._result = JobOutcome(128 + number, "left at once, and its workers with it")
+        else:
+            self._leaving = True
+            self._tell("this node leaves: its workers do at the next fence")
+            self._report(NodeLeaving())
+
+    # Leading.
+
+    def _lead(self, token: int) -> None:
+        self._claim = token
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._holder = None
+
+    def _become_leader(self, token: int) -> None:
+        """Begin to lead: a new run of the job, or where another agent left off."""
+        try:
+            kept = read_kept(self._store)
+        except LeaseError:
+            return  # tried again while the lease is ours
+        self._claim = None
+        if kept is not None and kept.over is not None:
+            if kept.run == self._run:
+                self._result = kept.over
+                return
+            kept = None
+        run = kept.run if kept is not None else secrets.token_hex(8)
+        self._belong_to(run)
+        self._tell(f"leading, at {self.address}")
+        node, options = self._options.node, self._options
+        seal = LeaseGrant(
+            store=self._store, token=token, run=run, address=self.address, rendezvous=self._rendezvous
+        )
+        self._term = term = LeaderTerm(
+            self._request, self._observer, seal, nodes=options.nodes, patience=options.patience
+        )
+        term.begin(node, self._obey, self._facts.all(), kept.record if kept is not None else None)
+        for number, (request, _) in list(self._questions.items()):
+            term.take(node, ForwardedRequest(number, request))
+        if self._leaving:
+            term.take(node, NodeLeaving())
+
+    def _step_down(self, why: str) -> None:
+        self._claim = None
+        if self._term is None:
+            return
+        term, self._term = self._term, None
+        term.close()
+        if self._result is None:
+            self._tell(f"leading no more: {why}")
+
+    def _lead_on(self) -> None:
+        """Time has passed, or something has happened."""
+        now = self._campaign.token_now()
+        if self._claim is not None and now == self._claim:
+            self._become_leader(self._claim)
+        term = self._term
+        if term is None or now != term.seal.token:
+            return
+        term.tick()
+        outcome = term.leader.outcome
+        if outcome is not None and (over := term.conclude(outcome)) is not None:
+            self._result = JobOutcome(over.code, "")
+            self._observer.over(outcome)
+
+    # Host of the service: called from its threads.
+
+    def came(self, session: NodeSession) -> None:
+        self._loop.inbox.post(partial(self._session_came, session))
+
+    def reported(self, session: NodeSession, reports: list[Report]) -> None:
+        self._loop.inbox.post(partial(self._session_reported, session, reports))
+
+    def went(self, session: NodeSession) -> None:
+        self._loop.inbox.post(partial(self._session_went, session))
+
+    def asked(self, request: Request, reply: Future[Reply]) -> None:
+        self._loop.inbox.post(partial(self._take_question, request, _ServiceRequester(reply)))
+
+    def _session_came(self, session: NodeSession) -> None:
+        if self._term is None or session.node == self._options.node:
+            session.close()  # it will look again who leads
+        else:
+            self._term.came(session)
+
+    def _session_reported(self, session: NodeSession, reports: list[Report]) -> None:
+        if self._term is not None:
+            self._term.reported(session, reports)
+
+    def _session_went(self, session: NodeSession) -> None:
+        if self._term is not None:
+            self._term.went(session)
+
+
+@dataclass(frozen=True)
+class _ServiceRequester:
+    """Who asked through the service."""
+
+    reply: Future[Reply]
+
+    def answer(self, reply: Reply) -> None:
+        if not self.reply.cancelled():
+            with contextlib.suppress(Exception):  # cancelled in this very moment
+                self.reply.set_result(reply)
+
+
+class _SignalRequester:
+    """A signal: it cannot be answered."""
+
+    def answer(self, reply: Reply) -> None:
+        pass
+
+
+@contextlib.contextmanager
+def _alone_in(home: Path, name: str) -> Iterator[None]:
+    """While this lasts, `home` is this agent's; what one that was killed left there is kept."""
+    home.mkdir(mode=0o700, exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"an agent of {name!r} is running on this machine already; give this one another name: --node NAME"
+            ) from None
+        yield

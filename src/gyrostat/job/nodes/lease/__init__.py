@@ -1,0 +1,19 @@
+"""The lease by which one agent of a job leads.
+
+    store = open_store("etcd://10.0.0.1:2379/jobs/42")        # or file:///var/run/jobs/42
+    with Campaign(store, "10.0.0.7:4100", on_lead=…, on_follow=…, on_lost=…):
+        …
+
+`base` is what a store promises: the lease, and values that only its holder can write. `file` and `etcd` keep the
+promise on one machine and across machines (`etcd_gateway`, `etcd_messages`: how we talk to it); `address` opens them.
+`election` decides what an agent does next, purely; `campaign` is the threads that do it.
+"""
+
+from __future__ import annotations
+
+from gyrostat.job.nodes.lease.address import open_store
+from gyrostat.job.nodes.lease.base import Lease, LeaseStore, LeaseView
+from gyrostat.job.nodes.lease.campaign import Campaign
+from gyrostat.job.nodes.lease.election import Timing
+
+__all__ = ["Campaign", "Lease", "LeaseStore", "Timing", "LeaseView", "open_store"]

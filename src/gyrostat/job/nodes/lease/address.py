@@ -1,0 +1,151 @@
+"""Addresses of lease stores.
+
+    file:///absolute/directory
+    etcd://HOST:PORT[,HOST:PORT…]/PREFIX        in the clear
+    etcds://HOST:PORT[,HOST:PORT…]/PREFIX       over TLS
+
+Who logs in writes etcd://NAME:PASSWORD@HOST…, or better sets GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD, which `ps`
+does not show. For TLS, ?ca=FILE names the authority to trust (the system's, if none is named), ?cert=FILE&key=FILE what
+this side shows; or GYROSTAT_ETCD_CA, GYROSTAT_ETCD_CERT, GYROSTAT_ETCD_KEY. What the address says goes first.
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+
+from gyrostat.core.errors import LeaseError, StoreUnusable
+from gyrostat.job.nodes.lease.base import LeaseStore
+from gyrostat.job.nodes.lease.etcd import EtcdStore
+from gyrostat.job.nodes.lease.etcd_gateway import Servers
+from gyrostat.job.nodes.lease.file import FileStore
+
+_DEFAULT_PORT = 2379
+_FORMS = "write file:///directory, etcd://host:port/prefix or etcds://host:port/prefix"
+_TLS_OPTIONS = ("ca", "cert", "key")
+
+
+def open_store(address: str, env: Mapping[str, str] = os.environ) -> LeaseStore:
+    """The store at this address, once it has answered. Raises `StoreUnusable`, which says what to do about it."""
+    try:
+        parts = urlsplit(address)
+    except ValueError as error:
+        raise StoreUnusable(
+            f"{_shown(address)} is not the address of a lease store ({error}): {_FORMS}"
+        ) from error
+    if parts.scheme == "file":
+        return FileStore(_directory(address, parts))
+    if parts.scheme in ("etcd", "etcds"):
+        return _open_etcd(address, parts, env)
+    raise StoreUnusable(f"{_shown(address)} is not the address of a lease store: {_FORMS}")
+
+
+def etcd_servers(address: str, parts: SplitResult, env: Mapping[str, str]) -> Servers:
+    """What an etcd address and the environment say, checked as far as that goes without asking a server."""
+    login, _, hosts = parts.netloc.rpartition("@")
+    name, _, password = login.partition(":")
+    user = unquote(name) or env.get("GYROSTAT_ETCD_USER") or None
+    return Servers(
+        endpoints=tuple(_endpoint(address, host) for host in hosts.split(",")),
+        tls=_tls(address, parts, env),
+        user=user,
+        password=unquote(password) or env.get("GYROSTAT_ETCD_PASSWORD", ""),
+    )
+
+
+def _open_etcd(address: str, parts: SplitResult, env: Mapping[str, str]) -> LeaseStore:
+    prefix = unquote(parts.path).rstrip("/")
+    if not prefix:
+        raise StoreUnusable(
+            f"{_shown(address)} has no prefix; add one that is the job's own, as in etcd://host:2379/jobs/42"
+        )
+    store = EtcdStore(etcd_servers(address, parts, env), prefix)
+    try:
+        store.check()
+    except LeaseError as error:
+        store.close()
+        raise StoreUnusable(
+            f"the lease store {_shown(address)} cannot be used: {error}{_advice(parts.scheme, str(error))}"
+        ) from error
+    return store
+
+
+def _directory(address: str, parts: SplitResult) -> Path:
+    path = Path(unquote(parts.path))
+    if parts.netloc or parts.query or parts.fragment or len(path.parts) < 2:
+        raise StoreUnusable(
+            f"{_shown(address)} does not name a directory of this machine; write file:/// and its absolute path"
+        )
+    return path
+
+
+def _endpoint(address: str, text: str) -> tuple[str, int]:
+    try:
+        parts = urlsplit(f"//{text}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or text.endswith(":") or port == 0:
+        raise StoreUnusable(
+            f"{text!r} in {_shown(address)} is not a server; write host:port, as in 10.0.0.1:2379"
+        )
+    return host, port or _DEFAULT_PORT
+
+
+def _tls(address: str, parts: SplitResult, env: Mapping[str, str]) -> ssl.SSLContext | None:
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    if unknown := sorted(given.keys() - set(_TLS_OPTIONS)):
+        raise StoreUnusable(
+            f"{_shown(address)} has the option {unknown[0]!r}, which there is not; there are {', '.join(_TLS_OPTIONS)}"
+        )
+    if parts.scheme == "etcd":
+        if given:
+            raise StoreUnusable(
+                f"{_shown(address)} has options for TLS, but etcd:// is in the clear; write etcds://"
+            )
+        return None
+    files = {name: given.get(name) or env.get(f"GYROSTAT_ETCD_{name.upper()}") for name in _TLS_OPTIONS}
+    try:
+        context = ssl.create_default_context(cafile=files["ca"])
+        if files["cert"]:
+            context.load_cert_chain(files["cert"], files["key"])
+    except OSError as error:
+        named = ", ".join(f"{name}={file}" for name, file in files.items() if file)
+        raise StoreUnusable(
+            f"the TLS files for {_shown(address)} cannot be used ({named}): {error}"
+        ) from error
+    return context
+
+
+def _advice(scheme: str, error: str) -> str:
+    """What to do about it."""
+    broke_off = "is TLS spoken there, and a certificate wanted (?cert=FILE&key=FILE)?"
+    if scheme == "etcd":
+        broke_off = "is TLS wanted there (etcds://)?"
+    hints = {
+        "authentication failed": "check the user's name and password",
+        "user name is empty": "this etcd wants a login: set GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD",
+        "authentication is not enabled": "this etcd knows no users: leave name and password out",
+        "permission denied": "grant the user's role readwrite on the prefix",
+        "CERTIFICATE_VERIFY_FAILED": "name the authority that signed its certificate with ?ca=FILE",
+        "SSL": broke_off,
+        "EOF": broke_off,
+        "reset by peer": broke_off,
+        "without response": broke_off,
+        "HTTP status 400": broke_off,
+        "HTTP status 404": "is this etcd 3.4 or later, with its gateway on?",
+        "never says": "is this etcd?",
+        "no answer": "is it running, and is the address right?",
+    }
+    return next((f"; {hint}" for sign, hint in hints.items() if sign in error), "")
+
+
+def _shown(address: str) -> str:
+    """Without a password."""
+    scheme, mark, rest = address.partition("://")
+    login, at, where = rest.rpartition("@")
+    name, colon, _ = login.partition(":")
+    return repr(f"{scheme}{mark}{name}{':…' if colon else ''}{at}{where}")

@@ -1,0 +1,325 @@
+"""What one agent does about the lease: candidate, leading or following. Pure; `campaign` carries it out.
+
+Events in, instructions out, time as an argument:
+
+    election.handle(Seen(View(None, 7)), now)   →  []              and `wake` says when to come back
+    election.handle(Tick(), now)                →  [Acquire()]
+    election.handle(Won(lease), now)            →  [Lead(8)]
+
+The rules:
+
+1. A vacancy starts a candidacy after a random wait of some milliseconds, so that of many agents a few try, and the others see
+   the winner in time to keep quiet.
+2. A leader renews when about a third of the time is over. It stops leading a tenth of the lease before it can have
+   expired for anybody else, whether or not an answer is still to come: times count from before the request was sent.
+3. Views may arrive late, from the watch and from answers. Each bears a number; what is older than what is known is ignored.
+4. The watch is only there for speed: an agent that hears nothing looks for itself now and then.
+5. An answer that comes too late to lead by (`Won` or `Renewed` after giving up) is answered by releasing the lease.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import StrEnum
+
+from gyrostat.core.errors import Misuse
+from gyrostat.job.nodes.lease.base import Lease, LeaseView
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """How fast a dead leader is noticed, and what that costs."""
+
+    ttl: float = 5.0
+    """Seconds after which the lease of a leader that went silent is free. etcd grants 2 at least."""
+    agents: int = 8
+    """About how many there are: candidates spread over 2 ms for each. A wrong number costs a little time, nothing else."""
+
+    def __post_init__(self) -> None:
+        if not 0.05 <= self.ttl <= 3600:
+            raise Misuse(f"a lease lasts between 0.05 and 3600 seconds, got ttl={self.ttl!r}")
+        if self.agents < 1:
+            raise Misuse(f"a job has at least one agent, got agents={self.agents!r}")
+
+    @property
+    def stagger(self) -> float:
+        """Candidates wait a random time up to this before they try."""
+        return min(0.002 * self.agents, self.ttl / 10)
+
+    @property
+    def margin(self) -> float:
+        """A leader stops so long before its lease expires: clocks may differ in speed by a tenth."""
+        return self.ttl / 10
+
+    @property
+    def retry(self) -> float:
+        """Between attempts to reach a store that does not answer."""
+        return self.ttl / 10
+
+    @property
+    def look(self) -> float:
+        """How long an agent trusts in the watch to tell it everything."""
+        return 2 * self.ttl
+
+
+_NEVER = float("inf")
+
+
+class Role(StrEnum):
+    CANDIDATE = "candidate"
+    LEADING = "leading"
+    FOLLOWING = "following"
+    GONE = "gone"
+
+
+@dataclass(frozen=True)
+class TimePassed:
+    """Nothing happened but time."""
+
+
+@dataclass(frozen=True)
+class LeaseSeen:
+    """From the watch, from `current`, or from an `acquire` that was refused (`answer`: an operation ended with it)."""
+
+    view: LeaseView
+    answer: bool = False
+
+
+@dataclass(frozen=True)
+class Won:
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Renewed:
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class LeaseRefused:
+    """The store says that the lease with this token is not in force."""
+
+    token: int
+
+
+@dataclass(frozen=True)
+class Unreachable:
+    why: str
+
+
+@dataclass(frozen=True)
+class LeaveElection:
+    """This agent takes part no longer."""
+
+
+Event = TimePassed | LeaseSeen | Won | Renewed | LeaseRefused | Unreachable | LeaveElection
+
+
+@dataclass(frozen=True)
+class Look:
+    """Ask the store who holds the lease."""
+
+
+@dataclass(frozen=True)
+class Acquire:
+    pass
+
+
+@dataclass(frozen=True)
+class Renew:
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Release:
+    """No answer is waited for."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True)
+class Lead:
+    token: int
+
+
+@dataclass(frozen=True)
+class Follow:
+    holder: str
+
+
+@dataclass(frozen=True)
+class LeadershipLost:
+    """This agent led, and from now on does not."""
+
+    why: str
+
+
+Instruction = Look | Acquire | Renew | Release | Lead | Follow | LeadershipLost
+
+
+class Election:
+    """One agent's part. At most one of Look, Acquire and Renew is under way; its answer is the next such event."""
+
+    def __init__(self, me: str, timing: Timing, random: random.Random) -> None:
+        self.me = me
+        self.role = Role.CANDIDATE
+        self._timing = timing
+        self._random = random
+        self._lease: Lease | None = None
+        self._former: Lease | None = None
+        self._known: LeaseView | None = None
+        self._asked = False
+        self._due = -_NEVER
+        self._trouble = ""
+
+    @property
+    def token(self) -> int | None:
+        """Of the lease by which this agent leads."""
+        return self._lease.token if self._lease else None
+
+    @property
+    def leads_until(self) -> float:
+        """This agent may act as leader before this instant, and not from then on."""
+        return -_NEVER if self._lease is None else self._until(self._lease)
+
+    @property
+    def wake(self) -> float:
+        """When to hand in a `TimePassed` if nothing else happens."""
+        if self.role is Role.GONE:
+            return _NEVER
+        due = _NEVER if self._asked else self._due
+        return min(due, self.leads_until) if self._lease else due
+
+    def handle(self, event: Event, now: float) -> list[Instruction]:
+        """The one mutator."""
+        if isinstance(event, Won | Renewed | LeaseRefused | Unreachable) or (
+            isinstance(event, LeaseSeen) and event.answer
+        ):
+            self._asked = False
+        done: list[Instruction] = []
+        match event:
+            case LeaseSeen(view):
+                done = self._see(view, now)
+            case Won(lease):
+                done = self._win(lease, now)
+            case Renewed(lease):
+                done = self._extend(lease, now)
+            case LeaseRefused(token) if token == self.token:
+                done = self._stop_leading("the store says that its lease is over", now)
+            case Unreachable(why):
+                self._trouble = why
+                self._due = self._soon(now)
+            case LeaveElection():
+                return self._leave()
+        return done + self._in_time(now)
+
+    def _see(self, view: LeaseView, now: float) -> list[Instruction]:
+        known = self._known
+        if self.role is Role.GONE or (known is not None and view.order < known.order):
+            return []
+        self._known = view
+        if self._lease is not None:
+            if view.lease is not None and view.lease.token == self._lease.token:
+                return []
+            return self._stop_leading(_what_deposed(view), now) + self._see(view, now)
+        if view.lease is None:
+            self.role = Role.CANDIDATE
+            self._due = min(self._due, now + self._random.uniform(0, self._timing.stagger))
+            return []
+        self._due = now + self._timing.look * self._random.uniform(0.75, 1.25)
+        if view.lease.holder == self.me:
+            return self._see_own(view.lease)
+        known_token = known.lease.token if known is not None and known.lease is not None else None
+        if self.role is Role.FOLLOWING and known_token == view.lease.token:
+            return []
+        self.role = Role.FOLLOWING
+        return [Follow(view.lease.holder)]
+
+    def _see_own(self, lease: Lease) -> list[Instruction]:
+        """A lease in our name by which we do not lead: about to be told `Won`, or given up, or of an earlier life."""
+        self.role = Role.CANDIDATE
+        if self._former is not None and self._former.token == lease.token:
+            former, self._former = self._former, None
+            return [Release(former)]
+        return []
+
+    def _win(self, lease: Lease, now: float) -> list[Instruction]:
+        if self.role is Role.GONE or self._is_over(lease) or now >= self._until(lease):
+            self._due = self._soon(now)
+            return [Release(lease)]
+        if self._known is None or self._known.order < (lease.token, False):
+            self._known = LeaseView(lease, lease.token)
+        self.role, self._lease, self._trouble = Role.LEADING, lease, ""
+        self._renew_later(lease, now)
+        return [Lead(lease.token)]
+
+    def _is_over(self, lease: Lease) -> bool:
+        """The store has already shown something later."""
+        known = self._known
+        if known is None or known.order < (lease.token, False):
+            return False
+        return known.lease is None or known.lease.token != lease.token
+
+    def _extend(self, lease: Lease, now: float) -> list[Instruction]:
+        if self.role is Role.GONE:
+            return []
+        if lease.token != self.token:
+            self._former = None
+            return [Release(lease)]
+        self._lease, self._trouble = lease, ""
+        self._renew_later(lease, now)
+        return []
+
+    def _leave(self) -> list[Instruction]:
+        lease, self._lease, self.role = self._lease, None, Role.GONE
+        return [] if lease is None else [LeadershipLost("it leaves"), Release(lease)]
+
+    def _stop_leading(self, why: str, now: float) -> list[Instruction]:
+        self._former, self._lease, self.role = self._lease, None, Role.CANDIDATE
+        self._due = now
+        return [LeadershipLost(why)]
+
+    def _in_time(self, now: float) -> list[Instruction]:
+        """What is due by now, whatever happened."""
+        done: list[Instruction] = []
+        if self.role is Role.GONE:
+            return done
+        if self._lease is not None and now >= self.leads_until:
+            done += self._stop_leading(f"it could not renew its lease in time{self._because()}", now)
+        if self._asked:
+            return done
+        if self._due == _NEVER:
+            self._due = self._soon(now)
+        if now >= self._due:
+            self._asked, self._due = True, _NEVER
+            done.append(self._next_request())
+        return done
+
+    def _next_request(self) -> Instruction:
+        if self._lease is not None:
+            return Renew(self._lease)
+        vacant = self._known is not None and self._known.lease is None
+        return Acquire() if vacant else Look()
+
+    def _renew_later(self, lease: Lease, now: float) -> None:
+        assert lease.expires is not None
+        self._due = now + (lease.expires - now) / 3 * self._random.uniform(0.85, 1.15)
+
+    def _until(self, lease: Lease) -> float:
+        assert lease.expires is not None
+        return lease.expires - self._timing.margin
+
+    def _soon(self, now: float) -> float:
+        return now + self._timing.retry * self._random.uniform(0.75, 1.25)
+
+    def _because(self) -> str:
+        return f": {self._trouble}" if self._trouble else ""
+
+
+def _what_deposed(view: LeaseView) -> str:
+    return (
+        "its lease is gone from the store"
+        if view.lease is None
+        else f"{view.lease.holder} holds the lease now"
+    )

@@ -1,0 +1,97 @@
+"""Where the office meets the running cluster: implements `office.Machine`. May be used from any thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from gyrostat.core.devices import DeviceId
+from gyrostat.core.errors import UsageError, WrongState
+from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult
+from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.local.cluster import LocalCluster
+from gyrostat.local.home import Home
+from gyrostat.local.layout import MachineLayout
+from gyrostat.local.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
+from gyrostat.local.registry import Registry
+from gyrostat.local.waiting import why_it_waits
+from gyrostat.sched.state import SchedulerState
+
+
+class LocalBackend:
+    def __init__(self, home: Home, registry: Registry, layout: MachineLayout, cluster: LocalCluster) -> None:
+        self._home, self._registry, self._layout, self._cluster = home, registry, layout, cluster
+
+    def virtual_clusters(self) -> Sequence[str]:
+        return self._layout.virtual_clusters
+
+    def check_placeable(self, spec: JobSpec, vc: str) -> None:
+        self._layout.request("new", spec, vc, 0.0)
+
+    def wake(self, id_: str) -> None:
+        self._cluster.look_at(id_)
+
+    def capacity(self) -> Mapping[str, int]:
+        return self._layout.fleet.totals
+
+    def devices(self) -> list[DeviceRecord]:
+        records = {record.id: record for record in self._registry.jobs() if not record.state.over}
+        reserved = self._cluster.ask(_withdrawn)
+        return [
+            self._device(number, records, number in reserved) for number in range(len(self._layout.fleet))
+        ]
+
+    def _device(self, number: DeviceId, records: Mapping[str, JobRecord], reserved: bool) -> DeviceRecord:
+        device = replace(self._layout.record(number), reserved=reserved)
+        jobs = [records[job] for job in self._cluster.occupancy.on(number) if job in records]
+        if not jobs:
+            return device
+        return replace(device, job=jobs[0].id, tenant=jobs[0].tenant, borrowed=number in jobs[0].borrowed)
+
+    def waiting(self, id_: str) -> Waiting | None:
+        record = self._registry.get(id_)
+        return self._cluster.ask(
+            lambda scheduler_state: why_it_waits(scheduler_state, record, self._registry.clock())
+        )
+
+    def migrate(self, id_: str, workers: tuple[int, ...]) -> RequestResult:
+        with self._call(id_) as job_client:
+            answer = job_client.migrate(workers or job_client.status().members)
+        if not answer.done:
+            raise RequestFailed(answer.text)
+        return answer
+
+    def profile(
+        self, id_: str, smallest: int | None, largest: int | None, steps: int
+    ) -> tuple[SizeMeasured, ...]:
+        record = self._registry.get(id_)
+        if largest is not None and largest > len(record.devices):
+            raise UsageError(
+                f"job {id_} has {len(record.devices)} devices and can be measured on so many at most, not on {largest}"
+            )
+        with self._call(id_) as job_client:
+            return job_client.profile(smallest, largest, steps)
+
+    def _call(self, id_: str) -> JobClient:
+        record = self._registry.get(id_)
+        if record.state is not JobState.RUNNING:
+            raise WrongState(f"job {id_} is {record.state}; this can be asked of a running job only")
+        return JobClient(id_, at=self._home.doors)
+
+    def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
+        deadline = time.monotonic() + wait
+        self._cluster.withdraw(wanted)
+        if not wait:
+            return False
+        taken = self._cluster.ask(_withdrawn)
+        return self._cluster.occupancy.await_free(taken, max(0.0, deadline - time.monotonic()))
+
+    def shut_down(self, checkpoint: bool) -> None:
+        self._cluster.shut_down(checkpoint)
+
+
+def _withdrawn(scheduler_state: SchedulerState) -> set[DeviceId]:
+    """What serving loads have."""
+    return {device for devices in scheduler_state.withdrawn.values() for device in devices}

@@ -1,0 +1,234 @@
+"""What the daemon and the host of a job tell each other through the job's directory.
+
+    order.json       what to run, for which attempt; written by the daemon before a host is sent there
+    host.lock        locked by the host from when it takes the job until it lets go of it, however that happens
+    host.json        which process that is, and which fork parent its workers come from
+    result-N.json    what came of attempt N; written by the host before it lets go
+    logs/            output.log, host.log, metrics.jsonl
+    checkpoints/     of the job
+
+The lock says whether a job is hosted: no process id is ever trusted for that, and nobody hosts a job that another one
+hosts. An attempt is hosted at most once: a host that comes late finds another attempt ordered, or a result, and goes away.
+So the daemon may die at any moment and be started again: who holds a lock is left alone and asked through its door;
+whose lock is free has a result, or died.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, TypeVar
+
+import msgspec
+
+from gyrostat.job.control.device_assignment import Slot
+from gyrostat.local.home import write_whole
+from gyrostat.local.records import JobSpec
+
+_ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
+CHECKPOINTS, LOGS = "checkpoints", "logs"
+_PATIENCE_S = 1.0
+
+
+class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Run this job, on these devices to begin with."""
+
+    job: str
+    attempt: int
+    spec: JobSpec
+    slots: tuple[Slot, ...]
+    sockets: str
+    """The directory of its door."""
+
+
+class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of an attempt."""
+
+    attempt: int
+    finished: bool
+    """The script got to its end."""
+    stopped: bool
+    """It checkpointed and left because it was asked to."""
+    exit_code: int
+    reason: str
+    step: int
+    started: bool
+    """It began to train."""
+    retriable: bool = True
+    """False: it would fail in the same way again."""
+    postponed: bool = False
+    """It could not be started, through no fault of its own; that does not count."""
+    digest: str | None = None
+    loss: float | None = None
+    """Virtual worker 0's, of the last step."""
+    last_lines: tuple[str, ...] = ()
+
+
+def unstarted(attempt: int, reason: str) -> AttemptResult:
+    """It could not even be begun, through no fault of its own."""
+    return AttemptResult(
+        attempt=attempt,
+        finished=False,
+        stopped=False,
+        exit_code=1,
+        reason=reason,
+        step=0,
+        started=False,
+        postponed=True,
+    )
+
+
+class ProcessIdentity(msgspec.Struct, frozen=True):
+    """A process that can be told from a later one with the same id."""
+
+    pid: int
+    started: int
+    """Clock ticks between boot and its start."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessIdentity | None:
+        started = _start_time(pid)
+        return None if started is None else cls(pid, started)
+
+    def alive(self) -> bool:
+        return _start_time(self.pid) == self.started
+
+    def end(self, number: int = signal.SIGKILL, patience: float = 0.0) -> bool:
+        """Send it a signal, unless it is another process by now; returns whether it is gone after so many seconds."""
+        try:
+            pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return True
+        try:
+            if not self.alive():
+                return True
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(pidfd, number)
+            gone = select.poll()
+            gone.register(pidfd, select.POLLIN)
+            return bool(gone.poll(patience * 1000))
+        finally:
+            os.close(pidfd)
+
+
+class HostFile(msgspec.Struct, frozen=True, kw_only=True):
+    """Who hosts a job, or did so last."""
+
+    attempt: int
+    host: ProcessIdentity
+    parent: ProcessIdentity | None
+    """The fork parent of its workers."""
+
+
+# The daemon's side.
+
+
+def give_order(directory: Path, order: HostOrder) -> None:
+    """Durable before anybody acts on it."""
+    (directory / LOGS).mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_whole(directory / _ORDER, msgspec.json.encode(order))
+
+
+def read_result(directory: Path, attempt: int) -> AttemptResult | None:
+    return _read(directory / _result(attempt), AttemptResult)
+
+
+def read_host(directory: Path) -> HostFile | None:
+    return _read(directory / _HOST, HostFile)
+
+
+def read_order(directory: Path) -> HostOrder | None:
+    return _read(directory / _ORDER, HostOrder)
+
+
+def last_sign_of_life(directory: Path) -> float | None:
+    """When the job's host or workers last wrote something, in seconds since the epoch; None: never."""
+    written = [*directory.glob(f"{LOGS}/*"), *directory.glob(_result("*"))]
+    return max((path.stat().st_mtime for path in written), default=None)
+
+
+def is_hosted(directory: Path) -> bool:
+    """Whether some process has the job in its hands."""
+    try:
+        with (directory / _LOCK).open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+
+
+# The host's side.
+
+
+@contextlib.contextmanager
+def holding(directory: Path) -> Iterator[bool]:
+    """While this lasts, the job is this process's. False: it is another's."""
+    with (directory / _LOCK).open("ab") as file:
+        yield _lock(file)
+
+
+def is_due(directory: Path, order: HostOrder, attempt: int) -> bool:
+    """Whether this attempt is the one that is ordered, and has not been made."""
+    return order.attempt == attempt and not (directory / _result(attempt)).exists()
+
+
+def sign_in(directory: Path, attempt: int, parent: int) -> None:
+    """Say who hosts it. What is left of the host before us, if it was killed, is ended first."""
+    before = read_host(directory)
+    if before is not None and before.parent is not None and not before.host.alive():
+        before.parent.end(signal.SIGTERM, patience=2.0) or before.parent.end(signal.SIGKILL, patience=2.0)
+    host = ProcessIdentity.of(os.getpid())
+    assert host is not None
+    file = HostFile(attempt=attempt, host=host, parent=ProcessIdentity.of(parent))
+    write_whole(directory / _HOST, msgspec.json.encode(file))
+
+
+def write_result(directory: Path, result: AttemptResult) -> None:
+    write_whole(directory / _result(result.attempt), msgspec.json.encode(result))
+
+
+# How.
+
+
+def _lock(file: IO[bytes]) -> bool:
+    """False: somebody has it, and not just for the moment that `is_hosted` takes."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+
+
+def _result(attempt: int | str) -> str:
+    return f"result-{attempt}.json"
+
+
+T = TypeVar("T")
+
+
+def _read(path: Path, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
+
+
+def _start_time(pid: int) -> int | None:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] == "Z" else int(fields[19])

@@ -1,0 +1,279 @@
+"""A leader and what it has done: nothing before it is kept, and what is kept is enough for the next one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode
+from gyrostat.core.placement import Placement
+from gyrostat.data.shards.messages import Shard
+from gyrostat.job.control.control_socket import AskStatus, Reply, RequestResult, Scale, Status
+from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.run_request import RunRequest
+from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
+from gyrostat.job.processes.protocol import (
+    FromWorker,
+    GenerationPrepared,
+    Prepare,
+    Program,
+    Ready,
+    SetFence,
+    Started,
+    StepReport,
+    StepReports,
+    Switched,
+    Terminate,
+    WorkerEnded,
+    WorkerId,
+)
+
+ALIKE = {"seed": "1"}
+
+
+@dataclass
+class Hands:
+    """Notes what it is to do. `keeps`: whether the lease store can be reached."""
+
+    keeps: bool = True
+    done: list[tuple[str, int, object]] = field(default_factory=list)
+    record: LeaderRecord | None = None
+
+    def start(self, worker_id: WorkerId, assignment: Assignment) -> None:
+        self.done.append(("start", worker_id.member, worker_id.attempt))
+
+    def tell(self, worker_id: WorkerId, message: msgspec.Struct) -> None:
+        self.done.append(("tell", worker_id.member, type(message)))
+
+    def signal(self, worker_id: WorkerId, number: int) -> None:
+        self.done.append(("signal", worker_id.member, number))
+
+    def store(self, attempt: int, generation: int) -> str:
+        return f"tcp://h:1/{attempt}"
+
+    def traces(self, attempt: int) -> Path | None:
+        return None
+
+    def keep(self, record: Callable[[], LeaderRecord]) -> bool:
+        if self.keeps:
+            self.record = record()
+        return self.keeps
+
+    def take(self) -> list[tuple[str, int, object]]:
+        done, self.done = self.done, []
+        return done
+
+
+@dataclass
+class Asker:
+    replies: list[Reply] = field(default_factory=list)
+
+    def answer(self, reply: Reply) -> None:
+        self.replies.append(reply)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> RunRequest:
+    (tmp_path / "train.py").write_text("")
+    return RunRequest(
+        program=Program(name="train.py"),
+        placement=Placement.even(4, 2),
+        checkpoint=CheckpointPolicy(directory=str(tmp_path / "ckpt")),
+        cwd=tmp_path,
+        restarts=1,
+        recovery=RecoveryMode.CHECKPOINT,
+        heartbeat_timeout_s=0.0,
+    )
+
+
+def training(request: RunRequest, executor: Hands) -> Leader:
+    leader = Leader(request, executor, NullObserver())
+    leader.begin()
+    assert executor.take() == [("start", 0, 0), ("start", 1, 0)]
+    say(leader, 0, started(0))
+    say(leader, 0, StepReports([StepReport(5, 0, 0.1, 8, 1.0)]))
+    return leader
+
+
+def started(step: int) -> Started:
+    return Started(step, None, [], 0.0, 4, None, ALIKE)
+
+
+def say(leader: Leader, member: int, message: FromWorker, attempt: int = 0) -> None:
+    leader.heard(WorkerId(attempt, member), message)
+
+
+def successor(request: RunRequest, before: Hands) -> tuple[Leader, Hands]:
+    """The next leader, from what the one before has kept."""
+    kept = msgspec.msgpack.decode(msgspec.msgpack.encode(before.record), type=LeaderRecord)
+    executor = Hands()
+    leader = Leader(request, executor, NullObserver())
+    leader.take_over(kept)
+    return leader, executor
+
+
+def status(leader: Leader) -> Status:
+    asker = Asker()
+    leader.asked(AskStatus(), asker)
+    (reply,) = asker.replies
+    assert isinstance(reply, Status)
+    return reply
+
+
+def test_who_wants_to_hear_of_the_first_step_is_told_once_then(request_: RunRequest) -> None:
+    leader = Leader(request_, Hands(), NullObserver())
+    leader.begin()
+    early, late = Asker(), Asker()
+    leader.asked(AskStatus(after_a_step=True), early)
+    say(leader, 0, started(0))
+    assert early.replies == []
+    for step in (1, 2):
+        say(leader, 0, StepReports([StepReport(step, 0, 0.1, 8, 1.0)]))
+    leader.asked(AskStatus(after_a_step=True), late)
+    assert [reply.step for reply in (*early.replies, *late.replies) if isinstance(reply, Status)] == [1, 2]
+
+
+def test_nothing_is_done_before_it_is_kept(request_: RunRequest) -> None:
+    executor, asker = Hands(), Asker()
+    leader = training(request_, executor)
+    executor.keeps = False
+    leader.asked(Scale("r", 3), asker)
+    leader.tick()
+    assert executor.take() == []
+    assert asker.replies == []
+    assert leader.deadline() is not None  # it will be tried again
+    executor.keeps = True
+    leader.tick()
+    assert executor.take() == [("start", 2, 0)]
+    assert leader.deadline() is None
+    executor.keeps = False
+    leader.asked(Scale("other", 1), busy := Asker())
+    assert busy.replies == []  # an answer is kept first, too
+
+
+def test_the_next_leader_finishes_what_was_fenced_and_answers_for_the_one_before(
+    request_: RunRequest,
+) -> None:
+    executor = Hands()
+    leader = training(request_, executor)
+    leader.asked(Scale("r", 3), Asker())
+    say(leader, 2, Ready(ALIKE))
+    for member in (0, 1, 2):
+        say(leader, member, GenerationPrepared(2))
+    assert [what for what in executor.take() if what[2] is SetFence] == [
+        ("tell", 0, SetFence),
+        ("tell", 1, SetFence),
+    ]
+
+    second, again = successor(request_, executor)
+    assert again.take() == [("tell", 0, SetFence), ("tell", 1, SetFence)]
+    asker = Asker()
+    second.asked(Scale("r", 3), asker)  # the client asks again: it is under way
+    assert asker.replies == []
+    say(second, 2, Switched(2, 9, 3, 0.25))
+    assert asker.replies == [RequestResult(True, "3 workers since step 9", 9, 3, 250.0, asker_ms(asker))]
+    assert status(second).members == (0, 1, 2)
+
+    third, _ = successor(request_, again)
+    third.asked(Scale("r", 3), late := Asker())  # done long ago
+    assert late.replies == asker.replies
+
+
+def asker_ms(asker: Asker) -> float:
+    """How long it took to prepare is the clock's business."""
+    (reply,) = asker.replies
+    assert isinstance(reply, RequestResult)
+    return reply.prepare_ms
+
+
+def test_the_next_leader_begins_anew_what_was_not_fenced(request_: RunRequest) -> None:
+    executor = Hands()
+    leader = training(request_, executor)
+    leader.asked(Scale("r", 3), Asker())
+    say(leader, 2, Ready(ALIKE))
+    assert {what[2] for what in executor.take()[1:]} == {Prepare}
+    second, again = successor(request_, executor)
+    assert again.take()[0] == ("signal", 2, 9)
+    second.asked(Scale("r", 3), Asker())
+    assert again.take() == [("start", 3, 0)]
+
+
+def test_a_suspended_job_is_resumed_by_the_next_leader(request_: RunRequest) -> None:
+    executor, asker = Hands(), Asker()
+    leader = training(request_, executor)
+    leader.asked(Scale("down", 0), asker)
+    assert executor.take() == [("tell", 0, Terminate), ("tell", 1, Terminate)]
+
+    second, again = successor(request_, executor)  # suspends it in its place
+    assert again.take() == [("tell", 0, Terminate), ("tell", 1, Terminate)]
+    second.asked(Scale("down", 0), asker)
+    say(second, 0, StepReports([StepReport(7, 0, 0.1, 8, 1.0)]))
+    for member in (0, 1):
+        say(second, member, WorkerEnded(stopped=True))
+        second.exited(WorkerId(0, member), 0)
+    second.tick()
+    assert [reply.text for reply in asker.replies if isinstance(reply, RequestResult)] == [
+        "suspended after step 7, until it is given workers again"
+    ]
+
+    third, last = successor(request_, again)
+    found = status(third)
+    assert (found.phase, found.workers, found.step) == ("suspended", 0, 7)
+    assert last.take() == []
+    third.asked(Scale("up", 1), up := Asker())
+    assert last.take() == [("start", 0, 1)]
+    say(third, 0, started(7), attempt=1)
+    (answer,) = up.replies
+    assert isinstance(answer, RequestResult)
+    assert (answer.done, answer.workers, answer.step) == (True, 1, 7)
+
+
+def test_workers_that_nobody_finds_again_cost_an_attempt(request_: RunRequest) -> None:
+    executor = Hands()
+    training(request_, executor)
+    leader, again = successor(request_, executor)
+    leader.lost(WorkerId(0, 1), "no agent has shown it for 60 s")
+    leader.tick()
+    assert again.take() == [("tell", 0, Terminate)]
+    leader.exited(WorkerId(0, 0), -15)
+    leader.tick()
+    assert again.take() == [("start", 0, 1), ("start", 1, 1)]
+    say(leader, 0, WorkerEnded(stopped=False))  # of the attempt before: nobody listens
+    assert leader.outcome is None
+
+
+def test_queues_of_shards_are_kept_before_anything_is_handed_out(request_: RunRequest) -> None:
+    executor, asker = Hands(), Asker()
+    leader = Leader(request_, executor, NullObserver())
+    leader.asked(OpenShards("train", 100, 10), asker)
+    leader.asked(PullShard("train", "w", 0, epoch=0), asker)
+    executor.keeps = False
+    leader.tick()
+    assert asker.replies == []
+    executor.keeps = True
+    leader.tick()
+    opened, pulled = asker.replies
+    assert isinstance(opened, RequestResult)
+    assert isinstance(pulled, Pulled)
+    assert isinstance(pulled.shard, Shard)
+
+    second, _ = successor(request_, executor)
+    assert not second.has_begun
+    assert status(second).phase == "waiting for nodes"
+    second.asked(PullShard("train", "w", 0, epoch=0), again := Asker())
+    second.tick()
+    assert again.replies == [pulled]
+
+
+def test_the_next_leader_knows_that_training_has_begun(request_: RunRequest) -> None:
+    """Though nothing was to be done when it began: a death is the end of a job that does not train yet, and only of that."""
+    executor = Hands()
+    training(request_, executor)
+    assert executor.record is not None
+    assert executor.record.coordinator is not None
+    assert executor.record.coordinator.training

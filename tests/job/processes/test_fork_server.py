@@ -1,0 +1,239 @@
+"""The process that workers are copies of."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gyrostat.core.placement import Placement
+from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.processes import protocol
+from gyrostat.job.processes.protocol import (
+    Channel,
+    Children,
+    Fork,
+    FromForkParent,
+    Hello,
+    Program,
+    WorkerId,
+    WorkerSpec,
+)
+from gyrostat.job.processes.start import WorkerForkServer
+from tests.conftest import Launch
+from tests.job.processes.test_protocol import SPEC
+from tests.job.worker_doubles import Departure, Listener
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def test_it_has_one_thread_before_and_after_it_forked(fork_parent: WorkerForkServer, launch: Launch) -> None:
+    assert threads(fork_parent.pid) == 1
+    launch("import torch; torch.ones(100, 100) @ torch.ones(100, 100)", threads=2)
+    assert threads(fork_parent.pid) == 1
+
+
+def test_it_is_the_parent_of_its_workers_and_keeps_no_files_of_theirs(
+    fork_parent: WorkerForkServer, launch: Launch
+) -> None:
+    before = os.listdir(f"/proc/{fork_parent.pid}/fd")
+    listener = Listener()
+    launch("import os; print(os.getppid())", virtual_workers=2, workers=2, observer=listener)
+    assert listener.of(0) == listener.of(1) == [str(fork_parent.pid)]
+    assert os.listdir(f"/proc/{fork_parent.pid}/fd") == before
+
+
+def test_everything_ends_when_the_launcher_is_killed(launch: Launch) -> None:
+    worker = launch.script("import os, signal; print(os.getpid(), os.getppid()); signal.pause()")
+    launcher = launch.script(
+        f"""
+        import sys
+        from gyrostat.core.placement import Placement
+        from gyrostat.job.launcher import RunRequest, run_job
+        from gyrostat.job.control.observer import NullObserver
+        from gyrostat.job.processes.protocol import Program
+
+        class Tell(NullObserver):
+            def printed(self, worker, stream, line):
+                print(line, flush=True)
+
+        program = Program(name={str(worker)!r})
+        run_job(RunRequest(program=program, placement=Placement.even(2, 2)), observer=Tell())
+        """
+    )
+    with subprocess.Popen([sys.executable, launcher], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        lines = [process.stdout.readline().split() for _ in range(2)]
+        departures = [Departure(pid) for pid in {int(pid) for line in lines for pid in line}]
+        assert len(departures) == 3
+        process.kill()
+    for departure in departures:
+        departure.wait()
+
+
+@pytest.mark.parametrize(
+    "message", [Hello(protocol.VERSION + 1, 1), Fork(SPEC)], ids=["version", "no greeting"]
+)
+def test_it_leaves_when_the_other_end_is_no_launcher(
+    message: Hello | Fork, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It dies of the first wrong word, so nothing can be forked by mistake."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "gyrostat.job.processes.fork_server", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+        )
+    channel: Channel[FromForkParent] = Channel(ours, FromForkParent)
+    channel.send(message)
+    assert process.wait(60) == 1
+    channel.close()
+    assert "ProtocolError" in capfd.readouterr().err
+
+
+def test_two_threads_are_refused() -> None:
+    program = """
+import threading
+from gyrostat.job.processes import fork_server as forkparent
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+forkparent.PRELOAD = ()
+forkparent.preload()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has 2 OS threads" in done.stderr
+
+
+FORKED = """
+import os, select, signal, sys
+from gyrostat.core.errors import ScriptFailed
+from gyrostat.job.processes.start import WorkerForkServer
+
+parent = WorkerForkServer.forked()
+parent.wait_until_ready()
+print(parent.pid, flush=True)
+"""
+
+
+def test_a_copy_is_told_from_others_by_nothing_but_its_birth(tmp_path: Path) -> None:
+    program = f"""{FORKED}
+assert parent.exits() == []
+os.kill(parent.pid, signal.SIGKILL)
+select.select([parent], [], [])
+try:
+    parent.exits()
+except ScriptFailed as error:
+    print(error)
+parent.close()
+with ForkParent.forked() as another:
+    another.wait_until_ready()
+assert another._await_end() == 0
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    pid, said = done.stdout.splitlines()
+    assert said.startswith(
+        f"the fork parent (process {pid}), from which workers are started, ended with code -9"
+    )
+    assert done.stderr == ""
+
+
+def test_a_copy_ends_with_the_process_that_it_is_a_copy_of() -> None:
+    program = f"{FORKED}\nsignal.pause()"
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        departure = Departure(int(process.stdout.readline()))
+        process.kill()
+        assert process.stdout.read() == b"", "the copy keeps the standard output of its parent"
+    departure.wait()
+
+
+def test_what_has_two_threads_is_not_copied() -> None:
+    program = """
+import threading
+from gyrostat.job.processes.start import WorkerForkServer
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+WorkerForkServer.forked()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "has 2 OS threads" in done.stderr
+
+
+def test_the_users_own_hash_seed_counts(launch: Launch, tmp_path: Path) -> None:
+    script = launch.script("import os; print(hash('gyrostat'), os.environ['PYTHONHASHSEED'])")
+    expected = subprocess.check_output(
+        [sys.executable, "-c", "print(hash('gyrostat'))"],
+        env={**os.environ, "PYTHONHASHSEED": "5"},
+        text=True,
+    )
+    listener = Listener()
+    with WorkerForkServer({**os.environ, "PYTHONHASHSEED": "5"}) as parent:
+        request = RunRequest(
+            program=Program(name=str(script)), placement=Placement.even(1, 1), env={"PYTHONHASHSEED": "5"}
+        )
+        run_job(request, parent=parent, observer=listener).check()
+    assert listener.of(0) == [f"{expected.strip()} 5"]
+
+
+def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_parent: WorkerForkServer) -> None:
+    fork_parent.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
+    assert fork_parent.exits() == []
+
+
+def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) -> None:
+    """Its workers live on; the next agent is told of them, and of who has exited."""
+    place = tmp_path / "forkparent.socket"
+    spec = spec_of(launch.script("import signal; signal.pause()"), tmp_path)
+    first = WorkerForkServer(outlives=(place, 60.0))
+    (lives, one), (dies, other) = (start(first, spec, member) for member in (0, 1))
+    departure = Departure(dies)
+    first.signal(dies, signal.SIGKILL)
+    departure.wait()
+    first._channel.close()  # as if the agent had been killed
+    second = WorkerForkServer.adopt(place)
+    assert second is not None
+    assert second.pid == first.pid
+    assert second.children == Children({lives: WorkerId(0, 0)}, [(WorkerId(0, 1), -signal.SIGKILL)])
+    third, last = start(second, spec, 2)
+    departures = [Departure(pid) for pid in (lives, third)]
+    second.close()
+    for gone in departures:
+        gone.wait()
+    first.close()
+    assert WorkerForkServer.adopt(place) is None
+    for channel in (one, other, last):
+        channel.close()
+
+
+def test_workers_of_one_that_nobody_adopts_are_asked_to_stop(tmp_path: Path, launch: Launch) -> None:
+    script = launch.script("import signal; signal.pause()")
+    parent = WorkerForkServer(outlives=(tmp_path / "forkparent.socket", 0.1))
+    pid, channel = start(parent, spec_of(script, tmp_path), 0)
+    departures = [Departure(pid), Departure(parent.pid)]
+    parent._channel.close()
+    for departure in departures:
+        departure.wait()
+    parent.close()
+    channel.close()
+
+
+def spec_of(script: Path, directory: Path) -> WorkerSpec:
+    request = RunRequest(program=Program(name=str(script)), placement=Placement.even(1, 1), cwd=directory)
+    return request.spec(request.assignment(0, ""))
+
+
+def start(parent: WorkerForkServer, spec: WorkerSpec, member: int) -> tuple[int, socket.socket]:
+    """Its process id, and our end of its channel."""
+    ours, theirs = socket.socketpair()
+    with theirs, open(os.devnull, "w") as nothing:
+        named = msgspec.structs.replace(spec, worker_id=WorkerId(0, member))
+        return parent.start(named, nothing.fileno(), nothing.fileno(), theirs), ours

@@ -1,0 +1,209 @@
+"""Hosts are copies of one process that has imported everything, and owe it nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from gyrostat.local.host_files import AttemptResult, HostOrder, give_order, read_host, read_result
+from gyrostat.local.host_fork_server import HostForkServer
+from gyrostat.local.host_pool import HostPool, HostTask
+from gyrostat.local.layout import layout_of_slots
+from gyrostat.local.records import JobSpec
+from tests.job.worker_doubles import Departure
+
+PATIENCE_S = 120.0
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+@contextlib.contextmanager
+def hosts(directory: Path, spare: int) -> Iterator[HostPool]:
+    pool = HostPool(directory / "log", spare=spare)
+    try:
+        yield pool
+    finally:
+        pool.close()
+
+
+def nursery_of(pool: HostPool) -> int:
+    assert isinstance(pool._source, HostForkServer)
+    return pool._source.pid
+
+
+def await_spare(pool: HostPool, count: int) -> None:
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: len(pool._ready) == count, PATIENCE_S)
+
+
+def send(pool: HostPool, directory: Path, script: str) -> HostTask:
+    """A job of one worker that runs this script."""
+    directory.mkdir()
+    (directory / "script.py").write_text(script)
+    order = HostOrder(
+        job=directory.name,
+        attempt=1,
+        spec=JobSpec(script="script.py", args=("an argument",), workdir=str(directory), virtual_workers=1),
+        slots=(layout_of_slots("cpu:1").slot(0),),
+        sockets=str(directory.parent),
+    )
+    give_order(directory, order)
+    return pool.send(directory, 1)
+
+
+def end_of(pool: HostPool, task: HostTask) -> AttemptResult:
+    with pool._changed:
+        assert pool._changed.wait_for(lambda: task.over, PATIENCE_S)
+    result = read_result(Path(task.work_item.directory), 1)
+    assert result is not None
+    return result
+
+
+def children(pid: int) -> list[int]:
+    return sorted(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+
+
+def threads(pid: int) -> int:
+    return len(list(Path(f"/proc/{pid}/task").iterdir()))
+
+
+def files(pid: int) -> dict[int, str]:
+    return {int(path.name): os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()}
+
+
+def libraries(pid: int) -> set[str]:
+    return set(re.findall(r"/\S+torch/lib/\S+", Path(f"/proc/{pid}/maps").read_text()))
+
+
+def test_hosts_and_their_fork_parents_are_copies_and_share_no_files(tmp_path: Path) -> None:
+    with hosts(tmp_path, spare=2) as pool:
+        pool.fill()
+        await_spare(pool, 2)
+        fork_server = nursery_of(pool)
+        forked = children(fork_server)
+        parents = [parent for host in forked for parent in children(host)]
+        assert (len(forked), len(parents)) == (2, 2)
+        command = Path(f"/proc/{fork_server}/cmdline").read_bytes()
+        everybody = [fork_server, *forked, *parents]
+        for pid in everybody:
+            assert Path(f"/proc/{pid}/cmdline").read_bytes() == command, "it was started, not forked"
+            assert libraries(pid), "torch is not in it"
+            assert threads(pid) == 1
+            assert os.getsid(pid) == pid
+            assert not children(pid) or pid not in parents
+        log = str(tmp_path / "log")
+        lines = []
+        for host in forked:
+            stdin, stdout, stderr, to_parent = (files(host)[number] for number in sorted(files(host)))
+            assert (stdin, stderr) == (stdout, log)
+            lines += [stdin, to_parent]
+        for parent in parents:
+            stdin, stdout, stderr, *others = (files(parent)[number] for number in sorted(files(parent)))
+            assert (stdin, stdout, stderr) == ("/dev/null", log, log)
+            sockets = [name for name in others if name.startswith("socket:")]
+            assert len(sockets) == 1
+            lines += sockets
+        assert len(set(lines)) == 6, "a line that two hold does not end with one of them"
+        departures = [Departure(pid) for pid in everybody]
+    for departure in departures:
+        departure.wait()
+
+
+def test_a_worker_finds_what_the_daemon_was_started_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in THREADS:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
+    monkeypatch.setenv("OF_THE_DAEMON", "said")
+    before = dict(os.environ)
+    script = """
+import json, os, signal, sys, threading
+import torch
+
+torch.ones(300, 300) @ torch.ones(300, 300)
+print(json.dumps({
+    "env": dict(os.environ),
+    "cwd": os.getcwd(),
+    "argv": sys.argv,
+    "threads": torch.get_num_threads(),
+    "handlers": [signal.getsignal(n) is signal.SIG_DFL for n in (signal.SIGCHLD, signal.SIGHUP)],
+    "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
+    "stdin": os.readlink("/proc/self/fd/0"),
+    "hash": hash("gyrostat"),
+}))
+"""
+    with hosts(tmp_path, spare=0) as pool:
+        directory = tmp_path / "job"
+        result = end_of(pool, send(pool, directory, script))
+        assert result.finished, result
+    (line,) = result.last_lines
+    found = msgspec.json.decode(line)
+    env = found.pop("env")
+    told = {
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "1",
+        "LOCAL_WORLD_SIZE": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    assert env == {
+        **before,
+        **told,
+        "PYTHONHASHSEED": "0",
+        "GYROSTAT_RUNTIME_DIR": str(tmp_path),
+    }
+    seeded = [sys.executable, "-c", "print(hash('gyrostat'))"]
+    assert found == {
+        "cwd": str(directory),
+        "argv": [str(directory / "script.py"), "an argument"],
+        "threads": 1,
+        "handlers": [True, signal.getsignal(signal.SIGHUP) is signal.SIG_DFL],
+        "blocked": [],
+        "stdin": "/dev/null",
+        "hash": int(subprocess.check_output(seeded, env={**before, "PYTHONHASHSEED": "0"})),
+    }
+
+
+def test_hosts_outlive_the_nursery_and_the_next_job_finds_another(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "gate")
+    with hosts(tmp_path, spare=0) as pool:
+        waits = send(pool, tmp_path / "waits", f"print(open({str(tmp_path / 'gate')!r}).read())")
+        with open(tmp_path / "gate", "w") as gate:  # its script runs
+            first, host = nursery_of(pool), read_host(tmp_path / "waits")
+            assert host is not None
+            assert children(first) == [host.host.pid]
+            death = Departure(first)
+            os.kill(first, signal.SIGKILL)
+            death.wait()
+            assert end_of(pool, send(pool, tmp_path / "next", "print('next')")).last_lines == ("next",)
+            second = nursery_of(pool)
+            assert second != first
+            assert not waits.over
+            assert host.host.alive()
+            departures = [Departure(pid) for pid in (host.host.pid, *children(host.host.pid), second)]
+            assert len(departures) == 3
+            gate.write("went on")
+        assert end_of(pool, waits).last_lines == ("went on",)
+    for departure in departures:
+        departure.wait()
+
+
+def test_what_was_asked_of_a_nursery_that_is_ended_is_over(tmp_path: Path) -> None:
+    """While it still imports: nobody waits for hosts that it will never fork."""
+    with hosts(tmp_path, spare=2) as pool:
+        waits = pool.send(tmp_path / "job", 1)
+        departure = Departure(nursery_of(pool))
+        assert len(pool._starting) == 3
+    departure.wait()
+    assert not pool._leaving
+    assert not waits.over, "no host had it"
