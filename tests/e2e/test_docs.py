@@ -47,6 +47,17 @@ def test_python_in_the_docs(launch: Launch, block: str) -> None:
                 assert hasattr(module, name.name), f"{statement.module} has no {name.name}"
 
 
+def test_examples_of_scheduling_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of the simulator, the planner and a policy; the first reads a recording."""
+    monkeypatch.chdir(tmp_path)
+    Path("jobs.csv").write_text("submitted,duration,devices\n0,60,4\n10,30,8\n")
+    options = ["simulate", "--cluster", "v100:2x8", "--no-private", "--record", "ticks.jsonl", "jobs.csv"]
+    assert CliRunner().invoke(build_app(), options).exit_code == 0
+    for name in ("howto/simulate.md", "howto/plan.md", "reference/elastic-policies.md"):
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / name).read_text(), re.DOTALL):
+            exec(compile(block, name, "exec"), {})
+
+
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_links_lead_somewhere(page: Path) -> None:
     """To a file, and to one of its headings where an anchor is given."""
