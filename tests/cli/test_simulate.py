@@ -137,7 +137,7 @@ virtual_clusters:
 
 def test_a_policy_of_an_installed_package(trace: Path, tmp_path: Path) -> None:
     """What pip leaves behind: a module, and a .dist-info that names its entry points."""
-    documented = (Path(__file__).parents[2] / "docs/policies.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs/reference/policies.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", documented, re.DOTALL)
     (tmp_path / "site/my_package").mkdir(parents=True)
     (tmp_path / "site/my_package/shortest.py").write_text(source)

@@ -22,7 +22,7 @@ _ABOUT = "\n\n".join(
         "Share a cluster among tenants with guarantees (HiveD's cells).",
         "A cell file defines cell types, the machines of the cluster, and the number of cells that each tenant owns. A tenant "
         "can get its cells at any time; other tenants may borrow them while they are idle.",
-        "docs/cells.md explains the format; examples/clusters/cells.yaml is an example.",
+        "docs/reference/cells.md explains the format; examples/clusters/cells.yaml is an example.",
     ]
 )
 _CHECK = "\n\n".join(

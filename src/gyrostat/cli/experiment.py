@@ -23,7 +23,7 @@ _HELP = "\n\n".join(
         "  gyrostat experiment virtualflow-3-jobs --data DIR",
         "  gyrostat experiment virtualflow-3-jobs --data DIR --page docs/results.md",
         "  gyrostat experiment --all --data DIR",
-        "DIR contains the traces and tables (see docs/experiments.md). Without a name, the command lists the experiments.",
+        "DIR contains the traces and tables (docs/howto/experiments.md). Without a name, the command lists the experiments.",
     ]
 )
 

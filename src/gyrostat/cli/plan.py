@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HELP = "\n\n".join(
     [
         "Split a job's virtual workers over devices of several types so that a step is fastest.",
-        "FILE contains measured throughput in the format of gyrostat, VirtualFlow or Gavel (see docs/planner.md).",
+        "FILE contains measured throughput in the format of gyrostat, VirtualFlow or Gavel (see docs/howto/plan.md).",
         "  gyrostat plan --profile profiles.json --workload bert --devices v100:2,p100:8 --virtual-workers 32",
         "places 32 virtual workers with equal micro-batches. Devices that do not reduce the step time stay unused. Before "
         "a job is defined, --global-batch also chooses micro-batch sizes:",

@@ -30,8 +30,8 @@ _HELP = "\n\n".join(
         "  gyrostat simulate --cluster by-load:73 --sharing quota --sharing cells --policy fifo philly.csv",
         "  gyrostat simulate --cluster cells.yaml --policy 'fifo;prod=tiresias' --report out jobs.csv",
         "TRACE is the trace of Philly, ITP or Alibaba, or your own: CSV or Parquet with submitted, duration, devices and more "
-        "(docs/simulator.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: machines "
-        "with 8 devices, divided among the tenants of the trace by load.",
+        "(docs/howto/simulate.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: "
+        "machines with 8 devices, divided among the tenants of the trace by load.",
         "The same trace, options and seed give the same result, bit for bit. --record saves every observation and decision of "
         "the scheduler; --replay replays and compares them. Exit code: 1 if a plan differs.",
     ]

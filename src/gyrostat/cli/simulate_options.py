@@ -18,7 +18,7 @@ Policy = Annotated[
     typer.Option(
         metavar="NAME[:SETTING=VALUE,…][;VC=NAME…]",
         show_default="fifo",
-        help="Scheduling policy; docs/policies.md lists them. May be repeated.",
+        help="Scheduling policy; docs/reference/policies.md lists them. May be repeated.",
     ),
 ]
 Sharing = Annotated[

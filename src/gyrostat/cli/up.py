@@ -32,7 +32,7 @@ _HELP = "\n\n".join(
         "  gyrostat up                                  (the GPUs of the machine, or one slot per CPU)",
         "  gyrostat up --devices cpu:4 --policy wfs     (four slots with weighted fair sharing)",
         "  gyrostat up --devices fast:2@400,slow:2@100  (emulated devices with this many samples/s)",
-        "  gyrostat up --cluster cells.yaml --detach    (cells and tenants, see docs/cells.md)",
+        "  gyrostat up --cluster cells.yaml --detach    (cells and tenants, see docs/reference/cells.md)",
         "Then, in another terminal: gyrostat submit --virtual-workers 4 train.py; gyrostat top.",
         "Jobs survive this process: if it is killed, they continue to train, and the next `gyrostat up` with the same state "
         "directory adopts them. On Ctrl-C or `gyrostat down` they checkpoint first; the next `up` resumes them.",
@@ -70,11 +70,15 @@ def up(
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Cell file with machines, cells and tenants (docs/cells.md)."),
+        typer.Option(
+            metavar="FILE", help="Cell file with machines, cells and tenants (docs/reference/cells.md)."
+        ),
     ] = None,
     policy: Annotated[
         str,
-        typer.Option(metavar="NAME[:SETTING=VALUE,…]", help="Scheduling policy (docs/policies.md)."),
+        typer.Option(
+            metavar="NAME[:SETTING=VALUE,…]", help="Scheduling policy (docs/reference/policies.md)."
+        ),
     ] = "wfs",
     listen: Annotated[
         str, typer.Option(metavar="HOST:PORT", help="Address of the API; port 0: any free port.")
