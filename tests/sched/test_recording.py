@@ -31,7 +31,7 @@ def record(path: Path, policy: str, sharing: str) -> int:
             placer,
             jobs,
             watchers=(recorder,),
-            happenings=[failures(fleet, between=500.0, repair=50.0, seed=3)],
+            changes=[failures(fleet, between=500.0, repair=50.0, seed=3)],
         )
     assert len(result.records) == 60
     return result.ticks

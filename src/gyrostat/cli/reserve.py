@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, print_json
-from gyrostat.core.devices import told
+from gyrostat.core.devices import format_counts
 from gyrostat.core.errors import UsageError
 from gyrostat.local.api.messages import LONGEST_WAIT_S, Reservations
 from gyrostat.local.client import connect
@@ -68,4 +68,4 @@ def _tell(found: Reservations, as_json: bool) -> None:
     if as_json:
         print_json(found)
     else:
-        print(f"reserved: {told(found.devices)}" + ("" if found.free else ", not all free yet"))
+        print(f"reserved: {format_counts(found.devices)}" + ("" if found.free else ", not all free yet"))

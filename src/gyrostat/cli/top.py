@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.cluster_options import AsJson, At, clock, console, loss, print_json, rate, span
-from gyrostat.core.devices import told
+from gyrostat.core.devices import format_counts
 from gyrostat.core.errors import ClusterUnreachable
 from gyrostat.local.api.messages import Device, Overview, Use
 from gyrostat.local.client import ClusterClient, connect
@@ -86,7 +86,7 @@ def _head(found: Overview) -> Text:
     text = Text(f"{clock(found.now)}  {busy} of {len(found.devices)} devices busy", style="bold")
     text.append(f", {sum(bool(job.devices) for job in found.jobs)} jobs run, {waits} wait", style="not bold")
     if reserved := {type_: number for type_, number in found.reservations.items() if number}:
-        text.append(f", {told(reserved)} reserved", style="not bold")
+        text.append(f", {format_counts(reserved)} reserved", style="not bold")
     for state, number in found.ended.items():
         text.append(f", {number} {state}", style="not bold dim")
     return text

@@ -101,6 +101,6 @@ def total(nodes: Sequence[Node]) -> dict[str, int]:
     return counts
 
 
-def told(counts: Counts) -> str:
+def format_counts(counts: Counts) -> str:
     """`8 v100 + 2 p100`, for reasons and messages."""
     return " + ".join(f"{number} {type_}" for type_, number in counts.items() if number) or "none"

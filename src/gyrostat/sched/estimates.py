@@ -24,7 +24,7 @@ from gyrostat.sched.planner.throughput import companion_of, profile_and_batch
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sched.views import JobView
 
-_REMEMBERED = 32
+_HISTORY = 32
 """Observations per workload, batch size and device type: the latest."""
 
 
@@ -36,12 +36,12 @@ class Estimates:
         self._throughput = throughput
         self._types = types
         self._history: dict[tuple[str, int, str], deque[Observation]] = {}
-        self._surprised = False
+        self._corrected = False
         """Whether any job has ever been faster or slower than expected."""
 
     def submitted(self, job: JobView) -> None:
         """What is expected of a new job, if history knows better than its profile."""
-        if self._surprised and job.request.workload is not None:
+        if self._corrected and job.request.workload is not None:
             job.companion = self._seeded(job.request)
 
     def measured(self, job: JobView, rate: float) -> bool:
@@ -60,12 +60,12 @@ class Estimates:
         facts = {key: known * companion.virtual_workers for key, known in job.measured.items()}
         job.measured[devices_key(counts)] = rate
         job.companion = replace(companion, facts={**facts, **companion.facts}).measured(counts, found)
-        self._surprised = True
+        self._corrected = True
         return expected <= 0 or abs(found / expected - 1) > BIAS or bool(unhelpful(job))
 
     def finished(self, job: JobView) -> None:
         """What it measured is history."""
-        if not self._surprised or job.request.workload is None:
+        if not self._corrected or job.request.workload is None:
             return
         companion = job.companion or self._throughput.companion(job.request)
         if companion is None:
@@ -75,11 +75,11 @@ class Estimates:
                 ((type_, _),) = key
                 seconds = (1 / rate - split.exchange) / split.shares[0].most
                 if seconds > 0:
-                    self._remember(companion, type_, companion.batch / seconds)
+                    self._record(companion, type_, companion.batch / seconds)
 
-    def _remember(self, companion: Companion, type_: str, samples: float) -> None:
+    def _record(self, companion: Companion, type_: str, samples: float) -> None:
         workload, batch = companion.profile.workload, companion.batch
-        seen = self._history.setdefault((workload, batch, type_), deque(maxlen=_REMEMBERED))
+        seen = self._history.setdefault((workload, batch, type_), deque(maxlen=_HISTORY))
         seen.append(Observation(workload, type_, batch, samples))
 
     def _seeded(self, request: JobRequest) -> Companion | None:
@@ -112,4 +112,4 @@ class Estimates:
 
 def unhelpful(job: JobView) -> dict[str, int]:
     """Devices that a job was given last and that have not made it faster, by what it measured."""
-    return {} if job.companion is None else job.companion.to_give_back(job.before, job.all_counts())
+    return {} if job.companion is None else job.companion.to_release(job.before, job.all_counts())

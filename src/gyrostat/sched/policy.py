@@ -113,8 +113,8 @@ class Wake:
     at: float
 
 
-Wish: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetService | Defragment | Wake
-Wishes: TypeAlias = Generator[Wish, bool, None]
+PolicyAction: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetService | Defragment | Wake
+PolicyActions: TypeAlias = Generator[PolicyAction, bool, None]
 
 
 class Policy(ABC):
@@ -125,10 +125,10 @@ class Policy(ABC):
         """Its place in the queues (smallest first), and until when that holds (`math.inf`: until its devices change)."""
 
     @abstractmethod
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         """What should change within the VC's guarantee."""
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         """What should change beyond it. Unless a policy knows better: waiting jobs by rank, until one does not fit."""
         while (job := view.waiting.best()) is not None:
             if not (
@@ -137,7 +137,9 @@ class Policy(ABC):
                 return
 
 
-def run(view: VcView, job: JobView, reason: str, *, borrowed: bool = False) -> Generator[Wish, bool, bool]:
+def run(
+    view: VcView, job: JobView, reason: str, *, borrowed: bool = False
+) -> Generator[PolicyAction, bool, bool]:
     """Wish for what the job's owner asked for, on the first of its types that has it. Returns whether it was granted.
 
     A job that runs on borrowed devices is promoted.
@@ -153,7 +155,7 @@ def run(view: VcView, job: JobView, reason: str, *, borrowed: bool = False) -> G
 
 def policy_actions(
     view: VcView, wanted: Mapping[JobId, Counts], reason: str | Mapping[JobId, str], *, borrowed: bool = False
-) -> Wishes:
+) -> PolicyActions:
     """What leads from what jobs have to what they should have: stops, then shrinks, then the rest in the order of
     `wanted`.
 

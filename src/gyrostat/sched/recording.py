@@ -41,8 +41,8 @@ class TickRecorder:
         self._write(
             {
                 "now": snapshot.now,
-                "changes": [_told(change) for change in snapshot.changes],
-                "actions": [_told(action) for action in plan.actions],
+                "changes": [_encode(change) for change in snapshot.changes],
+                "actions": [_encode(action) for action in plan.actions],
                 "wake_at": plan.wake_at,
             }
         )
@@ -114,8 +114,8 @@ def _ticks(path: Path, lines: Iterator[dict[str, Any]]) -> Iterator[tuple[Snapsh
     for number, line in enumerate(lines, 1):
         try:
             yield (
-                Snapshot(line["now"], tuple(map(_read, line["changes"]))),
-                Plan(line["now"], tuple(map(_read, line["actions"])), line["wake_at"]),
+                Snapshot(line["now"], tuple(map(_decode, line["changes"]))),
+                Plan(line["now"], tuple(map(_decode, line["actions"])), line["wake_at"]),
             )
         except (KeyError, TypeError, msgspec.ValidationError) as error:
             raise UsageError(f"{path}, tick {number}: not as a recording is written: {error}") from error
@@ -144,11 +144,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _told(value: Any) -> dict[str, Any]:
+def _encode(value: Any) -> dict[str, Any]:
     told = {field.name: getattr(value, field.name) for field in fields(value)}
     return {"kind": type(value).__name__, **msgspec.to_builtins(told)}
 
 
-def _read(told: dict[str, Any]) -> Any:
+def _decode(told: dict[str, Any]) -> Any:
     given = dict(told)
     return msgspec.convert(given, _KINDS[given.pop("kind")])

@@ -27,11 +27,11 @@ class JobView:
         "_done",
         "_done_at",
         "_executed",
-        "_forgiven",
         "_own_service",
         "_rate",
         "_seconds_on",
         "_service",
+        "_service_at_reset",
         "before",
         "borrowed",
         "borrowed_counts",
@@ -88,7 +88,7 @@ class JobView:
         self._service = 0.0
         self._own_service = 0.0
         self._executed = 0.0
-        self._forgiven = 0.0
+        self._service_at_reset = 0.0
         self._seconds_on: dict[str, float] = {}
         self._done = 0.0
         self._rate = 0.0
@@ -120,11 +120,11 @@ class JobView:
 
     def recent_service(self, now: float) -> float:
         """Of its own service: since a policy last had it forgiven."""
-        return self.own_service(now) - self._forgiven
+        return self.own_service(now) - self._service_at_reset
 
-    def forgive(self, now: float) -> None:
+    def reset_service(self, now: float) -> None:
         """(For the books) count its recent service from now on."""
-        self._forgiven = self.own_service(now)
+        self._service_at_reset = self.own_service(now)
 
     def executed(self, now: float) -> float:
         """Seconds for which it has had devices so far."""
@@ -205,7 +205,7 @@ class Queue:
         found = max((bucket[-1] for bucket in self._buckets.values()), default=None)
         return None if found is None else found[2]
 
-    def last_first(self, job: JobView) -> Iterator[JobView]:
+    def lowest_behind(self, job: JobView) -> Iterator[JobView]:
         """Those that come after `job` (which may be in another queue), the last first. Only where shapes do not
         matter.
         """
@@ -314,30 +314,30 @@ class VcView:
         self.borrowing = Queue()
         self.holding = Queue(by_kind=False)
         self._rate = rate
-        self._hopeless: dict[object, tuple[Key, int, JobView]] = {}
+        self._inadmissible: dict[object, tuple[Key, int, JobView]] = {}
 
-    def is_hopeless(self, job: JobView) -> bool:
+    def is_inadmissible(self, job: JobView) -> bool:
         """Whether stopping jobs of lower rank was of no help to this one or a better one of its shape, and cannot be
         now.
         """
-        known = self._hopeless.get(job.request.shape)
+        known = self._inadmissible.get(job.request.shape)
         return known is not None and known <= _entry(job)
 
-    def note_hopeless(self, job: JobView) -> None:
+    def note_inadmissible(self, job: JobView) -> None:
         """(For the books.)"""
-        self._hopeless[job.request.shape] = _entry(job)
+        self._inadmissible[job.request.shape] = _entry(job)
 
-    def note_departure(self, job: JobView | None) -> None:
+    def reconsider_behind(self, job: JobView | None) -> None:
         """(For the books) a job that holds devices leaves its place; it may help those that rank behind it. None: all."""
-        for shape, entry in list(self._hopeless.items()):
+        for shape, entry in list(self._inadmissible.items()):
             if job is None or _entry(job) < entry:
-                del self._hopeless[shape]
+                del self._inadmissible[shape]
 
     def free(self, type_: str) -> int:
         """Devices of its guarantee that its jobs do not hold."""
         return self.capacity.get(type_, 0) - self.used.get(type_, 0)
 
-    def frees(self) -> dict[str, int]:
+    def free_by_type(self) -> dict[str, int]:
         """All that is free, by type."""
         return {type_: self.free(type_) for type_ in self.capacity}
 
@@ -351,7 +351,7 @@ class VcView:
         entries.sort()
         return [job for _, _, job in entries if job.request.shape not in without]
 
-    def outranks_somebody(self, job: JobView) -> bool:
+    def outranks_a_holder(self, job: JobView) -> bool:
         """Whether a job that holds devices ranks behind this one."""
         worst = self.holding.worst()
         return worst is not None and not worst.precedes(job)

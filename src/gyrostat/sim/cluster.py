@@ -22,7 +22,7 @@ from gyrostat.sched.port import Change, Finished, NodeLost, Progressed, Snapshot
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 
-_PATIENCE = 10_000
+_MAX_IDLE_EVENTS = 10_000
 """When only waiting jobs are left and none starts for so many happenings, none will: they are too large."""
 
 
@@ -117,7 +117,7 @@ class SimCluster:
         recorder: SimulationRecorder,
         throughput: Throughput | None = None,
         costs: Costs | None = None,
-        happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+        changes: Iterable[Iterator[tuple[float, Change]]] = (),
         horizon: float | None = None,
     ) -> None:
         """`throughput`: how fast jobs really are. `happenings`: streams of what else changes (nodes, serving load), each in
@@ -136,16 +136,16 @@ class SimCluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._finishing: list[tuple[float, int, ActiveJob, int]] = []
         self._changes: list[Change] = []
-        self._in_vain = 0
+        self._idle_events = 0
         """Happenings since the scheduler last did something."""
         self._jobs = iter(jobs)
         self._next_job = next(self._jobs, None)
-        self._streams = [iter(stream) for stream in happenings]
+        self._streams = [iter(stream) for stream in changes]
         for stream in self._streams:
             self._schedule(stream)
         if self._next_job is not None:
             self.clock.advance(self._next_job.request.submitted)
-        self._happen()
+        self._process_due()
 
     # The port.
 
@@ -156,7 +156,7 @@ class SimCluster:
 
     def apply(self, plan: Plan) -> None:
         now = self.clock.now()
-        self._in_vain = 0
+        self._idle_events = 0
         for action in plan.actions:
             job = self.active[action.job]
             before = job.devices
@@ -164,7 +164,7 @@ class SimCluster:
                 case Start(_, devices, _, borrowed, shares_with):
                     job.starts += 1
                     if shares_with is not None:
-                        self._pair(job, self.active[shares_with])
+                        self._share(job, self.active[shares_with])
                     if job.first_start is None:
                         job.first_start = now
                     self._run(job, devices, pause=self._costs.start)
@@ -190,29 +190,29 @@ class SimCluster:
             return
         if upcoming is not None:
             self.clock.advance(upcoming)
-            self._happen()
+            self._process_due()
 
     # What happens by itself.
 
     def _next_time(self) -> float | None:
         """When the next thing happens; None if nothing will that matters to a job."""
-        self._forget_outdated()
+        self._drop_outdated()
         times = [heap[0][0] for heap in (self._finishing, self._heap) if heap]
         if self._next_job is not None:
             times.append(self._next_job.request.submitted)
-        elif not self.active or (not self._finishing and self._in_vain > _PATIENCE):
+        elif not self.active or (not self._finishing and self._idle_events > _MAX_IDLE_EVENTS):
             return None
         upcoming = min(times, default=None)
         return (
             None if upcoming is None or (self._horizon is not None and upcoming > self._horizon) else upcoming
         )
 
-    def _forget_outdated(self) -> None:
+    def _drop_outdated(self) -> None:
         finishing = self._finishing
         while finishing and finishing[0][3] != finishing[0][2].version:
             heapq.heappop(finishing)
 
-    def _happen(self) -> None:
+    def _process_due(self) -> None:
         """All that is due by now; what happens at one instant shares a tick."""
         now = self.clock.now()
         while self._finishing and self._finishing[0][0] <= now:
@@ -221,7 +221,7 @@ class SimCluster:
                 self._finish(job)
         while self._heap and self._heap[0][0] <= now:
             self.events += 1
-            self._in_vain += 1
+            self._idle_events += 1
             heapq.heappop(self._heap)[2]()
         while self._next_job is not None and self._next_job.request.submitted <= now:
             self._arrive(self._next_job)
@@ -242,7 +242,7 @@ class SimCluster:
         def happen() -> None:
             self._changes.append(change)
             if isinstance(change, NodeLost):
-                self._lose(change.node)
+                self._fail_node(change.node)
             self._schedule(stream)
 
         heapq.heappush(self._heap, (at, next(self._counter), happen))
@@ -268,7 +268,7 @@ class SimCluster:
         del self.active[job.job.request.id]
         self._changes.append(Finished(job.job.request.id))
 
-    def _lose(self, node: str) -> None:
+    def _fail_node(self, node: str) -> None:
         """Jobs on it fall back to their last checkpoint; the scheduler takes their devices."""
         devices = set(self.fleet.nodes[self.fleet.position[node]].devices)
         every = self._costs.checkpoint_every
@@ -284,10 +284,10 @@ class SimCluster:
     def _run(self, job: ActiveJob, devices: Devices, *, pause: float) -> None:
         """From now on with these, after a pause."""
         if job.partner is not None and job.devices:
-            self._part(job)
+            self._unshare(job)
         self._settle(job)
         job.devices = devices
-        self._pace(job, self.clock.now() + pause)
+        self._set_rate(job, self.clock.now() + pause)
 
     def _settle(self, job: ActiveJob) -> None:
         """Account for what it did with the devices that it has had until now."""
@@ -298,7 +298,7 @@ class SimCluster:
             job.service += (now - job.held_since) * len(job.devices)
         job.held_since = now
 
-    def _pace(self, job: ActiveJob, since: float) -> None:
+    def _set_rate(self, job: ActiveJob, since: float) -> None:
         """From then on at the rate that its devices allow."""
         job.version += 1
         job.since = since
@@ -323,19 +323,19 @@ class SimCluster:
 
         heapq.heappush(self._heap, (job.since + self._costs.measure, next(self._counter), report))
 
-    def _pair(self, guest: ActiveJob, host: ActiveJob) -> None:
+    def _share(self, guest: ActiveJob, host: ActiveJob) -> None:
         """The host is slower from now on; the guest when it gets its devices."""
         guest.partner, host.partner = host, guest
         self._settle(host)
-        self._pace(host, max(host.since, self.clock.now()))
+        self._set_rate(host, max(host.since, self.clock.now()))
 
-    def _part(self, job: ActiveJob) -> None:
+    def _unshare(self, job: ActiveJob) -> None:
         """It is about to lose its devices; its partner has them for itself."""
         partner = job.partner
         assert partner is not None
         job.partner = partner.partner = None
         self._settle(partner)
-        self._pace(partner, max(partner.since, self.clock.now()))
+        self._set_rate(partner, max(partner.since, self.clock.now()))
 
     def _rate(self, job: ActiveJob) -> float:
         request = job.job.request

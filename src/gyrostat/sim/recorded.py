@@ -28,7 +28,7 @@ class RecordedCluster:
     setup: Setup
     jobs: list[TraceJob]
     """In the order in which they were submitted."""
-    happenings: list[tuple[float, Change]]
+    changes: list[tuple[float, Change]]
     unfinished: int
 
 
@@ -53,7 +53,7 @@ def read_recorded(path: Path) -> RecordedCluster:
     setup = read_setup(given)
     fleet = setup.parts()[0]
     jobs: dict[JobId, _Job] = {}
-    happenings: list[tuple[float, Change]] = []
+    changes: list[tuple[float, Change]] = []
 
     def hold(id_: JobId, devices: Devices, now: float) -> None:
         jobs[id_].hold(devices, now, fleet, setup.throughput)
@@ -61,7 +61,7 @@ def read_recorded(path: Path) -> RecordedCluster:
     try:
         for snapshot, plan in ticks:
             for change in snapshot.changes:
-                _note(change, snapshot.now, jobs, happenings, hold)
+                _note(change, snapshot.now, jobs, changes, hold)
             for action in plan.actions:
                 match action:
                     case Start() | Resize():
@@ -71,14 +71,14 @@ def read_recorded(path: Path) -> RecordedCluster:
     except KeyError as error:
         raise UsageError(f"{path} tells of job {error} before it was submitted") from error
     finished = [TraceJob(job.request, job.work) for job in jobs.values() if job.over and job.work > 0]
-    return RecordedCluster(setup, finished, happenings, len(jobs) - len(finished))
+    return RecordedCluster(setup, finished, changes, len(jobs) - len(finished))
 
 
 def _note(
     change: Change,
     now: float,
     jobs: dict[JobId, _Job],
-    happenings: list[tuple[float, Change]],
+    changes: list[tuple[float, Change]],
     hold: Callable[[JobId, Devices, float], None],
 ) -> None:
     match change:
@@ -92,4 +92,4 @@ def _note(
         case Stopped():
             hold(change.job, (), now)
         case NodeLost() | NodeBack() | Withdrawn():
-            happenings.append((now, change))
+            changes.append((now, change))

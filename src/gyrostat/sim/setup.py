@@ -32,7 +32,7 @@ from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
-from gyrostat.sim.traces import NOBODY
+from gyrostat.sim.traces import DEFAULT_VC
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +71,11 @@ class Setup:
         spec = self.spec()
         if spec is None:
             fleet = Fleet.parse(self.cluster)
-            return fleet, vcs_by_policy([NOBODY], {}, self.policy), NodePlacer(fleet)
+            return fleet, vcs_by_policy([DEFAULT_VC], {}, self.policy), NodePlacer(fleet)
         sharing = Sharing(self.sharing)
         fleet, placer = build(spec, sharing, lends=self.lends)
         if sharing is Sharing.FLAT:
-            return fleet, vcs_by_policy([NOBODY], {}, self.policy), placer
+            return fleet, vcs_by_policy([DEFAULT_VC], {}, self.policy), placer
         weights = {vc.name: vc.weight for vc in spec.virtual_clusters}
         return fleet, vcs_by_policy(list(weights), weights, self.policy), placer
 
@@ -178,7 +178,7 @@ def for_setup(setup: Setup, jobs: Sequence[TraceJob]) -> list[TraceJob]:
         return list(jobs)
     return [
         job
-        if job.request.vc == NOBODY
-        else TraceJob(replace(job.request, vc=NOBODY), job.duration, job.request.vc)
+        if job.request.vc == DEFAULT_VC
+        else TraceJob(replace(job.request, vc=DEFAULT_VC), job.duration, job.request.vc)
         for job in jobs
     ]

@@ -13,7 +13,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from gyrostat.core.devices import Fleet
-from gyrostat.sched.cells.spec import Assigned, CellSpec, Hierarchy, TopCell, VirtualCluster, sound
+from gyrostat.sched.cells.spec import CellQuota, CellSpec, Hierarchy, TopCell, VirtualCluster, validated
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.cells import EVERYBODY, CellPlacer, fleet_of
 from gyrostat.sched.placers.nodes import NodePlacer
@@ -73,7 +73,7 @@ def undivided(spec: CellSpec) -> CellSpec:
         for level in range(hierarchy.node_level, len(hierarchy.types)):
             number = sum(cell.hierarchy == hierarchy.name and cell.level == level for cell in spec.top_cells)
             if number:
-                cells.append(Assigned(hierarchy.name, level, number))
+                cells.append(CellQuota(hierarchy.name, level, number))
     return replace(spec, virtual_clusters=(VirtualCluster(EVERYBODY, tuple(cells)),))
 
 
@@ -96,7 +96,7 @@ def private(spec: CellSpec, vc: VirtualCluster) -> CellSpec:
                 tops.append(TopCell(hierarchy.name, level, tuple(names)))
     used = {top.hierarchy for top in tops}
     hierarchies = tuple(hierarchy for hierarchy in spec.hierarchies if hierarchy.name in used)
-    return sound(replace(spec, hierarchies=hierarchies, top_cells=tuple(tops), virtual_clusters=(vc,)))
+    return validated(replace(spec, hierarchies=hierarchies, top_cells=tuple(tops), virtual_clusters=(vc,)))
 
 
 NODE = Hierarchy(types=("gpu", "pcie-switch", "socket", "node"), sizes=(1, 2, 4, 8), node_level=3)
@@ -118,14 +118,14 @@ def cluster_of_cells(
     cells: Mapping[str, Mapping[int, int]], *, nodes: int, weights: Mapping[str, float] | None = None
 ) -> CellSpec:
     """`nodes` machines with 8 devices; VCs with so many cells of each level, 0 being a device and 3 a machine."""
-    return sound(
+    return validated(
         CellSpec(
             hierarchies=(NODE,),
             top_cells=tuple(TopCell(NODE.name, 3, (f"n{k}",)) for k in range(nodes)),
             virtual_clusters=tuple(
                 VirtualCluster(
                     vc,
-                    tuple(Assigned(NODE.name, level, number) for level, number in levels.items() if number),
+                    tuple(CellQuota(NODE.name, level, number) for level, number in levels.items() if number),
                     weight=(weights or {}).get(vc, 1.0),
                 )
                 for vc, levels in cells.items()

@@ -39,7 +39,7 @@ def simulate(
     throughput: Throughput | None = None,
     truth: Throughput | None = None,
     costs: Costs | None = None,
-    happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+    changes: Iterable[Iterator[tuple[float, Change]]] = (),
     horizon: float | None = None,
     watchers: tuple[loop.Watcher, ...] = (),
     progress: Callable[[int], None] | None = None,
@@ -57,7 +57,7 @@ def simulate(
         recorder=records,
         throughput=throughput if truth is None else truth,
         costs=costs,
-        happenings=happenings,
+        changes=changes,
         horizon=horizon,
     )
     ticks = 0

@@ -32,7 +32,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sim.job import TraceJob
 
-NOBODY = "all"
+DEFAULT_VC = "all"
 """The VC of jobs whose trace names none."""
 Row = Mapping[str, Any]
 _PHILLY_BEGAN = datetime(2017, 9, 4)  # midnight before its first job
@@ -119,7 +119,7 @@ def _philly(number: int, row: Row) -> TraceJob | None:
 
 def _itp(number: int, row: Row) -> TraceJob | None:
     return _job(
-        row["job_id"], NOBODY, float(row["submission_time"]), float(row["duration"]), int(row["num_gpu"])
+        row["job_id"], DEFAULT_VC, float(row["submission_time"]), float(row["duration"]), int(row["num_gpu"])
     )
 
 
@@ -131,7 +131,11 @@ def _alibaba(number: int, row: Row) -> TraceJob | None:
     if not devices or not row["scheduled_time"] or not row["deletion_time"]:
         return None
     duration = float(row["deletion_time"]) - float(row["scheduled_time"])
-    return _job(row["name"], NOBODY, float(row["creation_time"]), duration, devices) if duration > 0 else None
+    return (
+        _job(row["name"], DEFAULT_VC, float(row["creation_time"]), duration, devices)
+        if duration > 0
+        else None
+    )
 
 
 def _own(number: int, row: Row) -> TraceJob | None:
@@ -141,7 +145,7 @@ def _own(number: int, row: Row) -> TraceJob | None:
 
     request = JobRequest(
         id=JobId(str(row.get("id") or f"job-{number}")),
-        vc=str(row.get("vc") or NOBODY),
+        vc=str(row.get("vc") or DEFAULT_VC),
         submitted=float(row["submitted"]),
         devices=int(row["devices"]),
         **given("min_devices", int),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gyrostat.sched.cells.request import CellAffinity, CellRequest, PodGroup
 from gyrostat.sched.cells.spec import (
-    Assigned,
+    CellQuota,
     CellSpec,
     Hierarchy,
     PinnedCell,
@@ -55,7 +55,7 @@ def specs(draw: st.DrawFn, *, most_devices: int = 48, most_tops: int = 4) -> Cel
         tenant = next(vc for vc in spec.virtual_clusters if vc.name == name)
         counts = {cells.level: cells.count for cells in tenant.cells}
         counts[level] = counts.get(level, 0) + 1
-        cells = tuple(Assigned(hierarchy.name, at, count) for at, count in sorted(counts.items()))
+        cells = tuple(CellQuota(hierarchy.name, at, count) for at, count in sorted(counts.items()))
         spec = _if_sound(spec, replace(tenant, cells=cells))
     return spec
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.physical import PhysicalCells
-from gyrostat.sched.cells.plan import PlannedCell, PlannedPod, TooLittle, bind_roots, plan_pods, unbind_unused
+from gyrostat.sched.cells.plan import NoRoom, PlannedCell, PlannedPod, bind_roots, plan_pods, unbind_unused
 from gyrostat.sched.cells.request import (
     OPPORTUNISTIC,
     CellAffinity,
@@ -29,7 +29,7 @@ from gyrostat.sched.cells.request import (
     GrantedCell,
     PodGrant,
 )
-from gyrostat.sched.cells.shortfall import Shortfall, divide, gaps
+from gyrostat.sched.cells.shortfall import Shortfall, gaps, missing_by_tenant
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.tenant import HealthChange, Tenant, Usage
 from gyrostat.sched.cells.virtual import VirtualCells
@@ -85,9 +85,9 @@ class CellCluster:
                 refusal = refusal or pods
                 continue
             if request.priority == OPPORTUNISTIC:
-                result = self._lend(request, pool, pods)
+                result = self._allocate_opportunistic(request, pool, pods)
             else:
-                result = self._guarantee(request, tenant, pool, pods)
+                result = self._allocate_guaranteed(request, tenant, pool, pods)
             if isinstance(result, Grant):
                 self.record(result)
                 return result
@@ -155,7 +155,7 @@ class CellCluster:
 
     # Guaranteed jobs ----------------------------------------------------------------------------------------------
 
-    def _guarantee(
+    def _allocate_guaranteed(
         self, request: CellRequest, tenant: Tenant, pool: PhysicalCells, pods: list[PlannedPod]
     ) -> Grant | CellRefusal:
         pinned = request.pinned
@@ -163,9 +163,9 @@ class CellCluster:
         bound: list[tuple[VirtualCells, int]] = []
         while True:
             plan = plan_pods(request, groups, pods)
-            if isinstance(plan, TooLittle):
+            if isinstance(plan, NoRoom):
                 unbind_unused(bound)
-                return self._too_little(request, pool, groups, plan)
+                return self._refusal(request, pool, groups, plan)
             if not bind_roots(plan, bound):
                 break
         preempted = self._commit(request, plan)
@@ -211,8 +211,8 @@ class CellCluster:
             grants.append((pod.number, grant))
         return _granted(request, pool, grants, preempted)
 
-    def _too_little(
-        self, request: CellRequest, pool: PhysicalCells, groups: list[VirtualCells], failed: TooLittle
+    def _refusal(
+        self, request: CellRequest, pool: PhysicalCells, groups: list[VirtualCells], failed: NoRoom
     ) -> CellRefusal:
         kind = pool.hierarchy.types[failed.pod.level]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
@@ -229,16 +229,18 @@ class CellCluster:
 
     # Opportunistic jobs -------------------------------------------------------------------------------------------
 
-    def _lend(self, request: CellRequest, pool: PhysicalCells, pods: list[PlannedPod]) -> Grant | CellRefusal:
+    def _allocate_opportunistic(
+        self, request: CellRequest, pool: PhysicalCells, pods: list[PlannedPod]
+    ) -> Grant | CellRefusal:
         if request.pinned is not None:
             raise UsageError(f"job {request.job}: opportunistic jobs cannot ask for a pinned cell")
         grants: list[tuple[int, PodGrant]] = []
         lent: list[Cell] = []
         for place, pod in enumerate(pods):
-            pieces = self._idle_pieces(request, pool, pod)
+            pieces = self._idle_cells(request, pool, pod)
             if pieces is None:
                 for cell in reversed(lent):
-                    pool.take_back(*cell)
+                    pool.reclaim(*cell)
                 kind = pool.hierarchy.types[pod.level]
                 short = sum(1 for other in pods[place:] if other.devices == pod.devices)
                 reason = f"the cluster is {short} short of an idle {kind} with {pod.devices} devices"
@@ -250,16 +252,16 @@ class CellCluster:
             grants.append((pod.number, PodGrant(pool, request.vc, None, taken, pod.level + 1)))
         return _granted(request, pool, grants, ())
 
-    def _idle_pieces(self, request: CellRequest, pool: PhysicalCells, pod: PlannedPod) -> list[Cell] | None:
+    def _idle_cells(self, request: CellRequest, pool: PhysicalCells, pod: PlannedPod) -> list[Cell] | None:
         if pod.devices > pool.idle.left:
             return None
         soft = request.affinity is CellAffinity.SOFT
         for level in range(pod.level, pool.top + 1 if soft else pod.level + 1):
             if pod.devices <= pool.sizes[level]:
-                pieces = pool.far_away(level, pod.devices)
+                pieces = pool.farthest_idle(level, pod.devices)
                 if pieces is not None:
                     return pieces
-        return pool.anywhere(pod.devices) if soft else None
+        return pool.any_idle(pod.devices) if soft else None
 
     # Going --------------------------------------------------------------------------------------------------------
 
@@ -272,11 +274,11 @@ class CellCluster:
             pool = pod.pool
             for level, physical, root, index in pod.pieces:
                 if root is None:
-                    pool.take_back(level, physical)
+                    pool.reclaim(level, physical)
                     continue
                 group = tenant.group(pool, root, pod.pinned) if tenant else None
                 assert group is not None
-                drop_piece(group, level, index, physical)
+                release_cell(group, level, index, physical)
 
     # Health -------------------------------------------------------------------------------------------------------
 
@@ -295,10 +297,10 @@ class CellCluster:
                 owners[owner[0].vc] = None
             if healthy:
                 if owner is not None:
-                    owner[0].show_mended(device)
-                pool.mend_device(device)
+                    owner[0].repair(device)
+                pool.mark_healthy(device)
             else:
-                self._break(pool, device)
+                self._mark_bad(pool, device)
         return HealthChange(tuple(map(pool.device_name, changed)), tuple(jobs), tuple(owners))
 
     def restore_bad(self, device: str, virtual: int | None) -> None:
@@ -306,10 +308,10 @@ class CellCluster:
         for pool in self.pools.values():
             index = pool.layout.locate(pool.hierarchy, 0, device)
             if index is not None and index not in pool.bad_devices:
-                self._break(pool, index, virtual)
+                self._mark_bad(pool, index, virtual)
 
-    def _break(self, pool: PhysicalCells, device: int, virtual: int | None = None) -> None:
-        pool.break_device(device)
+    def _mark_bad(self, pool: PhysicalCells, device: int, virtual: int | None = None) -> None:
+        pool.mark_bad(device)
         owner = locate_owner(pool, device)
         if owner is None:
             return
@@ -317,7 +319,7 @@ class CellCluster:
         user = pool.user_of(device)
         grant = None if user is None else self.jobs[user]
         if grant is None or grant.priority == OPPORTUNISTIC:
-            group.carve(device, root, virtual)
+            group.reserve_bad(device, root, virtual)
             return
         level, physical, _, index = next(
             piece
@@ -326,7 +328,7 @@ class CellCluster:
             if pod.pool is pool and device // pool.sizes[piece.level] == piece.at
         )
         size = pool.sizes[level]
-        group.spoil(device, index * size + device - physical * size, grant.priority)
+        group.mark_bad(device, index * size + device - physical * size, grant.priority)
 
     def _devices_named(self, name: str) -> tuple[PhysicalCells, Sequence[int]]:
         for pool in self.pools.values():
@@ -372,25 +374,25 @@ class CellCluster:
                     for group in tenant.groups.get(pool.hierarchy.name, ())
                     if group.root == level
                 }
-                for vc, short in divide(-gap, needs).items():
+                for vc, short in missing_by_tenant(-gap, needs).items():
                     found.append(Shortfall(vc, pool.hierarchy.types[level], level + 1, short))
         return found
 
 
-def drop_piece(group: VirtualCells, level: int, index: int, physical: int) -> None:
+def release_cell(group: VirtualCells, level: int, index: int, physical: int) -> None:
     """A job leaves a cell; what is then without jobs loses its physical cell."""
     pool = group.pool
-    pool.leave(level, physical)
+    pool.release(level, physical)
     group.drop(level, index)
     root = index // (group.sizes[-1] // group.sizes[level])
     group.users[root] -= 1
-    spoiled = {device: group.unspoil(device) for device in pool.bad_within(level, physical)}
+    bad = {device: group.mark_healthy(device) for device in pool.bad_within(level, physical)}
     if group.users[root] or group.pinned is not None:
-        for device, virtual in spoiled.items():
-            group.carve(device, root, virtual)
-        group.loosen(level, index)
+        for device, virtual in bad.items():
+            group.reserve_bad(device, root, virtual)
+        group.unpin(level, index)
     else:
-        group.loosen(level, index)
+        group.unpin(level, index)
         group.unbind_root(root)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gyrostat.sched.cells.allocator import CellCluster, drop_piece, locate_owner
+from gyrostat.sched.cells.allocator import CellCluster, locate_owner, release_cell
 from gyrostat.sched.cells.physical import PhysicalCells
 from gyrostat.sched.cells.request import OPPORTUNISTIC, Grant, GrantedCell, PodGrant
 from gyrostat.sched.cells.spec import CellSpec
@@ -143,7 +143,7 @@ def _stored(grant: Grant) -> JobBinding:
 
 def _shown_as(pool: PhysicalCells, device: int) -> int | None:
     owner = locate_owner(pool, device)
-    return None if owner is None else owner[0].carved.get(device)
+    return None if owner is None else owner[0].bad_idle.get(device)
 
 
 class _Place(NamedTuple):
@@ -167,7 +167,7 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
             placed = _guarantee(cluster, pool, binding, every, exact)
             if placed is not None:
                 pinned = binding.pinned if exact else None
-                cluster.record(_grant(pool, binding, binding.priority, pinned, _like(places, placed)))
+                cluster.record(_grant(pool, binding, binding.priority, pinned, _by_pod(places, placed)))
                 if exact:
                     return None
                 return JobChange(
@@ -178,7 +178,7 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
         cluster.outside[binding.job] = binding
         return JobChange(binding.job, BindingChange.OUTSIDE, reason + "its devices belong to another job")
     apart = [
-        [GrantedCell(*cell, None, -1) for cell in pool.apart([(p.level, p.at) for p in pod])]
+        [GrantedCell(*cell, None, -1) for cell in pool.split_at_bounds([(p.level, p.at) for p in pod])]
         for pod in places
     ]
     for pieces in apart:
@@ -241,13 +241,13 @@ def _guarantee(
         found: tuple[VirtualCells, int] | None = None
         if exact and place.root is not None:
             group = tenant.group(pool, place.root, binding.pinned)
-            found = None if group is None else _same(group, place)
+            found = None if group is None else _bind_same(group, place)
         elif not exact:
             groups = tenant.groups.get(pool.hierarchy.name, [])
-            found = next((fit for group in groups if (fit := _other(group, place))), None)
+            found = next((fit for group in groups if (fit := _bind_other(group, place))), None)
         if found is None:
             for group, piece in reversed(done):
-                drop_piece(group, piece.level, piece.virtual, piece.at)
+                release_cell(group, piece.level, piece.virtual, piece.at)
             return None
         group, virtual = found
         group.users[virtual * group.sizes[place.level] // group.sizes[-1]] += 1
@@ -257,7 +257,7 @@ def _guarantee(
     return [piece for _, piece in done]
 
 
-def _same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
+def _bind_same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
     """The very virtual cell that the binding names, if the physical one can be bound to it."""
     pool, (level, at, _, virtual) = group.pool, place
     ratio = group.sizes[-1] // group.sizes[level] if level <= group.root else 0
@@ -276,7 +276,7 @@ def _same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None
     return None
 
 
-def _other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
+def _bind_other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
     """A virtual cell of the group's that the physical one can be bound to."""
     pool, (level, at, _, _) = group.pool, place
     if level > group.root or not pool.idle.is_free(level, at):
@@ -291,17 +291,17 @@ def _other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | Non
         group.bind_root(owner[1], around)
     elif owner[0] is not group:
         return None
-    virtual = group.partner(level, at, owner[1])
+    virtual = group.virtual_for(level, at, owner[1])
     if virtual is not None and group.views[0].is_free(level, virtual):
         return group, virtual
     if virtual is not None:
-        group.loosen(level, virtual)
+        group.unpin(level, virtual)
     if fresh:
         group.unbind_root(owner[1])
     return None
 
 
-def _like(places: list[list[_Place]], pieces: list[GrantedCell]) -> list[list[GrantedCell]]:
+def _by_pod(places: list[list[_Place]], pieces: list[GrantedCell]) -> list[list[GrantedCell]]:
     """The pieces, pod by pod."""
     rest = iter(pieces)
     return [[next(rest) for _ in pod] for pod in places]

@@ -16,24 +16,24 @@ def fair_shares(
 ) -> dict[str, int]:
     """Devices for each tenant that demands some, out of `capacity`. Ties go to the first in order of name."""
     shares = dict.fromkeys(demands, 0)
-    hungry = sorted(name for name, demand in demands.items() if demand > 0)
-    exact = {name: Fraction(weights.get(name, 1)) for name in hungry}
+    unsatisfied = sorted(name for name, demand in demands.items() if demand > 0)
+    exact = {name: Fraction(weights.get(name, 1)) for name in unsatisfied}
     # Whole rounds at once, while that leaves something over, then device by device.
-    while hungry:
-        level = Fraction(capacity, 1) / sum(exact[name] for name in hungry)
-        content = [name for name in hungry if demands[name] <= level * exact[name]]
-        if not content:
+    while unsatisfied:
+        level = Fraction(capacity, 1) / sum(exact[name] for name in unsatisfied)
+        satisfied = [name for name in unsatisfied if demands[name] <= level * exact[name]]
+        if not satisfied:
             break
-        for name in content:
+        for name in satisfied:
             shares[name] = demands[name]
             capacity -= demands[name]
-        hungry = [name for name in hungry if name not in content]
-    if hungry:
-        level = Fraction(capacity, 1) / sum(exact[name] for name in hungry)
-        for name in hungry:
+        unsatisfied = [name for name in unsatisfied if name not in satisfied]
+    if unsatisfied:
+        level = Fraction(capacity, 1) / sum(exact[name] for name in unsatisfied)
+        for name in unsatisfied:
             shares[name] = int(level * exact[name])
             capacity -= shares[name]
-    queue = [(Fraction(shares[name] + 1) / exact[name], name) for name in hungry]
+    queue = [(Fraction(shares[name] + 1) / exact[name], name) for name in unsatisfied]
     heapq.heapify(queue)
     while capacity > 0 and queue:
         _, name = heapq.heappop(queue)

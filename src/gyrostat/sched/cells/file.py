@@ -157,14 +157,14 @@ def read(text: str) -> tuple[CellFile | None, LineIndex, list[CellFileProblem]]:
         return None, LineIndex(lines), [CellFileProblem(1, "the file is empty")]
     plain = _plain(root, (), lines, problems)
     where = LineIndex(lines)
-    misshapen = list(_misshapen(plain, CellFile, (), where))
-    problems += [problem for _, problem in misshapen]
-    while misshapen:
-        if any(not path or path[0] == "cell_types" for path, _ in misshapen):
+    mismatches = list(_mismatches(plain, CellFile, (), where))
+    problems += [problem for _, problem in mismatches]
+    while mismatches:
+        if any(not path or path[0] == "cell_types" for path, _ in mismatches):
             return None, where, problems  # without all cell types the rest would only seem wrong
-        for path in sorted({path for path, _ in misshapen}, key=_order, reverse=True):
-            _leave_out(plain, path)
-        misshapen = list(_misshapen(plain, CellFile, (), where))
+        for path in sorted({path for path, _ in mismatches}, key=_order, reverse=True):
+            _delete(plain, path)
+        mismatches = list(_mismatches(plain, CellFile, (), where))
     return msgspec.convert(plain, CellFile), where, problems
 
 
@@ -172,7 +172,7 @@ def _order(path: Path) -> list[tuple[bool, str | int]]:
     return [(isinstance(key, str), key) for key in path]
 
 
-def _leave_out(plain: Any, path: Path) -> None:
+def _delete(plain: Any, path: Path) -> None:
     for key in path[:-1]:
         plain = plain[key]
     del plain[path[-1]]
@@ -211,7 +211,7 @@ def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[C
         return None
 
 
-def _misshapen(
+def _mismatches(
     value: Any, wanted: Any, path: Path, lines: LineIndex
 ) -> Iterator[tuple[Path, CellFileProblem]]:
     """Every place where `value` does not have the shape of `wanted`."""
@@ -220,38 +220,40 @@ def _misshapen(
         wanted = args[0]
         origin, args = typing.get_origin(wanted), typing.get_args(wanted)
     if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct) and isinstance(value, dict):
-        yield from _misshapen_struct(value, wanted, path, lines)
+        yield from _struct_mismatches(value, wanted, path, lines)
     elif origin is dict and isinstance(value, dict):
         for key, item in value.items():
-            yield from _misshapen(key, args[0], (*path, key), lines)
-            yield from _misshapen(item, args[1], (*path, key), lines)
+            yield from _mismatches(key, args[0], (*path, key), lines)
+            yield from _mismatches(item, args[1], (*path, key), lines)
     elif origin is list and isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _misshapen(item, args[0], (*path, place), lines)
+            yield from _mismatches(item, args[0], (*path, place), lines)
     else:
         try:
             msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
-            yield path, CellFileProblem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
+            yield path, CellFileProblem(lines(*path), f"{_path_name(path)} {_short(value)}: {error}")
 
 
-def _misshapen_struct(
+def _struct_mismatches(
     value: dict[str, Any], wanted: type[msgspec.Struct], path: Path, lines: LineIndex
 ) -> Iterator[tuple[Path, CellFileProblem]]:
     fields = {field.name: field for field in msgspec.structs.fields(wanted)}
     for key in value.keys() - fields.keys():
         yield (
             (*path, key),
-            CellFileProblem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}"),
+            CellFileProblem(
+                lines(*path, key), f"{_path_name(path)} has no {key!r}; it has {', '.join(fields)}"
+            ),
         )
     for name, field in fields.items():
         if name in value:
-            yield from _misshapen(value[name], field.type, (*path, name), lines)
+            yield from _mismatches(value[name], field.type, (*path, name), lines)
         elif field.required:
-            yield path, CellFileProblem(lines(*path), f"{_told(path)} needs {name!r}")
+            yield path, CellFileProblem(lines(*path), f"{_path_name(path)} needs {name!r}")
 
 
-def _told(path: Path) -> str:
+def _path_name(path: Path) -> str:
     return ".".join(map(str, path)) or "the file"
 
 

@@ -39,7 +39,7 @@ class FreeLists:
         self.clear = [bytearray([level + 1]) * row for level, row in enumerate(rows)]
         self.within = [[0] * row for row in rows]
         """For cells within bound ones: `low`, or out of reach because a virtual cell has it already."""
-        self.touched = [bytearray(row) for row in rows]
+        self.nonzero = [bytearray(row) for row in rows]
         """Whether `within` is not 0: bytes are searched faster than numbers."""
         self.lists: list[list[list[int]]] = [[[] for _ in range(level + 2)] for level in range(len(sizes))]
         """Free cells by level and `clear`, as `low` * width + index, sorted."""
@@ -96,7 +96,7 @@ class FreeLists:
             for key in lists[clear]:
                 index = key % self.width
                 if total_over is None or self._leaves_enough(block, index, level, total_over):
-                    found = self._quietest_within(block, index, level)
+                    found = self._least_used_within(block, index, level)
                     if best is None or found < best:
                         best = found
                     break
@@ -126,7 +126,7 @@ class FreeLists:
                     break
         return index
 
-    def _quietest_within(self, block: int, index: int, level: int) -> tuple[int, int]:
+    def _least_used_within(self, block: int, index: int, level: int) -> tuple[int, int]:
         while block > level:
             split = self.splits[block]
             block -= 1
@@ -260,20 +260,20 @@ class FreeLists:
         """The cell of `level` in a bound `parent` that no virtual cell has yet, with the fewest opportunistic devices."""
         split = self.splits[level + 1]
         first = parent * split
-        untouched = self.touched[level].find(0, first, first + split)
+        untouched = self.nonzero[level].find(0, first, first + split)
         if untouched >= 0:
             return untouched
         children = self.within[level][first : first + split]
         return first + children.index(min(children))
 
-    def hand_out(self, level: int, index: int) -> None:
+    def mark_assigned(self, level: int, index: int) -> None:
         """A virtual cell within a bound one has this cell."""
         self.within[level][index] += TAKEN
-        self.touched[level][index] = True
+        self.nonzero[level][index] = True
 
-    def hand_back(self, level: int, index: int) -> None:
+    def mark_unassigned(self, level: int, index: int) -> None:
         self.within[level][index] -= TAKEN
-        self.touched[level][index] = self.within[level][index] > 0
+        self.nonzero[level][index] = self.within[level][index] > 0
 
     # Counting ------------------------------------------------------------------------------------------------
 
@@ -292,7 +292,7 @@ class FreeLists:
             cells = slice(index * ratio, (index + 1) * ratio)
             costs = [cost + each for cost in self.within[below][cells]]
             self.within[below][cells] = costs
-            self.touched[below][cells] = bytes(map(bool, costs))
+            self.nonzero[below][cells] = bytes(map(bool, costs))
             self.clear[below][cells] = bytes([0 if lent else below + 1]) * ratio
         while level < self.top:
             split = self.splits[level + 1]
@@ -302,7 +302,7 @@ class FreeLists:
             index //= split
             cost = self.within[level][index] + change
             self.within[level][index] = cost
-            self.touched[level][index] = cost > 0
+            self.nonzero[level][index] = cost > 0
             left = self.low[level][index] + change
             self.low[level][index] = left
             if left:

@@ -43,7 +43,7 @@ class PhysicalCells(FreeLists):
         self.idle.take(level, index)
         self.used[level][index] = job
 
-    def leave(self, level: int, index: int) -> None:
+    def release(self, level: int, index: int) -> None:
         del self.used[level][index]
         self._idle_again(level, index)
 
@@ -53,7 +53,7 @@ class PhysicalCells(FreeLists):
         self.lent[level][index] = job
         self.mark_low(level, index, lent=True)
 
-    def take_back(self, level: int, index: int) -> None:
+    def reclaim(self, level: int, index: int) -> None:
         del self.lent[level][index]
         self.mark_low(level, index, lent=False)
         self._idle_again(level, index)
@@ -86,20 +86,20 @@ class PhysicalCells(FreeLists):
 
     # Opportunistic jobs -------------------------------------------------------------------------------------------
 
-    def far_away(self, level: int, devices: int) -> list[Cell] | None:
+    def farthest_idle(self, level: int, devices: int) -> list[Cell] | None:
         """Idle devices within one cell of `level`, farthest from cells that are bound."""
         for block in range(self.top, level - 1, -1):
             for clear in range(level + 1, block + 2):
                 listed = self.lists[block][clear]
                 if listed:
                     cell = self._clear_within(block, listed[-1] % self.width, level, last=True)
-                    return self.apart(self.idle.carve(level, cell, devices))
+                    return self.split_at_bounds(self.idle.carve(level, cell, devices))
         room = self.idle.find(level, devices)
         if room is None:
             return None
-        return self.apart(self.idle.carve(level, room.at, devices))
+        return self.split_at_bounds(self.idle.carve(level, room.at, devices))
 
-    def anywhere(self, devices: int) -> list[Cell] | None:
+    def any_idle(self, devices: int) -> list[Cell] | None:
         """Idle devices with no regard to where they are."""
         if devices > self.idle.left:
             return None
@@ -109,7 +109,7 @@ class PhysicalCells(FreeLists):
             room = self.idle.fullest()
             assert room is not None
             share = min(devices, room.free)
-            for piece in self.apart(self.idle.carve(self.top, room.at, share)):
+            for piece in self.split_at_bounds(self.idle.carve(self.top, room.at, share)):
                 self.idle.take(*piece)
                 taken.append(piece)
             devices -= share
@@ -118,7 +118,7 @@ class PhysicalCells(FreeLists):
             pieces.append(piece)
         return pieces[::-1]
 
-    def apart(self, pieces: Sequence[tuple[int, int]]) -> list[Cell]:
+    def split_at_bounds(self, pieces: Sequence[tuple[int, int]]) -> list[Cell]:
         """Pieces that lie wholly in or wholly outside bound cells (pinned cells are bound without being used)."""
         result: list[Cell] = []
         for level, index in pieces:
@@ -126,14 +126,14 @@ class PhysicalCells(FreeLists):
             if bound and bound != self.sizes[level]:
                 split = self.splits[level]
                 children = [Cell(level - 1, child) for child in range(index * split, (index + 1) * split)]
-                result += self.apart(children)
+                result += self.split_at_bounds(children)
             else:
                 result.append(Cell(level, index))
         return result
 
     # Health -------------------------------------------------------------------------------------------------------
 
-    def break_device(self, device: int) -> None:
+    def mark_bad(self, device: int) -> None:
         self.bad_devices.add(device)
         self.bad[0][device] = 1
         self._raise(self.bad, 0, device, 1)
@@ -142,7 +142,7 @@ class PhysicalCells(FreeLists):
         if self.user_of(device) is None:
             self.idle.take(0, device)
 
-    def mend_device(self, device: int) -> None:
+    def mark_healthy(self, device: int) -> None:
         self.bad_devices.discard(device)
         self.bad[0][device] = 0
         self._raise(self.bad, 0, device, -1)

@@ -23,7 +23,7 @@ class PlannedPod(NamedTuple):
     level: int
 
 
-class TooLittle(NamedTuple):
+class NoRoom(NamedTuple):
     """Why there is no plan: the first pod that had no room, and how many like it."""
 
     pod: PlannedPod
@@ -32,32 +32,32 @@ class TooLittle(NamedTuple):
 
 def plan_pods(
     request: CellRequest, groups: list[VirtualCells], pods: list[PlannedPod]
-) -> list[list[PlannedCell]] | TooLittle:
+) -> list[list[PlannedCell]] | NoRoom:
     """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
     plan = _plan_seen_by(0, request, groups, pods)
-    if not request.priority or not isinstance(plan, TooLittle):
+    if not request.priority or not isinstance(plan, NoRoom):
         return plan
     lower = {held for group in groups for held in group.priorities if held < request.priority}
     for priority in sorted(lower):
         plan = _plan_seen_by(priority + 1, request, groups, pods)
-        if not isinstance(plan, TooLittle):
+        if not isinstance(plan, NoRoom):
             break
     return plan
 
 
 def _plan_seen_by(
     priority: int, request: CellRequest, groups: list[VirtualCells], pods: list[PlannedPod]
-) -> list[list[PlannedCell]] | TooLittle:
+) -> list[list[PlannedCell]] | NoRoom:
     """The plan of one who sees only jobs of this priority and above."""
     if len(pods) == 1:
         placed = _place(priority, request.affinity, groups, pods[0], alone=True)
-        return TooLittle(pods[0], 1) if placed is None else [placed]
+        return NoRoom(pods[0], 1) if placed is None else [placed]
     plan: list[list[PlannedCell]] = []
     failed = None
     for place, pod in enumerate(pods):
         placed = _place(priority, request.affinity, groups, pod, alone=False)
         if placed is None:
-            failed = TooLittle(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
+            failed = NoRoom(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
             break
         plan.append(placed)
     for group, level, index in (piece for placed in reversed(plan) for piece in reversed(placed)):

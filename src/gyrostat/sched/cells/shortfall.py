@@ -36,7 +36,7 @@ def gaps(free: Sequence[int], needed: Sequence[int], splits: Sequence[int]) -> l
     return result
 
 
-def divide(missing: int, needs: Mapping[str, int]) -> dict[str, int]:
+def missing_by_tenant(missing: int, needs: Mapping[str, int]) -> dict[str, int]:
     """Who lacks the `missing` cells: whoever needs most, one by one; ties go to the first name."""
     left = dict(needs)
     lacking: dict[str, int] = {}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.file import CellFile, CellFileProblem, LineIndex, TopCellEntry, read
-from gyrostat.sched.cells.shortfall import divide, gaps
+from gyrostat.sched.cells.shortfall import gaps, missing_by_tenant
 
 OPPORTUNISTIC = -1
 """The priority of jobs that run on what others leave, and go when these come. Guaranteed priorities are 0 and more."""
@@ -67,7 +67,7 @@ class PinnedCell:
 
 
 @dataclass(frozen=True)
-class Assigned:
+class CellQuota:
     """So many cells of a level belong to a virtual cluster."""
 
     hierarchy: str
@@ -80,7 +80,7 @@ class VirtualCluster:
     """A tenant: its cells, its pinned cells, and its weight among those who want opportunistic devices."""
 
     name: str
-    cells: tuple[Assigned, ...] = ()
+    cells: tuple[CellQuota, ...] = ()
     pinned: tuple[PinnedCell, ...] = ()
     weight: float = 1.0
 
@@ -181,7 +181,7 @@ def parse(text: str) -> tuple[CellSpec | None, list[CellFileProblem]]:
     return (None if problems else spec), sorted(problems)
 
 
-def sound(spec: CellSpec) -> CellSpec:
+def validated(spec: CellSpec) -> CellSpec:
     """A spec that was made in Python, if all tenants' cells fit."""
     problems = list(check(spec))
     if problems:
@@ -210,7 +210,7 @@ def check(spec: CellSpec, lines: LineIndex | None = None) -> Iterator[CellFilePr
         for level, gap in enumerate(gaps(free, needed, hierarchy.splits)):
             if gap >= 0:
                 continue
-            lacking = divide(-gap, {vc: n for (vc, at), n in needs.items() if at == level})
+            lacking = missing_by_tenant(-gap, {vc: n for (vc, at), n in needs.items() if at == level})
             kind = hierarchy.types[level]
             for vc_name, short in lacking.items():
                 yield CellFileProblem(
@@ -426,7 +426,7 @@ class _Reader:
             for kind_name, count in entry.cells.items():
                 kind = self._find(hierarchies, kind_name, *path, "cells", kind_name)
                 if kind is not None:
-                    cells.append(Assigned(kind[0].name, kind[1], count))
+                    cells.append(CellQuota(kind[0].name, kind[1], count))
             for pin_name, pin in entry.pinned.items():
                 kind = self._find(hierarchies, pin.cell, *path, "pinned", pin_name, "cell")
                 if kind is not None:

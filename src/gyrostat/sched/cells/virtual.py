@@ -45,15 +45,15 @@ class VirtualCells:
         """How many pieces jobs have of each of the tenant's cells."""
         self.holders: list[dict[int, tuple[str, int]]] = [{} for _ in self.sizes]
         """Which job has a virtual cell, and its priority."""
-        self.carved: dict[int, int] = {}
+        self.bad_idle: dict[int, int] = {}
         """Bad devices in bound cells that no guaranteed job has, and the virtual devices that stand for them."""
-        self.spoiled: dict[int, tuple[int, int]] = {}
+        self.bad_in_use: dict[int, tuple[int, int]] = {}
         """Bad devices that a job still has: virtual device and the job's priority. Higher ones must not take them over."""
 
     @property
     def bad(self) -> int:
         """Bad devices in bound cells: those that the tenant has been shown."""
-        return len(self.carved) + len(self.spoiled)
+        return len(self.bad_idle) + len(self.bad_in_use)
 
     def view(self, priority: int) -> Forest:
         forest = self.views.get(priority)
@@ -63,7 +63,7 @@ class VirtualCells:
                 for index, (_, held_by) in held.items():
                     if held_by >= priority:
                         forest.take(level, index)
-            for virtual, held_by in self.spoiled.values():
+            for virtual, held_by in self.bad_in_use.values():
                 if held_by < priority:
                     forest.take(0, virtual)
             self.views[priority] = forest
@@ -122,15 +122,15 @@ class VirtualCells:
             self.pool.needed[self.root] -= 1
         bad = self.pool.bad_within(self.root, physical)
         for device in bad:
-            self.carve(device, root)
+            self.reserve_bad(device, root)
         return bool(bad)
 
     def unbind_root(self, root: int) -> None:
         """Nothing runs in the cell any more."""
         physical = self.physical[self.root][root]
         for device in self.pool.bad_within(self.root, physical):
-            if device in self.carved:
-                self.uncarve(device)
+            if device in self.bad_idle:
+                self.release_bad(device)
         self.physical[self.root][root] = -1
         del self.pool.owners[self.root][physical]
         self.bound -= 1
@@ -150,61 +150,61 @@ class VirtualCells:
 
     def pin(self, level: int, index: int, physical: int) -> None:
         self.physical[level][index] = physical
-        self.pool.hand_out(level, physical)
+        self.pool.mark_assigned(level, physical)
 
-    def loosen(self, level: int, index: int) -> None:
+    def unpin(self, level: int, index: int) -> None:
         """Take physical cells from virtual ones, from this one upwards, in which nothing is any more."""
         free, pool = self.views[0].free, self.pool
         while level < self.root and free[level][index] == self.sizes[level]:
             physical = self.physical[level][index]
             if physical >= 0:
-                pool.hand_back(level, physical)
+                pool.mark_unassigned(level, physical)
                 self.physical[level][index] = -1
             level += 1
             index //= pool.splits[level]
 
     # Bad devices --------------------------------------------------------------------------------------------------
 
-    def carve(self, device: int, root: int, virtual: int | None = None) -> None:
+    def reserve_bad(self, device: int, root: int, virtual: int | None = None) -> None:
         """Let a virtual device stand for a bad one that no job has, so that nothing is placed there."""
-        if virtual is None or not self._can_stand(virtual, device, root):
-            virtual = self.partner(0, device, root)
+        if virtual is None or not self._can_represent(virtual, device, root):
+            virtual = self.virtual_for(0, device, root)
             assert virtual is not None, "a bad device in a bound cell has a partner, bound or to be bound"
-        self.carved[device] = virtual
+        self.bad_idle[device] = virtual
         self.hold(0, virtual, _NOBODY, _ALWAYS)
 
-    def _can_stand(self, virtual: int, device: int, root: int) -> bool:
+    def _can_represent(self, virtual: int, device: int, root: int) -> bool:
         if virtual // self.sizes[-1] != root or not self.views[0].is_free(0, virtual):
             return False
         return self.pin_path(0, virtual, device)
 
-    def uncarve(self, device: int) -> None:
-        virtual = self.carved.pop(device)
+    def release_bad(self, device: int) -> None:
+        virtual = self.bad_idle.pop(device)
         self.drop(0, virtual)
-        self.loosen(0, virtual)
+        self.unpin(0, virtual)
 
-    def show_mended(self, device: int) -> None:
-        if device in self.carved:
-            self.uncarve(device)
+    def repair(self, device: int) -> None:
+        if device in self.bad_idle:
+            self.release_bad(device)
         else:
-            self.unspoil(device)
+            self.mark_healthy(device)
 
-    def spoil(self, device: int, virtual: int, priority: int) -> None:
+    def mark_bad(self, device: int, virtual: int, priority: int) -> None:
         """A device broke under a job of this priority."""
-        self.spoiled[device] = (virtual, priority)
+        self.bad_in_use[device] = (virtual, priority)
         for seen_by, forest in self.views.items():
             if seen_by > priority:
                 forest.take(0, virtual)
 
-    def unspoil(self, device: int) -> int:
+    def mark_healthy(self, device: int) -> int:
         """The virtual device that stood for it."""
-        virtual, priority = self.spoiled.pop(device)
+        virtual, priority = self.bad_in_use.pop(device)
         for seen_by, forest in self.views.items():
             if seen_by > priority:
                 forest.give(0, virtual)
         return virtual
 
-    def partner(self, level: int, physical: int, root: int) -> int | None:
+    def virtual_for(self, level: int, physical: int, root: int) -> int | None:
         """The virtual cell for a physical one: cells on the way that are not bound yet get the first free partners.
 
         None if the physical cell, or one around it, cannot be one of this tenant's cell `root`.

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gyrostat.core.devices import Counts, DeviceId, Devices
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.sched.placers.room import Candidate
+from gyrostat.sched.placers.preemption import Candidate
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Placer(Protocol):
         Refused: the part is as it was.
         """
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         """Which of the `candidates` (of the same VC, the last first) must give up their guaranteed part for `place`
@@ -73,14 +73,16 @@ class Placer(Protocol):
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
         """Turn the borrowed part into the guaranteed one, if the job holds nothing else: in place, or moved."""
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
         """Move the part to where it leaves the larger holes; refused if it is best where it is."""
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         """These are gone. Returns the parts that lost some, each with what it has left."""
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         """These are there again, and free."""
 
-    def choose(self, type_: str, number: int) -> Devices:
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
         """Devices whose loss hurts least, for those who may take so many: free ones, then borrowed, then the rest."""

@@ -29,8 +29,8 @@ from gyrostat.sched.cells.request import (
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.virtual import VirtualCells
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
-from gyrostat.sched.placers.room import Candidate, Want, choose_victims
-from gyrostat.sched.placers.withdraw import least_harm
+from gyrostat.sched.placers.preemption import Candidate, Demand, choose_victims
+from gyrostat.sched.placers.withdraw import least_disruptive
 
 
 def fleet_of(spec: CellSpec) -> Fleet:
@@ -125,7 +125,7 @@ class CellPlacer:
             added.append(answer)
         return DevicesPlaced(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
@@ -139,7 +139,7 @@ class CellPlacer:
             for level, whole in enumerate(group.views[0].whole)
             if level >= hierarchy.node_level
         )
-        want = Want(
+        demand = Demand(
             devices=wanted,
             short=wanted - self._room(request.vc, type_),
             fits=str(request.affinity) == "soft",
@@ -147,7 +147,7 @@ class CellPlacer:
             empty=empty,
             available=lambda node: size - self._on_node.get((tenant, node), 0),
         )
-        return choose_victims(candidates, want, self.fleet.node_of)
+        return choose_victims(candidates, demand, self.fleet.node_of)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
         part = JobPart(request.id, borrowed)
@@ -184,7 +184,9 @@ class CellPlacer:
             placed = DevicesPlaced(placed.devices, tuple(job for job in placed.victims if job != request.id))
         return placed
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
         part = JobPart(request.id, borrowed)
         if borrowed or self.fleet.spread(devices) != 1 or len(self._gangs[part]) != 1:
             return PlacementRefused("only a guaranteed job within one node is moved to pack nodes")
@@ -205,7 +207,7 @@ class CellPlacer:
             else PlacementRefused("it is best where it is")
         )
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         gone = [device for device in devices if device not in self._gone]
         lost: dict[JobPart, Devices] = {}
         for device in gone:
@@ -227,14 +229,14 @@ class CellPlacer:
             left.append((part, self._held.get(part, ())))
         return left
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         for device in devices:
             if device in self._gone:
                 self._gone.remove(device)
                 self._cells.set_health(self._name(device), True)
 
-    def choose(self, type_: str, number: int) -> Devices:
-        return least_harm(self.fleet, type_, number, self._owner, self._gone)
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
+        return least_disruptive(self.fleet, type_, number, self._owner, self._gone)
 
     # How it asks for cells.
 

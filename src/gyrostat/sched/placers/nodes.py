@@ -19,8 +19,8 @@ from itertools import islice
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
-from gyrostat.sched.placers.room import Candidate, Want, choose_victims
-from gyrostat.sched.placers.withdraw import least_harm
+from gyrostat.sched.placers.preemption import Candidate, Demand, choose_victims
+from gyrostat.sched.placers.withdraw import least_disruptive
 
 
 class NodePlacer:
@@ -79,11 +79,11 @@ class NodePlacer:
         for type_, number in more.items():
             if not self._grow(part, request, type_, number, victims):
                 assert not victims
-                self._become(part, request, has)
+                self._set_held(part, request, has)
                 return PlacementRefused(f"no {number} {type_} close enough together")
         return DevicesPlaced(self._held.get(part, ()), tuple(victims))
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
@@ -91,7 +91,7 @@ class NodePlacer:
         if self._quotas is not None:
             left = self._quotas.get(request.vc, {}).get(type_, 0) - self._used.get((request.vc, type_), 0)
             short = max(short, wanted - left)
-        want = Want(
+        demand = Demand(
             devices=wanted,
             short=short,
             fits=request.affinity is Affinity.SOFT or self._find(type_, wanted, request.affinity) is not None,
@@ -99,7 +99,7 @@ class NodePlacer:
             empty=len(self._by_free[type_][-1]),
             available=self._available,
         )
-        return choose_victims(candidates, want, self.fleet.node_of)
+        return choose_victims(candidates, demand, self.fleet.node_of)
 
     def _available(self, position: int) -> int:
         borrowers = self._borrowers[position]
@@ -109,23 +109,25 @@ class NodePlacer:
         part = JobPart(request.id, borrowed)
         if any(device in self._gone or self._owner.get(device, part) != part for device in devices):
             return False
-        self._become(part, request, devices)
+        self._set_held(part, request, devices)
         return True
 
     def release(self, job: JobId, borrowed: bool) -> None:
         part = JobPart(job, borrowed)
-        self._give(part, self._held.get(part, ()))
+        self._release(part, self._held.get(part, ()))
 
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
         borrowed = JobPart(request.id, True)
         devices = self._held[borrowed]
         if (refusal := self._over_quota(request, self.fleet.count(devices))) is not None:
             return refusal
-        self._give(borrowed, devices)
+        self._release(borrowed, devices)
         self._take(JobPart(request.id, False), request, list(devices))
         return DevicesPlaced(devices)
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
         part = JobPart(request.id, borrowed)
         if self.fleet.spread(devices) != 1 or request.devices != len(devices):
             return PlacementRefused("only a job within one node is moved to pack nodes")
@@ -135,33 +137,33 @@ class NodePlacer:
         for free in range(len(devices), room + 1):
             for position in self._by_free[type_][free]:
                 if position != here and free < room + len(devices):
-                    self._give(part, devices)
+                    self._release(part, devices)
                     self._take(part, request, self._free[position][: len(devices)])
                     return DevicesPlaced(self._held[part])
         return PlacementRefused("it is best where it is")
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         lost: dict[JobPart, list[DeviceId]] = {}
         for device in devices:
             if device in self._gone:
                 continue
             if (part := self._owner.get(device)) is not None:
                 lost.setdefault(part, []).append(device)
-                self._give(part, (device,))
+                self._release(part, (device,))
             self._set_free(device, False)
             self._gone.add(device)
             self._totals[self.fleet.type_of(device)] -= 1
         return [(part, self._held.get(part, ())) for part in lost]
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         for device in devices:
             if device in self._gone:
                 self._gone.remove(device)
                 self._set_free(device, True)
                 self._totals[self.fleet.type_of(device)] += 1
 
-    def choose(self, type_: str, number: int) -> Devices:
-        return least_harm(self.fleet, type_, number, self._owner, self._gone)
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
+        return least_disruptive(self.fleet, type_, number, self._owner, self._gone)
 
     # How it finds a place.
 
@@ -201,7 +203,7 @@ class NodePlacer:
         if found is None and request.elastic and not same_type:
             found = self._within(type_, number, -(-request.devices // self._largest[type_]))
         if found is None and not part.borrowed:
-            found = self._drive_out(type_, number, request.affinity, victims)
+            found = self._reclaim(type_, number, request.affinity, victims)
         if found is None:
             return False
         self._take(part, request, found)
@@ -219,7 +221,7 @@ class NodePlacer:
         found = self._find(type_, whole, Affinity.HARD)
         if found is None:
             return False
-        self._give(part, tuple(old))
+        self._release(part, tuple(old))
         self._take(part, request, found)
         return True
 
@@ -254,7 +256,7 @@ class NodePlacer:
             found += self._free[position][: number - len(found)]
         return found if len(found) == number else None
 
-    def _drive_out(
+    def _reclaim(
         self, type_: str, number: int, affinity: Affinity, victims: list[JobId]
     ) -> list[DeviceId] | None:
         """Make room where the fewest borrowed devices are in the way."""
@@ -302,13 +304,13 @@ class NodePlacer:
                 for p in sorted(per_node, key=lambda p: (len(per_node[p]), -p))
                 for d in reversed(per_node[p])
             ]
-            self._give(part, tuple(order[:number]))
+            self._release(part, tuple(order[:number]))
 
     # The books.
 
-    def _become(self, part: JobPart, request: JobRequest, devices: Devices) -> None:
+    def _set_held(self, part: JobPart, request: JobRequest, devices: Devices) -> None:
         has = self._held.get(part, ())
-        self._give(part, tuple(device for device in has if device not in devices))
+        self._release(part, tuple(device for device in has if device not in devices))
         self._take(part, request, [device for device in devices if device not in has])
 
     def _take(self, part: JobPart, request: JobRequest, devices: list[DeviceId]) -> None:
@@ -334,7 +336,7 @@ class NodePlacer:
                 key = (request.vc, node.type)
                 self._used[key] = self._used.get(key, 0) + number
 
-    def _give(self, part: JobPart, devices: Devices) -> None:
+    def _release(self, part: JobPart, devices: Devices) -> None:
         if not devices:
             return
         gone = set(devices)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused, Placer
-from gyrostat.sched.placers.room import Candidate
+from gyrostat.sched.placers.preemption import Candidate
 
 
 class PrivatePlacer:
@@ -42,10 +42,10 @@ class PrivatePlacer:
         self._vc[request.id] = request.vc
         return self._placers[request.vc].place(request, counts, borrowed)
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
-        return self._placers[request.vc].make_room(request, counts, candidates)
+        return self._placers[request.vc].victims_for(request, counts, candidates)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
         self._vc[request.id] = request.vc
@@ -57,22 +57,26 @@ class PrivatePlacer:
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
         return PlacementRefused("nothing is lent here")
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
-        return self._placers[request.vc].pack(request, devices, borrowed)
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
+        return self._placers[request.vc].defragment(request, devices, borrowed)
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         return [
-            loss for vc, mine in self._split(devices).items() for loss in self._placers[vc].take_away(mine)
+            loss
+            for vc, mine in self._split(devices).items()
+            for loss in self._placers[vc].remove_devices(mine)
         ]
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         for vc, mine in self._split(devices).items():
-            self._placers[vc].give_back(mine)
+            self._placers[vc].add_devices(mine)
 
-    def choose(self, type_: str, number: int) -> Devices:
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
         chosen: list[DeviceId] = []
         for placer in self._placers.values():
-            chosen += placer.choose(type_, number - len(chosen))
+            chosen += placer.choose_to_withdraw(type_, number - len(chosen))
         return tuple(sorted(chosen))
 
     def _split(self, devices: Iterable[DeviceId]) -> dict[str, list[DeviceId]]:

@@ -8,7 +8,7 @@ from gyrostat.core.devices import DeviceId, Devices, Fleet
 from gyrostat.sched.placers.base import JobPart
 
 
-def least_harm(
+def least_disruptive(
     fleet: Fleet, type_: str, number: int, owner: Mapping[DeviceId, JobPart], gone: Container[DeviceId]
 ) -> Devices:
     """Free ones, then borrowed ones, then the rest; of each kind those on nodes where least is in use. Fewer if there

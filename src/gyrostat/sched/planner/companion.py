@@ -125,7 +125,7 @@ class Companion:
         }
         return replace(self, profile=replace(self.profile, speeds=speeds), facts=facts, _table={})
 
-    def to_give_back(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+    def to_release(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
         """Role 3: what was added since `before`, if what was measured says that it did not help. Nothing otherwise."""
         then, since = self.facts.get(devices_key(before)), self.facts.get(devices_key(now))
         if then is None or since is None or since > then:

@@ -198,7 +198,7 @@ def _better(
     kinds = choice.kinds
     types = [kind.name for kind in kinds]
     slowest = virtual_workers * kinds[-1].seconds
-    for time in _paces(kinds, choice.shortest):
+    for time in _step_times(kinds, choice.shortest):
         if best is not None and time + choice.exchange > best.step * (1 + _ROUNDING):
             break
         used = _fewest(kinds, virtual_workers, time)
@@ -221,7 +221,7 @@ def _better(
     return best
 
 
-def _paces(kinds: Sequence[_Kind], shortest: float) -> Iterator[float]:
+def _step_times(kinds: Sequence[_Kind], shortest: float) -> Iterator[float]:
     """The times before the exchange that are worth a look, ascending: none is shorter than if all devices were always busy."""
     if len(kinds) == 1:
         return _multiples(kinds[0].seconds, shortest)

@@ -15,11 +15,11 @@ from __future__ import annotations
 import heapq
 import math
 
-from gyrostat.core.devices import told
+from gyrostat.core.devices import format_counts
 from gyrostat.sched.estimates import unhelpful
-from gyrostat.sched.policies.proposals import Table, grow, grow_borrowed
+from gyrostat.sched.policies.proposals import TentativeAllocation, grow, grow_borrowed
 from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy
-from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -39,18 +39,18 @@ class EasyScale(SteadyPolicy):
         return (0 if now >= overdue else 1, job.request.submitted), overdue if now < overdue else math.inf
 
     def assign(self, view: VcView, now: float) -> DeviceTargets:
-        table = Table(view, mixed=self.mixed)
-        self._give_back(table, view)
+        table = TentativeAllocation(view, mixed=self.mixed)
+        self._release_unhelpful(table, view)
         self._start(table, view)
         if any(table.free.values()):
             self._grow(table, view, now)
         return table.assignment
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
-    def _give_back(self, table: Table, view: VcView) -> None:
+    def _release_unhelpful(self, table: TentativeAllocation, view: VcView) -> None:
         """Devices that were added and did not help; a job that moved to another type moves back if there is room."""
         for job in view.holding:
             if not (added := unhelpful(job)) or job.borrowed:
@@ -61,24 +61,24 @@ class EasyScale(SteadyPolicy):
                 kept = dict(job.before)
             fits = all(table.free.get(type_, 0) + held.get(type_, 0) >= n for type_, n in kept.items())
             if fits and sum(kept.values()) >= max(job.request.smallest, 1):
-                table.give(job, kept, f"no faster since it was given {told(added)} more")
+                table.assign(job, kept, f"no faster since it was given {format_counts(added)} more")
                 table.assignment.released.add(job.id)
 
-    def _start(self, table: Table, view: VcView) -> None:
+    def _start(self, table: TentativeAllocation, view: VcView) -> None:
         """Everybody who waits gets a first device, free or from whoever loses least by giving one up."""
         donors: _Donors | None = None
         for job in sorted((*view.waiting, *view.borrowing), key=lambda each: each.entry or ()):
             first = max(job.request.smallest, 1) if job.request.elastic else job.request.devices
             if (type_ := table.fastest(job, first)) is not None:
-                table.give(
+                table.assign(
                     job, {type_: first}, "a first device" if first == 1 else f"the first {first} devices"
                 )
             elif job.request.elastic and first == 1:
                 donors = donors or _Donors(table, view)
-                if not donors.help(job):
+                if not donors.take_for(job):
                     return
 
-    def _grow(self, table: Table, view: VcView, now: float) -> None:
+    def _grow(self, table: TentativeAllocation, view: VcView, now: float) -> None:
         """Those that were not resized just now make proposals; nor did they give devices back at this very instant."""
         jobs = [job for job in view.jobs.values() if job.request.elastic and table.held(job)]
         released = table.assignment.released
@@ -94,7 +94,7 @@ class EasyScale(SteadyPolicy):
 class _Donors:
     """Running jobs that can give up a device, by its type, those first that lose least."""
 
-    def __init__(self, table: Table, view: VcView) -> None:
+    def __init__(self, table: TentativeAllocation, view: VcView) -> None:
         self._table = table
         self._heaps: dict[str, list[tuple[float, int, JobView]]] = {type_: [] for type_ in view.capacity}
         for job in view.holding:
@@ -115,7 +115,7 @@ class _Donors:
             heapq.heappop(heap)
         return None
 
-    def help(self, job: JobView) -> bool:
+    def take_for(self, job: JobView) -> bool:
         """Take a device for `job` where its speed there outweighs the donor's loss most."""
         speeds = {type_: self._table.view.rate(job, {type_: 1}) for type_ in self._table.types(job)}
         best: tuple[float, str, JobView] | None = None
@@ -129,7 +129,7 @@ class _Donors:
             return False
         _, type_, donor = best
         table, held = self._table, self._table.held(donor)
-        table.give(donor, {**held, type_: held[type_] - 1}, f"{job.id} starts")
-        table.give(job, {type_: 1}, f"a first device, from {donor.id}, which loses least")
+        table.assign(donor, {**held, type_: held[type_] - 1}, f"{job.id} starts")
+        table.assign(job, {type_: 1}, f"a first device, from {donor.id}, which loses least")
         self._offer(donor)
         return True

@@ -31,7 +31,7 @@ from gyrostat.core.request import Affinity, JobRequest
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import check_price, limit
 from gyrostat.sched.policies.tiresias import Tiresias
-from gyrostat.sched.policy import RunOn, Wake, Wish, Wishes
+from gyrostat.sched.policy import PolicyAction, PolicyActions, RunOn, Wake
 from gyrostat.sched.views import JobView, Key, VcView
 
 _REFUSALS = 8  # so many jobs that cannot grow where they are end the search for one that can
@@ -100,16 +100,16 @@ class ElasticTiresias(Tiresias):
         self._note(job)
         return super().rank(job, now)
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         if len(view.waiting):
-            yield from self._give_back(view)
+            yield from self._release_expanded(view)
         if len(view.waiting) > self.crowd:
             yield from self._compact(view)
         yield from super().decide(view, now)
         if len(view.waiting) <= self.crowd:
             yield from self._expand(view, now)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from super().borrow(view, now)
         yield from grow_borrowed(view)
 
@@ -173,23 +173,23 @@ class ElasticTiresias(Tiresias):
 
     # R1.
 
-    def _compact(self, view: VcView) -> Wishes:
+    def _compact(self, view: VcView) -> PolicyActions:
         blocked: set[object] = set()
         donors = self._donors(view)
-        while (donors or any(view.frees().values())) and len(view.waiting) > self.crowd:
+        while (donors or any(view.free_by_type().values())) and len(view.waiting) > self.crowd:
             job = view.waiting.best(blocked)
             if job is None:
                 return
             for type_ in view.types_for(job.request):
-                if (yield from self._squeeze_in(view, job, type_, donors)):
+                if (yield from self._start_compacted(view, job, type_, donors)):
                     donors = self._donors(view)
                     break
             else:
                 blocked.add(job.request.kind)
 
-    def _squeeze_in(
+    def _start_compacted(
         self, view: VcView, job: JobView, type_: str, donors: Mapping[int, Sequence[_Donor]]
-    ) -> Generator[Wish, bool, bool]:
+    ) -> Generator[PolicyAction, bool, bool]:
         """Start a waiting job on what is free, or on that and what running jobs give up on one node."""
         floor, wanted = max(job.request.smallest, 1), job.request.devices
         for number in range(min(wanted, view.free(type_)), floor - 1, -1):
@@ -255,7 +255,7 @@ class ElasticTiresias(Tiresias):
 
     # R2, and back.
 
-    def _expand(self, view: VcView, now: float) -> Wishes:
+    def _expand(self, view: VcView, now: float) -> PolicyActions:
         """Idle devices to whoever gains most; beyond what it asked for only if nobody waits."""
         index = self._indices.get(view)
         if index is not None:
@@ -263,10 +263,10 @@ class ElasticTiresias(Tiresias):
             if not len(view.waiting):
                 yield from self._grow(view, now, index, index.others)
 
-    def _grow(self, view: VcView, now: float, index: _Index, gains: list[_Growing]) -> Wishes:
+    def _grow(self, view: VcView, now: float, index: _Index, gains: list[_Growing]) -> PolicyActions:
         refused: list[_Growing] = []
-        look_again = math.inf
-        while gains and len(refused) < _REFUSALS and any(view.frees().values()):
+        wake_at = math.inf
+        while gains and len(refused) < _REFUSALS and any(view.free_by_type().values()):
             entry = heapq.heappop(gains)
             number, held, more = entry[1:]
             job = index.jobs.get(number)
@@ -282,7 +282,7 @@ class ElasticTiresias(Tiresias):
             if gain * self.hold < (1 + gain) * self.price:
                 continue
             if now < job.since + self.hold:
-                look_again = min(look_again, job.since + self.hold)
+                wake_at = min(wake_at, job.since + self.hold)
                 refused.append(entry)
             elif not (
                 yield RunOn(
@@ -292,10 +292,10 @@ class ElasticTiresias(Tiresias):
                 refused.append(entry)
         for entry in refused:
             heapq.heappush(gains, entry)
-        if look_again < math.inf:
-            yield Wake(look_again)
+        if wake_at < math.inf:
+            yield Wake(wake_at)
 
-    def _give_back(self, view: VcView) -> Wishes:
+    def _release_expanded(self, view: VcView) -> PolicyActions:
         """Jobs with more than they asked for give it up one by one, until whoever waits fits into what is free."""
         index = self._indices.get(view)
         blocked: set[object] = set()
@@ -311,7 +311,7 @@ class ElasticTiresias(Tiresias):
                 else:
                     blocked.add(job.request.shape)
 
-    def _start(self, view: VcView, job: JobView) -> Generator[Wish, bool, bool]:
+    def _start(self, view: VcView, job: JobView) -> Generator[PolicyAction, bool, bool]:
         """On devices that are free as it is."""
         for type_ in view.types_for(job.request):
             fits = view.free(type_) >= job.request.devices

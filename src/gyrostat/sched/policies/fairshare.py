@@ -18,7 +18,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy, limit
-from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions
 from gyrostat.sched.views import JobView, Key, VcView
 
 ORDERS = ("priority", "sjf", "srtf")
@@ -63,7 +63,7 @@ class FairShare(SteadyPolicy):
             if number < len(candidates):
                 break
         reasons = {id_: f"fair share {share} of {total}" for id_, share in shares.items()}
-        return DeviceTargets(hand_out(view, admitted, shares), reasons)
+        return DeviceTargets(by_type(view, admitted, shares), reasons)
 
     def _admit(
         self,
@@ -97,7 +97,7 @@ class FairShare(SteadyPolicy):
                 refused, step = number, max(1, (number - best[0]) // 2)
         return best
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
@@ -118,11 +118,11 @@ def fair_shares(claims: Mapping[JobId, Claim], total: int) -> dict[JobId, int]:
             shares[id_] = claim.least
             left -= claim.least
             sharing.append((id_, claim))
-    shares.update(_filled(sharing, left + sum(claim.least for _, claim in sharing)))
+    shares.update(_water_fill(sharing, left + sum(claim.least for _, claim in sharing)))
     return shares
 
 
-def _filled(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, int]:
+def _water_fill(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, int]:
     """Water filling in whole devices: as if each went to whoever has the least for its weight."""
 
     def at(level: float) -> list[int]:
@@ -137,20 +137,20 @@ def _filled(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, i
         low = high
     given = at(low)
     left = total - sum(given)
-    poorest = [
+    least_served = [
         ((given[k] + 1) / claim.weight, k) for k, (_, claim) in enumerate(sharing) if given[k] < claim.most
     ]
-    heapq.heapify(poorest)
-    while left > 0 and poorest:
-        _, k = heapq.heappop(poorest)
+    heapq.heapify(least_served)
+    while left > 0 and least_served:
+        _, k = heapq.heappop(least_served)
         given[k] += 1
         left -= 1
         if given[k] < sharing[k][1].most:
-            heapq.heappush(poorest, ((given[k] + 1) / sharing[k][1].weight, k))
+            heapq.heappush(least_served, ((given[k] + 1) / sharing[k][1].weight, k))
     return {id_: given[k] for k, (id_, _) in enumerate(sharing)}
 
 
-def hand_out(
+def by_type(
     view: VcView, jobs: Sequence[JobView], shares: Mapping[JobId, int]
 ) -> dict[JobId, dict[str, int]]:
     """Shares as devices by type: of what a job has it keeps as much as it may, the rest it gets of its best type with room."""

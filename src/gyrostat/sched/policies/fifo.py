@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from gyrostat.sched.policy import Policy, Wishes, run
+from gyrostat.sched.policy import Policy, PolicyActions, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -20,7 +20,7 @@ class Fifo(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         while (job := view.next(without=blocked)) is not None:
             if not (yield from run(view, job, "next in line")):
@@ -28,7 +28,7 @@ class Fifo(Policy):
                     return
                 blocked.add(job.request.shape)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         while (job := view.waiting.best(blocked)) is not None:
             if not (yield from run(view, job, "no room in the guarantee; borrows", borrowed=True)):

@@ -14,7 +14,7 @@ import math
 from collections.abc import Generator
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.policy import Defragment, Policy, ShareDevices, Wish, Wishes, run
+from gyrostat.sched.policy import Defragment, Policy, PolicyAction, PolicyActions, ShareDevices, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -28,7 +28,7 @@ class Gandiva(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         moves = self.moves
         while (job := view.next(without=blocked)) is not None:
@@ -43,7 +43,7 @@ class Gandiva(Policy):
         if self.packed > 0.5:
             yield from _share(view)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         while (job := view.waiting.best(blocked)) is not None:
             if not (yield from run(view, job, "no room in the guarantee; borrows", borrowed=True)):
@@ -54,7 +54,7 @@ class Gandiva(Policy):
         return any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request))
 
 
-def _migrate(view: VcView, blocked: JobView) -> Generator[Wish, bool, bool]:
+def _migrate(view: VcView, blocked: JobView) -> Generator[PolicyAction, bool, bool]:
     """Let one small job move, so that nodes are fuller and fewer. Returns whether one did."""
     for job in sorted(view.holding, key=lambda job: (job.held, job.number)):
         if job.held >= blocked.request.devices:
@@ -64,7 +64,7 @@ def _migrate(view: VcView, blocked: JobView) -> Generator[Wish, bool, bool]:
     return False
 
 
-def _share(view: VcView) -> Wishes:
+def _share(view: VcView) -> PolicyActions:
     """Two jobs of a size share devices: the oldest hosts first."""
     hosts: dict[int, list[JobView]] = {}
     for job in view.holding:

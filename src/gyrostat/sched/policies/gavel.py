@@ -29,9 +29,9 @@ from scipy.sparse import csr_matrix
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
-from gyrostat.sched.policies.proposals import Table, grow
+from gyrostat.sched.policies.proposals import TentativeAllocation, grow
 from gyrostat.sched.policies.steady import DeviceTargets
-from gyrostat.sched.policy import Policy, RunOn, Wake, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions, RunOn, Wake
 from gyrostat.sched.views import JobView, Key, VcView
 
 _ROUNDING = 1e-6
@@ -58,7 +58,7 @@ class Gavel(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         if not view.jobs:
             return
         late = now % self.round
@@ -100,7 +100,7 @@ class Gavel(Policy):
         return wanted
 
     def _mix(self, view: VcView, wanted: DeviceTargets, free: dict[str, int]) -> None:
-        table = Table(view, mixed=True)
+        table = TentativeAllocation(view, mixed=True)
         table.free, table.assignment = free, wanted
         grow(table, [view.jobs[id_] for id_ in wanted.devices if view.jobs[id_].request.elastic])
 

@@ -14,7 +14,7 @@ from gyrostat.core.devices import Counts
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy, limit
-from gyrostat.sched.policy import Policy, Wake, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions, Wake
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -26,12 +26,12 @@ class Optimus(SteadyPolicy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
-        yield from self.lead_to(view, self.assign(view, now), now)
+    def decide(self, view: VcView, now: float) -> PolicyActions:
+        yield from self.reconcile(view, self.assign(view, now), now)
         if view.jobs:
             yield Wake(now - now % self.interval + self.interval)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 

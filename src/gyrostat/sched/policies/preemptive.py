@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from gyrostat.sched.policy import Promote, ResetService, RunOn, Wish, Wishes
+from gyrostat.sched.policy import PolicyAction, PolicyActions, Promote, ResetService, RunOn
 from gyrostat.sched.views import JobView, VcView
 
 
 def by_rank(
     view: VcView, why: Callable[[JobView], str], *, starving: Callable[[JobView], bool] | None = None
-) -> Wishes:
+) -> PolicyActions:
     """Wishes that give the guarantee's devices to the best-ranked jobs. Jobs that are `starving` start from anew."""
     blocked: set[object] = set()
     changed = True
@@ -41,10 +41,10 @@ def _may_fit(view: VcView, job: JobView) -> bool:
     """Whether to look for a place at all: there are enough free devices, or some are held by jobs of lower rank."""
     if any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request)):
         return True
-    return view.outranks_somebody(job) and not view.is_hopeless(job)
+    return view.outranks_a_holder(job) and not view.is_inadmissible(job)
 
 
-def _run(view: VcView, job: JobView, reason: str) -> Generator[Wish, bool, bool]:
+def _run(view: VcView, job: JobView, reason: str) -> Generator[PolicyAction, bool, bool]:
     if job.borrowed:
         return (yield Promote(job, reason, preempts=True))
     for type_ in view.types_for(job.request):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from gyrostat.sched.policies.preemptive import by_rank
-from gyrostat.sched.policy import Policy, Wishes, run
+from gyrostat.sched.policy import Policy, PolicyActions, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -20,7 +20,7 @@ class StaticPriority(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (-job.request.priority, job.request.submitted), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         if self.preempt:
             yield from by_rank(view, _why)
             return

@@ -10,10 +10,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gyrostat.core.devices import Counts, told
+from gyrostat.core.devices import Counts, format_counts
 from gyrostat.sched.estimates import unhelpful
 from gyrostat.sched.policies.steady import DeviceTargets, limit
-from gyrostat.sched.policy import RunOn, Wishes
+from gyrostat.sched.policy import PolicyActions, RunOn
 from gyrostat.sched.views import JobView, VcView
 
 _ROUNDING = 1e-9
@@ -38,20 +38,20 @@ class JobProposal:
         return self.per_device > other.per_device * (1 + _ROUNDING)
 
 
-class Table:
+class TentativeAllocation:
     """Who has what while an assignment is made: at first what jobs have of the guarantee, and what is free of it."""
 
     def __init__(self, view: VcView, *, mixed: bool = True) -> None:
         self.view = view
         self.mixed = mixed
         self.moving = True
-        self.free = view.frees()
+        self.free = view.free_by_type()
         self.assignment = DeviceTargets({job.id: dict(job.counts) for job in view.holding})
 
     def held(self, job: JobView) -> dict[str, int]:
         return self.assignment.devices.get(job.id, {})
 
-    def give(self, job: JobView, counts: Counts, reason: str) -> None:
+    def assign(self, job: JobView, counts: Counts, reason: str) -> None:
         for type_, number in self.held(job).items():
             self.free[type_] += number
         for type_, number in counts.items():
@@ -114,7 +114,7 @@ class Table:
 _Entry = tuple[float, int, int, JobProposal, JobView]
 
 
-def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
+def grow(table: TentativeAllocation, jobs: Iterable[JobView], *, moving: bool = True) -> None:
     """Accept proposals of these jobs until nothing helps any more. `moving`: they may change from one type to another."""
     table.moving = moving
     heap = [entry for job in jobs if (entry := _proposed(job, table)) is not None]
@@ -126,12 +126,12 @@ def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
             continue
         if current == proposal:
             reason = f"{current.speedup:.2f} times as fast for {current.added} more, the best use of them"
-            table.give(job, current.target, reason)
+            table.assign(job, current.target, reason)
         if (entry := _proposed(job, table)) is not None:
             heapq.heappush(heap, entry)
 
 
-def grow_borrowed(view: VcView) -> Wishes:
+def grow_borrowed(view: VcView) -> PolicyActions:
     """Opportunistic growth beyond the guarantee: jobs that hold devices are lent more, wherever they speed up most. Those
     that have not been faster since they borrowed give it back. A VC without any guarantee lives on what is lent.
     """
@@ -142,10 +142,10 @@ def grow_borrowed(view: VcView) -> Wishes:
         kept = {type_: max(0, n - added.get(type_, 0)) for type_, n in job.borrowed_counts.items()}
         if kept != job.borrowed_counts:
             kept = {type_: number for type_, number in kept.items() if number}
-            yield RunOn(job, kept, f"no faster since it was given {told(added)} more", borrowed=True)
+            yield RunOn(job, kept, f"no faster since it was given {format_counts(added)} more", borrowed=True)
     if not any(view.lendable.values()):
         return
-    table = Table(view)
+    table = TentativeAllocation(view)
     table.free = dict(view.lendable)
     table.assignment = DeviceTargets({job.id: job.all_counts() for job in jobs})
     grow(table, jobs, moving=False)
@@ -159,6 +159,6 @@ def grow_borrowed(view: VcView) -> Wishes:
             yield RunOn(job, borrowed, f"{reason}; nobody uses them", borrowed=True)
 
 
-def _proposed(job: JobView, table: Table) -> _Entry | None:
+def _proposed(job: JobView, table: TentativeAllocation) -> _Entry | None:
     proposal = table.best_proposal(job)
     return None if proposal is None else (-proposal.per_device, -proposal.added, job.number, proposal, job)

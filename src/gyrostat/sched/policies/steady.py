@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.devices import Counts
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
-from gyrostat.sched.policy import Policy, RunOn, StopJob, Wake, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions, RunOn, StopJob, Wake
 from gyrostat.sched.views import JobView, VcView
 
 
@@ -46,12 +46,12 @@ class SteadyPolicy(Policy):
     def assign(self, view: VcView, now: float) -> DeviceTargets:
         """Who should have what, within the VC's guarantee."""
 
-    def decide(self, view: VcView, now: float) -> Wishes:
-        yield from self.lead_to(view, self.assign(view, now), now)
+    def decide(self, view: VcView, now: float) -> PolicyActions:
+        yield from self.reconcile(view, self.assign(view, now), now)
 
-    def lead_to(self, view: VcView, wanted: DeviceTargets, now: float) -> Wishes:
+    def reconcile(self, view: VcView, wanted: DeviceTargets, now: float) -> PolicyActions:
         """The wishes; see the module's docstring."""
-        takes, gives, look_again = self._sorted_out(view, wanted.devices, now)
+        takes, gives, wake_at = self._takes_and_gives(view, wanted.devices, now)
         need = {type_: -view.free(type_) for type_ in view.capacity}
         for job, counts in takes:
             for type_, number in counts.items():
@@ -70,16 +70,16 @@ class SteadyPolicy(Policy):
             if job.borrowed and not fits_besides(job, counts):
                 yield RunOn(job, {}, "gets devices of its own", borrowed=True)
             yield RunOn(job, counts, wanted.reasons.get(job.id, "new share"))
-        if look_again is not None:
-            yield Wake(look_again)
+        if wake_at is not None:
+            yield Wake(wake_at)
 
-    def _sorted_out(
+    def _takes_and_gives(
         self, view: VcView, wanted: Mapping[JobId, Counts], now: float
     ) -> tuple[list[tuple[JobView, Counts]], list[tuple[JobView, Counts]], float | None]:
         """Those that should take devices now, those that could give some (the least important first), when to look again."""
         takes: list[tuple[JobView, Counts]] = []
         gives: list[tuple[JobView, Counts]] = [(job, {}) for job in view.holding if job.id not in wanted]
-        look_again: float | None = None
+        wake_at: float | None = None
         shrinks = []
         for id_, counts in wanted.items():
             job = view.jobs[id_]
@@ -91,10 +91,10 @@ class SteadyPolicy(Policy):
             elif all(number <= job.counts.get(type_, 0) for type_, number in counts.items()):
                 shrinks.append((job, counts))
             elif now < job.since + self.hold:
-                look_again = min(look_again or job.since + self.hold, job.since + self.hold)
+                wake_at = min(wake_at or job.since + self.hold, job.since + self.hold)
             elif self.pays(view.rate(job, job.all_counts()), view.rate(job, counts)):
                 takes.append((job, counts))
-        return takes, gives + shrinks[::-1], look_again
+        return takes, gives + shrinks[::-1], wake_at
 
     def pays(self, before: float, after: float) -> bool:
         """Whether a running job should be resized for its own sake, at these rates."""

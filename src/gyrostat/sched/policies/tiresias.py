@@ -23,7 +23,7 @@ from bisect import bisect_right
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.policies.preemptive import by_rank
-from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions
 from gyrostat.sched.views import Histogram, JobView, Key, VcView
 
 _ROUNDING = 1e-9  # a job that is about to reach a threshold has reached it
@@ -61,7 +61,7 @@ class Tiresias(Policy):
             return False
         return (now - job.waiting_since) * (1 + _ROUNDING) >= self.promote * job.executed(now)
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         def why(job: JobView) -> str:
             return f"queue {int(_queue(job))}, {job.recent_service(now):.0f} device-seconds so far"
 

@@ -86,7 +86,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         jobs,
         throughput=throughput,
         costs=Costs(rescale=RESIZE),
-        happenings=[SERVING.changes()],
+        changes=[SERVING.changes()],
         horizon=DAYS * 86_400.0,
         watchers=(watch,),
     )

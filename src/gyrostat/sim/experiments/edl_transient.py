@@ -131,7 +131,7 @@ def _speed(throughput: PlannedThroughput, extra: int, *, elastic: bool, pause: f
         [job],
         throughput,
         costs=Costs(rescale=pause),
-        happenings=[_come_and_go(extra)],
+        changes=[_come_and_go(extra)],
     )
     return HOURS * 3600 / result.records.finished[0]
 

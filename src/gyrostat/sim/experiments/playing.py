@@ -60,7 +60,7 @@ def play(
     throughput: Throughput,
     *,
     costs: Costs | None = None,
-    happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+    changes: Iterable[Iterator[tuple[float, Change]]] = (),
     horizon: float | None = None,
 ) -> SimulationResult:
     """Everybody in one VC that may use the whole fleet."""
@@ -72,7 +72,7 @@ def play(
         jobs,
         throughput=throughput,
         costs=costs,
-        happenings=happenings,
+        changes=changes,
         horizon=horizon,
     )
 

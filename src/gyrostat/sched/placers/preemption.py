@@ -17,7 +17,7 @@ Candidate = tuple[JobId, Devices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
+class Demand:
     """What a job needs, and what there is without anybody going."""
 
     devices: int
@@ -34,17 +34,17 @@ class Want:
 
 
 def choose_victims(
-    candidates: Iterator[Candidate], want: Want, node_of: Sequence[int]
+    candidates: Iterator[Candidate], demand: Demand, node_of: Sequence[int]
 ) -> tuple[JobId, ...] | None:
     """Those of the `candidates` (the last first) that must go; None if not even all of them make room."""
     considered: list[Candidate] = []
     nodes: set[int] = set()
-    if not want.fits:
-        found = _clear(candidates, considered, want, node_of)
+    if not demand.fits:
+        found = _clear(candidates, considered, demand, node_of)
         if found is None:
             return None
         nodes = found
-    short, victims, spared = want.short, [], []
+    short, victims, spared = demand.short, [], []
     for candidate in considered:
         if any(node_of[device] in nodes for device in candidate[1]):
             victims.append(candidate[0])
@@ -62,10 +62,10 @@ def choose_victims(
 
 
 def _clear(
-    candidates: Iterator[Candidate], considered: list[Candidate], want: Want, node_of: Sequence[int]
+    candidates: Iterator[Candidate], considered: list[Candidate], demand: Demand, node_of: Sequence[int]
 ) -> set[int] | None:
     """Nodes that would have the room. Candidates that had to be thought of as gone for that are `considered`."""
-    whole, rest = divmod(want.devices, want.size)
+    whole, rest = divmod(demand.devices, demand.size)
     room: dict[int, int] = {}
     cleared: list[int] = []
     """Nodes that have become wholly available."""
@@ -75,19 +75,19 @@ def _clear(
         for device in devices:
             node = node_of[device]
             left = room.get(node)
-            left = room[node] = (want.available(node) if left is None else left) + 1
-            if left == want.size:
+            left = room[node] = (demand.available(node) if left is None else left) + 1
+            if left == demand.size:
                 cleared.append(node)
         if not whole:
             fitting = [node for device in devices if room[node := node_of[device]] >= rest]
             if fitting:
                 return {min(fitting, key=lambda node: (room[node], node))}
-        elif want.empty + len(cleared) >= whole:
-            nodes = set(cleared[: max(0, whole - want.empty)])
+        elif demand.empty + len(cleared) >= whole:
+            nodes = set(cleared[: max(0, whole - demand.empty)])
             if not rest:
                 return nodes
             beside = [node for node, left in room.items() if left >= rest and node not in nodes]
-            if want.empty + len(cleared) > whole and not beside:
+            if demand.empty + len(cleared) > whole and not beside:
                 return nodes
             if beside:
                 return nodes | {min(beside, key=lambda node: (room[node], node))}
