@@ -1,7 +1,7 @@
-"""The scheduler's books: every job and VC as policies see them, brought up to date change by change.
+"""The scheduler's state: every job and VC as policies see them, updated change by change.
 
-Only `sched.tick` writes here, and it does no I/O: the same changes at the same times give the same books and the same
-plans, which is what a replay relies on. What happens costs what it touches: nothing here walks over all jobs.
+Only `sched.tick` writes it, without I/O: the same changes at the same times give the same state and the same plans, on
+which a replay relies. An update costs time in proportion to the jobs that it concerns: nothing here iterates over all jobs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gyrostat.sched.views import JobView, VcView
 
 @dataclass(frozen=True, kw_only=True)
 class Vc:
-    """A virtual cluster as it is set up: its policy, and its weight when others' unused devices are lent."""
+    """The configuration of a virtual cluster: its policy, and its weight when idle devices of other VCs are lent."""
 
     name: str
     policy: Policy
@@ -42,15 +42,15 @@ class Vc:
 
 
 class TenantState:
-    """One VC: the view that its policy sees, and when that should look again."""
+    """One VC: its policy, the view that the policy sees, and when the policy decides again."""
 
     def __init__(self, vc: Vc, view: VcView) -> None:
         self.policy = vc.policy
         self.view = view
         self.dirty = True
-        """Something that its policy may care about has changed."""
+        """Something has changed since its policy last decided."""
         self.wants_to_borrow = True
-        """Its waiting jobs have changed since it last asked for devices of others."""
+        """Its waiting jobs have changed since it last asked to borrow."""
         self.wake_at = math.inf
 
     @property
@@ -59,7 +59,7 @@ class TenantState:
 
 
 class SchedulerState:
-    """All of it."""
+    """Jobs, VCs and their allocations. The placer has the physical side: which device belongs to which job."""
 
     def __init__(
         self,
@@ -81,22 +81,23 @@ class SchedulerState:
             for vc in vcs
         }
         self.before_tick: dict[JobId, tuple[Devices, Devices]] = {}
-        """In this tick: what jobs had before it, their own devices and the borrowed ones."""
+        """Guaranteed and borrowed devices at the start of this tick, of each job whose devices have changed in it."""
         self.reasons: dict[JobId, str] = {}
-        """In this tick: why the devices of a job last changed."""
+        """Why the devices of a job last changed in this tick."""
         self.freed = True
-        """Devices have become free since everybody last asked for some."""
+        """Devices have become free since VCs last asked to borrow."""
         self._submissions = 0
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
         self.withdrawn: dict[str, Devices] = {}
-        """By type: what serving loads have."""
+        """By type: devices that serving loads have."""
         self._lost_nodes: set[str] = set()
         self._update_capacity()
 
-    # 1. What has happened.
+    # 1. Changes of the cluster.
 
     def apply_changes(self, now: float, changes: Sequence[Change]) -> None:
+        """Apply what has changed since the last tick, and rank jobs again whose rank has expired."""
         self.now = now
         for change in changes:
             match change:
@@ -131,14 +132,14 @@ class SchedulerState:
                 f"{', '.join(self.vcs)}"
             )
         if request.id in self.jobs:
-            raise UsageError(f"there already is a job {request.id}")
+            raise UsageError(f"job {request.id} exists already")
         tenant = self.vcs[request.vc]
         job = JobView(request, self._submissions, tenant.view, self.now)
         self._submissions += 1
         self.jobs[request.id] = job
         tenant.view.jobs[request.id] = job
         self.estimates.submitted(job)
-        self.enqueue(tenant, job)
+        self._enqueue(tenant, job)
         tenant.dirty = tenant.wants_to_borrow = True
 
     def _progress(self, job: JobView, done: float, rate: float) -> None:
@@ -146,7 +147,7 @@ class SchedulerState:
         if job.running and self.estimates.measured(job, rate):
             tenant = self.vcs[job.request.vc]
             self._dequeue(job)
-            self.enqueue(tenant, job)
+            self._enqueue(tenant, job)
             tenant.dirty = tenant.wants_to_borrow = True
 
     def _finish(self, job: JobView) -> None:
@@ -172,7 +173,7 @@ class SchedulerState:
         self.before_tick.pop(job.id)
 
     def _remove_devices(self, devices: Devices, reason: str) -> None:
-        """Devices are gone. An elastic job goes on with what it has left if that is enough; others wait."""
+        """Devices are not available any more. An elastic job continues on the rest if that is enough; others wait."""
         for part, left in self.placer.remove_devices(devices):
             job = self.jobs[part.job]
             self._evict_guest(job)
@@ -211,10 +212,10 @@ class SchedulerState:
             tenant.view.reconsider_behind(None)
             tenant.dirty = True
 
-    # 2. What is decided.
+    # 2. Actions of policies.
 
     def place(self, job: JobView, counts: Counts, borrowed: bool, reason: str) -> bool:
-        """Let a part of the job have so many devices."""
+        """Set the number of devices of one part of the job. Returns whether the placer found them."""
         if job.host is not None or job.guest is not None:
             return False
         outcome = self.placer.place(job.request, counts, borrowed)
@@ -229,7 +230,7 @@ class SchedulerState:
         return True
 
     def promote(self, job: JobView, reason: str) -> bool:
-        """Turn what the job borrows into its share of the guarantee."""
+        """Turn the job's borrowed allocation into a guaranteed one."""
         outcome = self.placer.promote(job.request)
         if isinstance(outcome, PlacementRefused):
             return False
@@ -240,7 +241,7 @@ class SchedulerState:
         return True
 
     def preempt_for(self, job: JobView, counts: Counts, place: Callable[[], bool]) -> bool:
-        """Do `place`, if need be with what jobs of lower rank then give up; or leave all as it was."""
+        """Do `place`; where it needs devices of jobs of lower rank, preempt these. If it fails, nothing has changed."""
         view = job.vc
         if all(view.free(type_) >= wanted for type_, wanted in counts.items()) and place():
             return True
@@ -255,19 +256,19 @@ class SchedulerState:
         if not place():
             for victim in victims:
                 restored = self.placer.restore(victim.request, victim.devices, False)
-                assert restored, f"{victim.id} does not get back what it just had"
+                assert restored, f"{victim.id} does not get its devices back"
             view.note_inadmissible(job)
             return False
         for victim in victims:
             self._evict_guest(victim)
             self._note_before(victim)
-            self._set_devices(victim, (), False, f"gives way to {job.id}")
-            if 0 < len(victim.borrowed) < victim.request.smallest:  # what it borrowed is not enough to go on
-                self.stop(victim, f"gives way to {job.id}")
+            self._set_devices(victim, (), False, f"preempted by {job.id}")
+            if 0 < len(victim.borrowed) < victim.request.smallest:  # its borrowed devices alone are too few
+                self.stop(victim, f"preempted by {job.id}")
         return True
 
     def _victims_for(self, job: JobView, counts: Counts) -> list[JobView] | None:
-        """Of the jobs that rank behind this one. None: even all of them are not enough."""
+        """The jobs of lower rank to preempt for this one. None: not even all of them make room."""
         if not job.vc.outranks_a_holder(job):
             return None
         short = sum(counts.values()) - sum(job.vc.free(type_) for type_ in counts)
@@ -280,9 +281,9 @@ class SchedulerState:
         return None if victims is None else [self.jobs[victim] for victim in victims]
 
     def share(self, job: JobView, host: JobView, reason: str) -> bool:
-        """Let a waiting job use the devices of another."""
-        alike = len(host.devices) == job.request.devices and not host.borrowed
-        if job.running or not alike or host.guest is not None or host.host is not None:
+        """Let a waiting job run on the devices of another one, which has them too."""
+        same_size = len(host.devices) == job.request.devices and not host.borrowed
+        if job.running or not same_size or host.guest is not None or host.host is not None:
             return False
         self._note_before(job)
         job.host, host.guest = host, job
@@ -293,7 +294,7 @@ class SchedulerState:
         job.reset_service(self.now)
 
     def defragment(self, job: JobView, reason: str) -> bool:
-        """Move a part of the job to where it leaves the larger holes."""
+        """Migrate a part of the job so that larger blocks of devices become free."""
         if job.host is not None or job.guest is not None or not job.running:
             return False
         borrowed = not job.devices
@@ -316,7 +317,7 @@ class SchedulerState:
         self._end_sharing(job)
 
     def _release(self, job: JobView) -> None:
-        """A guest's devices are its host's: there is nothing to release."""
+        """Release the job's devices in the placer. A guest has none there: they are its host's."""
         if job.host is None:
             for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
                 if devices:
@@ -327,7 +328,7 @@ class SchedulerState:
             self.stop(host.guest, f"its host {host.id} loses its devices")
 
     def _end_sharing(self, job: JobView) -> None:
-        """It shares no longer: it has lost its devices. A guest that is still there has them for itself."""
+        """The job has lost its devices and shares them no longer. A guest that still runs on them becomes their holder."""
         if job.host is not None:
             job.host.guest, job.host = None, None
         if (guest := job.guest) is not None:
@@ -339,10 +340,10 @@ class SchedulerState:
 
     def _evict_borrowers(self, victims: Sequence[JobId], by: JobView) -> None:
         for victim in victims:
-            self._evict_borrowed_part(self.jobs[victim], f"its borrowed devices are needed by {by.id}")
+            self._evict_borrowed_part(self.jobs[victim], f"its borrowed devices are reclaimed for {by.id}")
 
     def _evict_borrowed_part(self, job: JobView, reason: str) -> None:
-        """The placer has taken its borrowed part. The rest goes on if it is enough."""
+        """The placer has reclaimed the job's borrowed devices. It continues on the rest if that is enough."""
         self._note_before(job)
         self._set_devices(job, (), True, reason)
         if job.running and job.held < job.request.smallest:
@@ -351,12 +352,12 @@ class SchedulerState:
         tenant.dirty = tenant.wants_to_borrow = True
 
     def _note_before(self, job: JobView) -> None:
-        """Remember what it had when the tick began."""
+        """Keep the devices that the job had when the tick began."""
         if job.id not in self.before_tick:
             self.before_tick[job.id] = (job.devices, job.borrowed)
 
     def _set_devices(self, job: JobView, devices: Devices, borrowed: bool, reason: str) -> None:
-        """From now on the part consists of these devices."""
+        """Make these the devices of one part of the job: account for them and put the job into its queue."""
         if devices == (job.borrowed if borrowed else job.devices):
             return
         tenant = self.vcs[job.request.vc]
@@ -374,7 +375,7 @@ class SchedulerState:
         if job.devices and job.started is None:
             job.started = self.now
         self._dequeue(job)
-        self.enqueue(tenant, job)
+        self._enqueue(tenant, job)
 
     def _account(self, tenant: TenantState, job: JobView, devices: Devices, borrowed: bool) -> None:
         table = tenant.view.borrowed if borrowed else tenant.view.used
@@ -389,10 +390,10 @@ class SchedulerState:
         else:
             job.devices, job.counts = devices, counts
 
-    # 3. In which order, and when to look again.
+    # 3. Queues, and when to decide again.
 
-    def enqueue(self, tenant: TenantState, job: JobView) -> None:
-        """Into the queue that it belongs to, at its rank."""
+    def _enqueue(self, tenant: TenantState, job: JobView) -> None:
+        """Put the job into the queue of its state, at its rank."""
         key, until = tenant.policy.rank(job, self.now)
         view = tenant.view
         queue = view.holding if job.devices else view.borrowing if job.borrowed else view.waiting
@@ -407,27 +408,27 @@ class SchedulerState:
         job.queue.remove(job)
 
     def wake_at(self, tenant: TenantState, at: float) -> None:
-        """Ask this VC's policy again at that time."""
+        """Let this VC's policy decide again at that time."""
         if at < tenant.wake_at:
             tenant.wake_at = at
             heapq.heappush(self._wakes, (at, tenant.view.name))
 
     def next_wake(self) -> float | None:
-        """When a rank expires or a policy wants to be asked."""
+        """When the next rank expires or the next policy decides again."""
         while self._expiries and self._expiries[0][3] is not self._expiries[0][2].entry:
             heapq.heappop(self._expiries)
         times = [heap[0][0] for heap in (self._expiries, self._wakes) if heap]
         return min(times, default=None)
 
     def _expire(self) -> None:
-        """Rank again those whose rank has expired, and mark VCs that wanted to be asked."""
+        """Rank jobs again whose rank has expired, and mark VCs whose policy asked to decide again now."""
         while self._expiries and self._expiries[0][0] <= self.now:
             _, _, job, entry = heapq.heappop(self._expiries)
             if job.entry is not entry or job.queue is None:
                 continue
             tenant = self.vcs[job.request.vc]
             self._dequeue(job)
-            self.enqueue(tenant, job)
+            self._enqueue(tenant, job)
             tenant.dirty = True
         while self._wakes and self._wakes[0][0] <= self.now:
             at, name = heapq.heappop(self._wakes)

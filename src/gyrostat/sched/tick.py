@@ -1,18 +1,20 @@
-"""One scheduling decision: what has changed in, a plan out. No I/O; time comes with the snapshot.
+"""One scheduling cycle: a snapshot in, a plan out. No I/O; time comes with the snapshot.
 
-    1. admit    take in what has happened since the last tick
-    2. decide   every VC for which something changed asks its policy about the devices that it is guaranteed;
-                each wish is placed at once, so that a policy knows whether it was granted
-    3. lend     what nobody uses is lent, to the VC with the least borrowed per weight first
-    4. diff     what jobs had before against what they have now: the plan, with what gives devices back first
+    1. update   apply the changes since the last tick to the scheduler's state
+    2. decide   every VC with changes asks its policy about its guaranteed devices; each action is placed at once, so
+                that the policy knows whether it was granted
+    3. lend     idle devices are lent, first to the VC with the fewest borrowed devices per weight
+    4. diff     devices of each job before and after: the plan, in which releases precede allocations
 
-Guaranteed jobs may drive out borrowers, whose VCs then decide again in the same tick. Borrowers drive out nobody, so
-that ends.
+Guaranteed jobs may evict borrowers, whose VCs then decide again in the same tick. Borrowers evict nobody, so the
+repetition ends.
 """
 
 from __future__ import annotations
 
 import heapq
+import logging
+import time
 from collections.abc import Iterator
 from functools import partial
 
@@ -31,18 +33,37 @@ from gyrostat.sched.policy import (
 from gyrostat.sched.port import Snapshot
 from gyrostat.sched.state import SchedulerState, TenantState
 
+logger = logging.getLogger(__name__)
+
 
 def tick(state: SchedulerState, snapshot: Snapshot) -> Plan:
+    """One cycle. A cycle with actions logs its duration at DEBUG."""
+    began = time.perf_counter() if logger.isEnabledFor(logging.DEBUG) else None
+    # 1. Update.
     state.apply_changes(snapshot.now, snapshot.changes)
+    # 2. Decide.
     _decide(state)
+    # 3. Lend.
     _lend(state)
+    # 4. Diff.
     actions = tuple(_diff(state))
     state.before_tick.clear()
     state.reasons.clear()
+    if began is not None and actions:
+        elapsed_ms = 1e3 * (time.perf_counter() - began)
+        logger.debug(
+            "tick at %.3f s: %d changes, %d actions, %.2f ms",
+            snapshot.now,
+            len(snapshot.changes),
+            len(actions),
+            elapsed_ms,
+            extra={"actions": len(actions), "duration_ms": elapsed_ms},
+        )
     return Plan(snapshot.now, actions, state.next_wake())
 
 
 def _decide(state: SchedulerState) -> None:
+    """Let policies decide until no VC has changes: an evicted borrower is a change of its VC."""
     while dirty := [tenant for tenant in state.vcs.values() if tenant.dirty]:
         for tenant in dirty:
             tenant.dirty = False
@@ -54,6 +75,7 @@ def _decide(state: SchedulerState) -> None:
 
 
 def _lend(state: SchedulerState) -> None:
+    """VCs take turns, one action each; the VC with the fewest borrowed devices per weight is next."""
     if not state.placer.lends:
         state.freed = False
         return
@@ -63,10 +85,8 @@ def _lend(state: SchedulerState) -> None:
     for number, tenant in enumerate(asking):
         tenant.wants_to_borrow = False
         tenant.view.now = state.now
-        heapq.heappush(
-            turns,
-            (tenant.borrowed_share, number, tenant, tenant.policy.borrow(tenant.view, state.now), None),
-        )
+        actions = tenant.policy.borrow(tenant.view, state.now)
+        heapq.heappush(turns, (tenant.borrowed_share, number, tenant, actions, None))
     while turns:
         _, number, tenant, actions, granted = heapq.heappop(turns)
         if (action := _next(actions, granted)) is not None:
@@ -82,15 +102,10 @@ def _next(actions: PolicyActions, granted: bool | None) -> PolicyAction | None:
 
 
 def _grant(state: SchedulerState, tenant: TenantState, action: PolicyAction) -> bool:
-    if type(action) is RunOn:
+    """Carry out one action of a policy on the state. Returns whether it was granted."""
+    if type(action) is RunOn:  # by far the most frequent
         if action.preempts:
-            place = partial(
-                state.place,
-                action.job,
-                action.devices,
-                action.borrowed,
-                action.reason,
-            )
+            place = partial(state.place, action.job, action.devices, action.borrowed, action.reason)
             return state.preempt_for(action.job, action.devices, place)
         return state.place(action.job, action.devices, action.borrowed, action.reason)
     match action:
@@ -99,8 +114,7 @@ def _grant(state: SchedulerState, tenant: TenantState, action: PolicyAction) -> 
             return True
         case Promote(job, reason, preempts):
             promote = partial(state.promote, job, reason)
-            of_one_type = len(job.borrowed_counts) == 1  # nobody gives way to a mixture
-            preempts = preempts and of_one_type
+            preempts = preempts and len(job.borrowed_counts) == 1  # victims are chosen for one device type
             return state.preempt_for(job, job.borrowed_counts, promote) if preempts else promote()
         case ShareDevices(job, host, reason):
             return state.share(job, host, reason)
@@ -112,11 +126,11 @@ def _grant(state: SchedulerState, tenant: TenantState, action: PolicyAction) -> 
         case Wake(at):
             state.wake_at(tenant, at)
             return True
-    raise AssertionError(f"no such wish: {action}")
+    raise AssertionError(f"unknown policy action: {action}")
 
 
 def _diff(state: SchedulerState) -> Iterator[Action]:
-    """What gives back before what takes: preemptions, shrinks, then the rest in the order of the decisions."""
+    """Preemptions, then shrinks, then all that takes devices, in the order of the decisions."""
     takes: list[Action] = []
     shrinks: list[Action] = []
     for id_, (own, lent) in state.before_tick.items():

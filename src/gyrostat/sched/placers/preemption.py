@@ -1,8 +1,8 @@
-"""Which of a VC's jobs must give way so that another one finds a place: as few as needed, and the lowest ranks.
+"""Which jobs of a VC are preempted for another one: as few as needed, and the lowest ranks.
 
-Devices alone are not enough: eight of them must be of one node. So jobs are considered to go one by one, the last
-first, until some node (or enough whole ones) would have the room; then only those of them go that are in the way
-there.
+A sufficient number of devices is not enough: a job of eight needs eight of one node. So candidates are considered one by
+one, the lowest rank first, until one node (or enough whole ones) would have room; of these only the jobs on the chosen
+nodes are preempted.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ Candidate = tuple[JobId, Devices]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """What a job needs, and what there is without anybody going."""
+    """What a job needs, and what is available without preemption."""
 
     devices: int
     short: int
-    """So many devices must be given up in any case, wherever they are."""
+    """Devices that must be preempted in any case, wherever they are."""
     fits: bool
-    """There is a place for it; only the number of devices stands against it."""
+    """Whether a placement exists; only the quota or the number of devices is exceeded."""
     size: int
-    """Of a node."""
+    """Devices of a node."""
     empty: int
-    """Nodes that are wholly available."""
+    """Number of nodes that are available as a whole."""
     available: Callable[[int], int]
-    """How many devices of a node are."""
+    """Available devices of a node."""
 
 
 def choose_victims(
     candidates: Iterator[Candidate], demand: Demand, node_of: Sequence[int]
 ) -> tuple[JobId, ...] | None:
-    """Those of the `candidates` (the last first) that must go; None if not even all of them make room."""
+    """The `candidates` (the lowest rank first) to preempt; None if not even all of them make room."""
     considered: list[Candidate] = []
     nodes: set[int] = set()
     if not demand.fits:
@@ -64,11 +64,11 @@ def choose_victims(
 def _clear(
     candidates: Iterator[Candidate], considered: list[Candidate], demand: Demand, node_of: Sequence[int]
 ) -> set[int] | None:
-    """Nodes that would have the room. Candidates that had to be thought of as gone for that are `considered`."""
+    """Nodes that would have room. The candidates whose preemption that assumes are added to `considered`."""
     whole, rest = divmod(demand.devices, demand.size)
     room: dict[int, int] = {}
     cleared: list[int] = []
-    """Nodes that have become wholly available."""
+    """Nodes that would be available as a whole."""
     for candidate in candidates:
         considered.append(candidate)
         devices = candidate[1]

@@ -1,6 +1,6 @@
-"""A cluster of its own for each VC: what sharing is measured against. Nothing is lent, nobody is in anybody's way.
+"""A private cluster for each VC: the baseline for every way of sharing. Nothing is lent, and VCs cannot affect each other.
 
-Each VC has its own nodes and its own placer; only their numbers of devices are those of one fleet.
+Each VC has its own nodes and its own placer; device numbers are those of one fleet.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ from gyrostat.sched.placers.preemption import Candidate
 
 
 class PrivatePlacer:
+    """One placer per VC behind the interface of one."""
+
     lends = False
 
     def __init__(
         self, fleet: Fleet, placers: Mapping[str, Placer], nodes: Mapping[str, Iterable[str]]
     ) -> None:
-        """`placers` by VC, all of which speak of devices of `fleet`; `nodes`: the names of each VC's."""
+        """`placers` by VC, with the device numbers of `fleet`; `nodes`: names of each VC's nodes."""
         self.fleet = fleet
         self._placers = placers
         self._vc: dict[JobId, str] = {}
@@ -38,7 +40,7 @@ class PrivatePlacer:
 
     def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
         if borrowed:
-            return PlacementRefused("nothing is lent here")
+            return PlacementRefused("this cluster lends no devices")
         self._vc[request.id] = request.vc
         return self._placers[request.vc].place(request, counts, borrowed)
 
@@ -55,7 +57,7 @@ class PrivatePlacer:
         self._placers[self._vc.pop(job)].release(job, borrowed)
 
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
-        return PlacementRefused("nothing is lent here")
+        return PlacementRefused("this cluster lends no devices")
 
     def defragment(
         self, request: JobRequest, devices: Devices, borrowed: bool
