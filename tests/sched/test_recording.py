@@ -97,7 +97,7 @@ def test_a_scheduler_that_decides_otherwise_is_found_out(tmp_path: Path) -> None
         ("nonsense\n", "line 1 is no JSON object"),
         (
             '{"format": "gyrostat-ticks-1", "setup": {"odd": 1}}\n',
-            "this setup is not as this version writes it",
+            "this version does not write such a setup",
         ),
     ],
 )

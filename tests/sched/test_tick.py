@@ -128,7 +128,7 @@ def test_a_job_that_failed_to_start_waits_again() -> None:
 @pytest.mark.parametrize(
     ("again", "message"),
     [
-        (request("a", 1), "there already is a job a"),
+        (request("a", 1), "job a exists already"),
         (
             request("b", 1, vc="who"),
             "job b belongs to VC 'who', which this cluster does not have; it has all",

@@ -59,7 +59,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="
 
 @app.command(help=_CHECK, short_help="Say whether a cell file is sound.")
 def check(file: File) -> None:
-    from gyrostat.sched.cells.spec import parse
+    from gyrostat.sched.cells.load import parse
 
     spec, problems = parse(_read(file))
     if spec is None:
@@ -72,7 +72,7 @@ def check(file: File) -> None:
 
 @app.command(help=_SHOW)
 def show(file: File) -> None:
-    from gyrostat.sched.cells.spec import load
+    from gyrostat.sched.cells.load import load
 
     spec = load(file)
     console = Console(highlight=False)

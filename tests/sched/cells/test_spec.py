@@ -9,15 +9,13 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.file import CellFile, schema
+from gyrostat.sched.cells.load import expand, load, parse
 from gyrostat.sched.cells.spec import (
     CellQuota,
     CellSpec,
     Hierarchy,
     TopCell,
     VirtualCluster,
-    expand,
-    load,
-    parse,
     validated,
 )
 

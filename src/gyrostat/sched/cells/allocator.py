@@ -2,12 +2,12 @@
 
 A guaranteed request is served in three steps:
 
-1. Plan: find room in the tenant's own cells. Only the tenant's own jobs matter, so the answer is that of a private cluster.
-2. Bind: those of its cells that have no physical cell yet get one by buddy allocation, which never fails (HiveD, Theorem 1).
-   If only bad hardware is left the tenant is shown it: its cells then have fewer devices, and the plan is made anew.
-3. Commit: jobs that are in the way go, opportunistic ones wherever they are, lower priorities of the same tenant.
+1. Plan: find room in the tenant's own cells. Only the tenant's own jobs matter, so the result is that of a private cluster.
+2. Bind: cells of the plan without a physical cell get one by buddy allocation, which never fails (HiveD, Theorem 1). If
+   only bad hardware is left, the tenant gets it: its cells then have fewer devices, and the plan is made again.
+3. Commit: jobs in the planned cells are preempted: opportunistic ones, and lower priorities of the same tenant.
 
-Opportunistic requests look at physical cells only, and at those first that are farthest from bound ones.
+Opportunistic requests are placed on physical cells only, the farthest from bound ones first.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 class CellCluster:
-    """All cells of a cluster, and who has them."""
+    """All cells of a cluster, and the jobs and tenants that have them."""
 
     def __init__(self, spec: CellSpec) -> None:
-        """`spec` must be sound, as those of `spec.load` are."""
+        """`spec` must be valid, as those of `load.load` are."""
         self.spec = spec
         self.pools = {h.name: PhysicalCells(h, spec.layouts[h.name]) for h in spec.hierarchies}
         self.tenants: dict[str, Tenant] = {}
         self.jobs: dict[str, Grant] = {}
         self.opportunistic: dict[str, dict[str, int]] = {}
-        """Devices that opportunistic jobs have, by device type and tenant."""
+        """Devices of opportunistic jobs, by device type and tenant."""
         self.outside: dict[str, JobBinding] = {}
-        """Jobs on devices that a reconfiguration has taken out of the cluster; the next may bring them back."""
+        """Jobs on devices that a reconfiguration has removed from the cluster; the next one may add them again."""
         for vc in spec.virtual_clusters:
             tenant = self.tenants[vc.name] = Tenant(vc.name, vc.weight)
             for pin in vc.pinned:
@@ -69,9 +69,9 @@ class CellCluster:
     # Requests -----------------------------------------------------------------------------------------------------
 
     def allocate(self, request: CellRequest) -> Grant | CellRefusal:
-        """Devices for all pods, or a reason why not. Those it preempts have lost theirs when this returns."""
+        """Devices for all pods, or a refusal. Jobs that it preempts have lost their devices when this returns."""
         if request.job in self.jobs or request.job in self.outside:
-            raise UsageError(f"job {request.job} has devices already; release them first")
+            raise UsageError(f"job {request.job} has devices already; release it first")
         tenant = self.tenants.get(request.vc)
         if tenant is None:
             raise UsageError(
@@ -96,16 +96,16 @@ class CellCluster:
         return refusal or CellRefusal(request.job, f"{request.vc} has no {kind}cells")
 
     def release(self, job: str) -> None:
-        """The job's devices are free again."""
+        """Free the job's devices."""
         if job in self.outside:
             del self.outside[job]
             return
         if job not in self.jobs:
-            raise UsageError(f"job {job} has no devices; known are {len(self.jobs)} jobs")
+            raise UsageError(f"job {job} has no devices; {len(self.jobs)} other jobs have some")
         self._remove(job)
 
     def record(self, grant: Grant) -> None:
-        """The job has its devices."""
+        """Record that the job has its devices."""
         self.jobs[grant.job] = grant
         if grant.priority == OPPORTUNISTIC:
             self._count_opportunistic(grant, grant.device_count)
@@ -131,7 +131,7 @@ class CellCluster:
         return [pool for pool in pools if pool.hierarchy.device_type == request.device_type]
 
     def _pods(self, request: CellRequest, pool: PhysicalCells) -> list[PlannedPod] | CellRefusal:
-        """Single pods, largest first, with the level that each is to lie in."""
+        """Single pods, largest first, with the level of the cell for each."""
         types = pool.hierarchy.types
         if request.level is not None and request.level not in types:
             return CellRefusal(
@@ -176,7 +176,7 @@ class CellCluster:
         pieces = [piece for pod in plan for piece in pod]
         lower: dict[str, None] = {}
         for group, level, index in pieces:
-            # Counted before anyone goes, so that no cell of the plan is unbound in between.
+            # Counted before any preemption, so that no cell of the plan is unbound in between.
             group.users[index // (group.sizes[-1] // group.sizes[level])] += 1
             if len(group.views) > 1 and not group.views[0].is_free(level, index):
                 lower.update(dict.fromkeys(group.holders_in(level, index)))
@@ -263,7 +263,7 @@ class CellCluster:
                     return pieces
         return pool.any_idle(pod.devices) if soft else None
 
-    # Going --------------------------------------------------------------------------------------------------------
+    # Releasing ----------------------------------------------------------------------------------------------------
 
     def _remove(self, job: str) -> None:
         grant = self.jobs.pop(job)
@@ -283,7 +283,7 @@ class CellCluster:
     # Health -------------------------------------------------------------------------------------------------------
 
     def set_health(self, name: str, healthy: bool) -> HealthChange:
-        """A machine, or a device (`node/0`), has broken or is well again. Jobs on it are told about, not ended."""
+        """Mark a machine, or a device (`node/0`), as bad or healthy. Jobs on it are reported, not stopped."""
         pool, devices = self._devices_named(name)
         changed = [device for device in devices if (device in pool.bad_devices) == healthy]
         jobs: dict[str, None] = {}
@@ -304,7 +304,7 @@ class CellCluster:
         return HealthChange(tuple(map(pool.device_name, changed)), tuple(jobs), tuple(owners))
 
     def restore_bad(self, device: str, virtual: int | None) -> None:
-        """A device is known to be bad, and which virtual device stands for it. Devices of other clusters are passed over."""
+        """Mark a device as bad, with the virtual device that represents it. Devices of other clusters are ignored."""
         for pool in self.pools.values():
             index = pool.layout.locate(pool.hierarchy, 0, device)
             if index is not None and index not in pool.bad_devices:
@@ -328,7 +328,7 @@ class CellCluster:
             if pod.pool is pool and device // pool.sizes[piece.level] == piece.at
         )
         size = pool.sizes[level]
-        group.mark_bad(device, index * size + device - physical * size, grant.priority)
+        group.add_bad_in_use(device, index * size + device - physical * size, grant.priority)
 
     def _devices_named(self, name: str) -> tuple[PhysicalCells, Sequence[int]]:
         for pool in self.pools.values():
@@ -341,10 +341,10 @@ class CellCluster:
             f"there is no machine or device {name!r} in the cluster; devices are named NODE/NUMBER"
         )
 
-    # Questions ----------------------------------------------------------------------------------------------------
+    # Queries ------------------------------------------------------------------------------------------------------
 
     def usage(self) -> list[Usage]:
-        """What every virtual cluster has, and how much of it is in use."""
+        """The cells of every virtual cluster, and their use."""
         return [
             Usage(
                 vc=tenant.name,
@@ -362,7 +362,7 @@ class CellCluster:
         ]
 
     def shortfall(self) -> list[Shortfall]:
-        """Which tenants could not have all of their cells now on healthy devices. Empty while every legal request succeeds."""
+        """The tenants whose cells do not all fit on healthy devices now. Empty while every legal request succeeds."""
         found = []
         for pool in self.pools.values():
             for level, gap in enumerate(gaps(pool.free, pool.needed, pool.splits)):
@@ -380,13 +380,13 @@ class CellCluster:
 
 
 def release_cell(group: VirtualCells, level: int, index: int, physical: int) -> None:
-    """A job leaves a cell; what is then without jobs loses its physical cell."""
+    """Release a job's cell, and unbind the virtual cells in which no job is left."""
     pool = group.pool
     pool.release(level, physical)
     group.drop(level, index)
     root = index // (group.sizes[-1] // group.sizes[level])
     group.users[root] -= 1
-    bad = {device: group.mark_healthy(device) for device in pool.bad_within(level, physical)}
+    bad = {device: group.remove_bad_in_use(device) for device in pool.bad_within(level, physical)}
     if group.users[root] or group.pinned is not None:
         for device, virtual in bad.items():
             group.reserve_bad(device, root, virtual)
@@ -397,7 +397,7 @@ def release_cell(group: VirtualCells, level: int, index: int, physical: int) -> 
 
 
 def locate_owner(pool: PhysicalCells, device: int) -> tuple[VirtualCells, int] | None:
-    """In which of whose cells a device is."""
+    """The tenant's cell that contains a device, as its group and index."""
     if pool.bound[0][device]:
         for level, size in enumerate(pool.sizes):
             owner = pool.owners[level].get(device // size)

@@ -1,6 +1,6 @@
-"""The physical cluster of one hierarchy: which devices are used, idle, lent to opportunistic jobs or broken; and their names.
+"""The physical cluster of one hierarchy: which devices are used, idle, lent to opportunistic jobs or bad; and their names.
 
-A pool is the free lists of its cells and a forest of idle devices: those that nobody uses and that work, wherever they are.
+A pool consists of the free lists of its cells and a forest of idle devices: healthy devices that no job uses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class PhysicalCells(FreeLists):
+    """A pool: the physical cells of one hierarchy."""
+
     def __init__(self, hierarchy: Hierarchy, layout: CellLayout) -> None:
         sizes = hierarchy.sizes
         super().__init__(sizes, hierarchy.splits, layout.roots)
@@ -26,11 +28,11 @@ class PhysicalCells(FreeLists):
         self.roots = layout.roots
         self.idle = Forest(sizes, layout.roots)
         self.used: list[dict[int, str]] = [{} for _ in sizes]
-        """Which guaranteed job has a cell."""
+        """By level and cell: the guaranteed job that has it."""
         self.lent: list[dict[int, str]] = [{} for _ in sizes]
-        """Which opportunistic job has a cell."""
+        """By level and cell: the opportunistic job that has it."""
         self.owners: list[dict[int, tuple[VirtualCells, int]]] = [{} for _ in sizes]
-        """Whose cell, and which of them, a bound one is."""
+        """By level and bound cell: the tenant's group of cells, and the index in it."""
         for place, node in enumerate(layout.nodes):
             if node is None:
                 self.bind(hierarchy.node_level, place)
@@ -39,7 +41,7 @@ class PhysicalCells(FreeLists):
     # Devices in use -----------------------------------------------------------------------------------------------
 
     def use(self, level: int, index: int, job: str) -> None:
-        """A guaranteed job runs in a cell that nobody else uses any more."""
+        """Give an idle cell to a guaranteed job."""
         self.idle.take(level, index)
         self.used[level][index] = job
 
@@ -48,7 +50,7 @@ class PhysicalCells(FreeLists):
         self._idle_again(level, index)
 
     def lend(self, level: int, index: int, job: str) -> None:
-        """An opportunistic job runs in an idle cell."""
+        """Give an idle cell to an opportunistic job."""
         self.idle.take(level, index)
         self.lent[level][index] = job
         self.mark_low(level, index, lent=True)
@@ -100,7 +102,7 @@ class PhysicalCells(FreeLists):
         return self.split_at_bounds(self.idle.carve(level, room.at, devices))
 
     def any_idle(self, devices: int) -> list[Cell] | None:
-        """Idle devices with no regard to where they are."""
+        """Any idle devices, wherever they are."""
         if devices > self.idle.left:
             return None
         pieces: list[Cell] = []
@@ -119,7 +121,7 @@ class PhysicalCells(FreeLists):
         return pieces[::-1]
 
     def split_at_bounds(self, pieces: Sequence[tuple[int, int]]) -> list[Cell]:
-        """Pieces that lie wholly in or wholly outside bound cells (pinned cells are bound without being used)."""
+        """Split cells until each is entirely within or entirely outside bound ones (pinned cells are bound while idle)."""
         result: list[Cell] = []
         for level, index in pieces:
             bound = self.bound[level][index]
@@ -177,7 +179,7 @@ class PhysicalCells(FreeLists):
         return f"{self.hierarchy.types[level]}@{at}"
 
     def virtual_name(self, vc: str, pinned: str | None, piece: GrantedCell) -> str:
-        """`VC/TYPE[i]`, or `VC/PINNED`, and where in it the piece is, if it is not all of it."""
+        """`VC/TYPE[i]`, or `VC/PINNED`, and the position within it, if the piece is a part of it."""
         assert piece.root is not None
         ratio = self.sizes[piece.root] // self.sizes[piece.level]
         number, place = divmod(piece.virtual, ratio)
@@ -185,7 +187,7 @@ class PhysicalCells(FreeLists):
         return name if ratio == 1 else f"{name}/{self.hierarchy.types[piece.level]}[{place}]"
 
     def common_level(self, pieces: Sequence[GrantedCell]) -> int:
-        """The level, as the paper counts, of the smallest cell around all pieces; 0 if there is none."""
+        """The level of the smallest cell around all pieces, counted as in the paper; 0 if there is none."""
         for level in range(max(piece.level for piece in pieces), self.top + 1):
             around = {piece.at // (self.sizes[level] // self.sizes[piece.level]) for piece in pieces}
             if len(around) == 1:
