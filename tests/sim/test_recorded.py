@@ -65,5 +65,5 @@ def test_a_job_that_was_never_submitted_is_told(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     with TickRecorder(path, SETUP.to_json()) as keep:
         keep(Snapshot(5.0, (Finished(JobId("a")),)), Plan(5.0))
-    with pytest.raises(UsageError, match="tells of job 'a' before it was submitted"):
+    with pytest.raises(UsageError, match="has changes of job 'a' before its submission"):
         read_recorded(path)

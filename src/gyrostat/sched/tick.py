@@ -6,7 +6,7 @@
     3. lend     idle devices are lent, first to the VC with the fewest borrowed devices per weight
     4. diff     devices of each job before and after: the plan, in which releases precede allocations
 
-Guaranteed jobs may evict borrowers, whose VCs then decide again in the same tick. Borrowers evict nobody, so the
+Guaranteed jobs may evict borrowers, whose VCs then decide again in the same tick. Borrowers evict no job, so the
 repetition ends.
 """
 

@@ -1,4 +1,4 @@
-"""Traces of clusters, and jobs from them: Microsoft's Philly and ITP, Alibaba's of 2023, and a form of one's own.
+"""Traces of clusters: Microsoft's Philly and ITP, Alibaba's of 2023, and our own format.
 
     form      columns                                                        tenants
     philly    timestamp, duration, num_gpus, cluster (and gpu_time)          the column `cluster`
@@ -9,13 +9,15 @@
               max_devices, types (a|b), mixes_types, priority, weight,
               affinity, virtual_workers, workload, work
 
-The form is recognised by the columns. A trace of one's own is CSV, or Parquet if its name ends so (that needs the
-extra `gyrostat[parquet]`); times are seconds since any instant. Jobs come out sorted by submission, those of one
-instant in the order of the file.
+The format is recognised by the columns. A trace is CSV, or Parquet if its name ends with .parquet (which needs the extra
+`gyrostat[parquet]`); times are seconds since any instant. Jobs are sorted by submission, those of one instant in the order
+of the file.
 
-Traces without tenants can be divided: `tenants(jobs, n)` gives job number k (in order of submission) to one of n
-tenants by a hash of its id, where tenant i gets a share of 2^-(i+1), as in most clusters a few tenants have most
-jobs. The rule needs no seed and does not depend on the other jobs.
+Jobs of traces without tenants can be divided: `tenants(jobs, n)` assigns a job to one of n tenants by a hash of its id;
+tenant i gets a share of 2^-(i+1), because in most clusters a few tenants have most jobs. The rule needs no seed and does not
+depend on other jobs.
+
+File format: the names of columns are those of trace files.
 """
 
 from __future__ import annotations
@@ -61,13 +63,13 @@ def _form(path: Path, columns: set[str]) -> Callable[[int, Row], TraceJob | None
         if needed <= columns:
             return parse
     raise UsageError(
-        f"{path} is no trace that is known: its columns are {', '.join(sorted(map(str, columns)))}; a trace of "
+        f"{path} has no known trace format: its columns are {', '.join(sorted(map(str, columns)))}; a trace of "
         "your own needs submitted, duration and devices (see docs/simulator.md)"
     )
 
 
 def tenants(jobs: Iterable[TraceJob], number: int) -> list[TraceJob]:
-    """The same jobs, divided among t0 … by the rule above."""
+    """The same jobs, divided among tenants t0 … by the rule above."""
     if number < 1:
         raise UsageError(f"a trace is divided among one tenant or more, got {number}")
     return [
@@ -124,9 +126,7 @@ def _itp(number: int, row: Row) -> TraceJob | None:
 
 
 def _alibaba(number: int, row: Row) -> TraceJob | None:
-    """A pod, from when it was scheduled (or, if never, not at all) until it was deleted; shares of a device count as
-    one.
-    """
+    """A pod, from its scheduling until its deletion; None if it was never scheduled. A share of a device counts as one."""
     devices = int(row["num_gpu"])
     if not devices or not row["scheduled_time"] or not row["deletion_time"]:
         return None

@@ -152,7 +152,7 @@ def test_names_of_machines_are_expanded(pattern: str, names: list[str]) -> None:
             "  switch: {of",
             "  room: {of: node, count: 4}\n  switch: {of",
             [
-                "line 4: node is part of both rack and room: cells of a level must be alike; "
+                "line 4: node is part of both rack and room: cells of a level must be equal; "
                 "give one of them types of its own"
             ],
         ),

@@ -106,7 +106,7 @@ class _Reader:
         for name, entry in entries.items():
             if entry.of in entries and entry.of in inside:
                 self._problem(
-                    f"{entry.of} is part of both {inside[entry.of]} and {name}: cells of a level must be alike; "
+                    f"{entry.of} is part of both {inside[entry.of]} and {name}: cells of a level must be equal; "
                     "give one of them types of its own",
                     "cell_types",
                     name,

@@ -4,7 +4,7 @@
 size, further ones for what it grew by. A gang larger than a node is one pod per node.
 
 Two baselines of the HiveD paper are variants of it. With `dynamic=False` every cell of a VC is bound permanently (§5.3).
-With `quotas` the whole cluster belongs to one tenant, `EVERYBODY`, and VCs are limited in their number of devices only:
+With `quotas` the whole cluster belongs to one tenant, `SHARED_POOL`, and VCs are limited in their number of devices only:
 placement is the same, but no VC is guaranteed any place (§2).
 """
 
@@ -29,7 +29,7 @@ from gyrostat.sched.cells.request import (
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.virtual import VirtualCells
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
-from gyrostat.sched.placers.preemption import Candidate, Demand, choose_victims
+from gyrostat.sched.placers.preemption import Candidate, PlacementDemand, choose_victims
 from gyrostat.sched.placers.quota import Quotas
 from gyrostat.sched.placers.withdraw import least_disruptive
 
@@ -44,7 +44,8 @@ def fleet_of(spec: CellSpec) -> Fleet:
     )
 
 
-EVERYBODY = "everybody"
+SHARED_POOL = "the pool"
+"""The one tenant of a cluster with quotas; refusals name it."""
 
 
 class CellPlacer:
@@ -138,7 +139,7 @@ class CellPlacer:
             for level, whole in enumerate(group.views[0].whole)
             if level >= hierarchy.node_level
         )
-        demand = Demand(
+        demand = PlacementDemand(
             devices=wanted,
             short=wanted - self._room(request.vc, type_),
             fits=str(request.affinity) == "soft",
@@ -238,7 +239,7 @@ class CellPlacer:
     # Requests for cells.
 
     def _tenant(self, vc: str) -> str:
-        return vc if self._quotas.limits is None else EVERYBODY
+        return vc if self._quotas.limits is None else SHARED_POOL
 
     def _room(self, vc: str, type_: str) -> int:
         """Devices that the VC may still allocate to guaranteed jobs."""

@@ -18,7 +18,7 @@ from itertools import islice
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
-from gyrostat.sched.placers.preemption import Candidate, Demand, choose_victims
+from gyrostat.sched.placers.preemption import Candidate, PlacementDemand, choose_victims
 from gyrostat.sched.placers.quota import Quotas
 from gyrostat.sched.placers.withdraw import least_disruptive
 
@@ -87,7 +87,7 @@ class NodePlacer:
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
         available = self._free_totals.get(type_, 0) + self._lent_totals.get(type_, 0)
-        demand = Demand(
+        demand = PlacementDemand(
             devices=wanted,
             short=wanted - int(min(available, self._quotas.left(request.vc, type_))),
             fits=request.affinity is Affinity.SOFT or self._find(type_, wanted, request.affinity) is not None,

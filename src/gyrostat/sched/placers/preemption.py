@@ -17,7 +17,7 @@ Candidate = tuple[JobId, Devices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class PlacementDemand:
     """What a job needs, and what is available without preemption."""
 
     devices: int
@@ -34,7 +34,7 @@ class Demand:
 
 
 def choose_victims(
-    candidates: Iterator[Candidate], demand: Demand, node_of: Sequence[int]
+    candidates: Iterator[Candidate], demand: PlacementDemand, node_of: Sequence[int]
 ) -> tuple[JobId, ...] | None:
     """The `candidates` (the lowest rank first) to preempt; None if not even all of them make room."""
     considered: list[Candidate] = []
@@ -62,7 +62,10 @@ def choose_victims(
 
 
 def _clear(
-    candidates: Iterator[Candidate], considered: list[Candidate], demand: Demand, node_of: Sequence[int]
+    candidates: Iterator[Candidate],
+    considered: list[Candidate],
+    demand: PlacementDemand,
+    node_of: Sequence[int],
 ) -> set[int] | None:
     """Nodes that would have room. The candidates whose preemption that assumes are added to `considered`."""
     whole, rest = divmod(demand.devices, demand.size)

@@ -1,13 +1,13 @@
-"""EasyScale's inter-job scheduler (§3.4): devices go where they speed up most.
+"""EasyScale's inter-job scheduler (§3.4): devices go to the jobs that gain most from them.
 
-Every job's intra-job planner proposes further devices of one type; the proposal with the highest speed-up per device wins,
-among equal ones the larger. Minimum 0: a job starts on its first device and grows, so nobody waits for a gang. When all
-devices are taken, a waiting job gets its first one from the running job that loses least by giving it up. Jobs whose
-model may (`mixes_types`) use several types at once, unless `mixed` is off (EasyScale's homogeneous mode); a job moves to
-another type where that alone is faster. Inelastic jobs get what they asked for when it is free, and keep it.
+Every job's intra-job planner proposes further devices of one type; the proposal with the highest speedup per device wins,
+among equal ones the larger. A job starts on its first device and grows, so no job waits for a gang. When all devices are in
+use, a waiting job gets its first one from the running job that loses least. Jobs with `mixes_types` use several types at
+once, unless `mixed` is off (EasyScale's homogeneous mode); a job migrates to another type if that alone is faster. Inelastic
+jobs get the devices that they request when these are free, and keep them.
 
-What a job is expected to gain comes from its companion (`sched.estimates`), which measurements correct. A job that has been no
-faster since it was given more goes back to what it had.
+The expected gain comes from the job's companion (`sched.estimates`), which measurements correct. A job that has not become
+faster after a growth returns to its former size.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class EasyScale(SteadyPolicy):
         super().__init__(price=price, hold=hold)
         self.mixed = mixed
         self.timeout = timeout
-        """A job that has waited for so long is served before all others, from whoever has most."""
+        """A job that has waited for this many seconds ranks before all others."""
 
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         if job.running:
@@ -51,7 +51,7 @@ class EasyScale(SteadyPolicy):
         yield from grow_borrowed(view)
 
     def _release_unhelpful(self, table: TentativeAllocation, view: VcView) -> None:
-        """Devices that were added and did not help; a job that moved to another type moves back if there is room."""
+        """Release devices that did not help; a job that migrated to another type migrates back if there is room."""
         for job in view.holding:
             if not (added := unhelpful(job)) or job.borrowed:
                 continue
@@ -61,11 +61,11 @@ class EasyScale(SteadyPolicy):
                 kept = dict(job.before)
             fits = all(table.free.get(type_, 0) + held.get(type_, 0) >= n for type_, n in kept.items())
             if fits and sum(kept.values()) >= max(job.request.smallest, 1):
-                table.assign(job, kept, f"no faster since it was given {format_counts(added)} more")
+                table.assign(job, kept, f"no faster with {format_counts(added)} more")
                 table.assignment.released.add(job.id)
 
     def _start(self, table: TentativeAllocation, view: VcView) -> None:
-        """Everybody who waits gets a first device, free or from whoever loses least by giving one up."""
+        """Give every waiting job its first device: a free one, or one of the running job that loses least."""
         donors: _Donors | None = None
         for job in sorted((*view.waiting, *view.borrowing), key=lambda each: each.entry or ()):
             first = max(job.request.smallest, 1) if job.request.elastic else job.request.devices
@@ -79,7 +79,7 @@ class EasyScale(SteadyPolicy):
                     return
 
     def _grow(self, table: TentativeAllocation, view: VcView, now: float) -> None:
-        """Those that were not resized just now make proposals; nor did they give devices back at this very instant."""
+        """Grow jobs that were not resized within `hold` and have not released devices at this instant."""
         jobs = [job for job in view.jobs.values() if job.request.elastic and table.held(job)]
         released = table.assignment.released
         ready = [
@@ -92,7 +92,7 @@ class EasyScale(SteadyPolicy):
 
 
 class _Donors:
-    """Running jobs that can give up a device, by its type, those first that lose least."""
+    """Running jobs that can lose a device, by its type; the one that loses least speed first."""
 
     def __init__(self, table: TentativeAllocation, view: VcView) -> None:
         self._table = table
@@ -106,7 +106,7 @@ class _Donors:
                 heapq.heappush(self._heaps[type_], (loss, job.number, job))
 
     def _least(self, type_: str) -> tuple[float, JobView] | None:
-        """Who loses least by giving up one of this type; offers that no longer hold are dropped."""
+        """The job that loses least by losing one device of this type; outdated offers are dropped."""
         heap = self._heaps.get(type_, [])
         while heap:
             loss, _, donor = heap[0]
@@ -116,7 +116,7 @@ class _Donors:
         return None
 
     def take_for(self, job: JobView) -> bool:
-        """Take a device for `job` where its speed there outweighs the donor's loss most."""
+        """Take a device for `job` where its speed exceeds the donor's loss most."""
         speeds = {type_: self._table.view.rate(job, {type_: 1}) for type_ in self._table.types(job)}
         best: tuple[float, str, JobView] | None = None
         for type_, speed in speeds.items():

@@ -1,8 +1,7 @@
 """First in, first out, with capacity queues: YARN's capacity scheduler with gangs, as HiveD compares with (§5.1).
 
-Each VC is a queue with a guaranteed capacity. A job gets all its devices at once or waits, and the first that does
-not fit makes the others wait, unless `backfill` lets later ones pass. What does not fit into the guarantee may run on
-devices of others.
+Each VC is a queue with a guaranteed capacity. A job gets all its devices at once or waits. The first job that does not fit
+blocks the later ones, unless `backfill` is on. Jobs that do not fit into the guarantee may borrow devices.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Optimus (Peng et al., EuroSys 2018): devices go where they shorten the remaining time most.
+"""Optimus (Peng et al., EuroSys 2018): devices go to the jobs whose remaining time they reduce most.
 
-Every `interval` all devices are dealt anew: one to each job in order of arrival, so that nobody starves; then one at a time to
-the job whose estimated remaining time shrinks most by it. Remaining time is remaining work over expected throughput; of a job
-whose owner did not say how much work there is, as much is expected to remain as is done. A job stays on one device type.
+Every `interval` all devices are allocated again: one to each job in order of arrival, so that none starves; then one at a
+time to the job whose estimated remaining time decreases most. Remaining time is remaining work over expected throughput; a
+job of unknown work is expected to be half done. A job stays on one device type.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class Optimus(SteadyPolicy):
             free[type_] -= 1
             if (gain := _gain(view, job, given, free, now)) > 0:
                 heapq.heappush(heap, (-gain, number, job))
-        return DeviceTargets(given, dict.fromkeys(given, "shortens what remains most"))
+        return DeviceTargets(given, dict.fromkeys(given, "largest reduction of remaining time"))
 
 
 def _gain(view: VcView, job: JobView, given: dict[JobId, dict[str, int]], free: Counts, now: float) -> float:
-    """Seconds that one more device takes off the job's remaining time."""
+    """Seconds by which one more device reduces the job's remaining time."""
     if job.id not in given or not job.request.elastic:
         return 0.0
     ((type_, has),) = given[job.id].items()

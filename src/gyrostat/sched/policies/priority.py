@@ -1,7 +1,7 @@
-"""Static priority: the most urgent job first, then the one that came first.
+"""Static priority: the highest priority first, then the order of submission.
 
-By default a running job is left alone, as in most clusters, and the first that does not fit makes the others wait;
-with `preempt` a more urgent job takes devices from less urgent ones.
+By default running jobs are not preempted, as in most clusters, and the first job that does not fit blocks the others; with
+`preempt` a job may preempt jobs of lower priority.
 """
 
 from __future__ import annotations
