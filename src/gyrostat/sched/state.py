@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.availability import Availability
 from gyrostat.sched.estimates import Estimates
 from gyrostat.sched.placers.base import DevicesPlaced, PlacementRefused, Placer
 from gyrostat.sched.policy import Policy
@@ -89,9 +90,7 @@ class SchedulerState:
         self._submissions = 0
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
-        self.withdrawn: dict[str, Devices] = {}
-        """By type: devices that serving loads have."""
-        self._lost_nodes: set[str] = set()
+        self.availability = Availability(fleet)
         self._update_capacity()
 
     # 1. Changes of the cluster.
@@ -115,12 +114,9 @@ class SchedulerState:
                 case Bound(job, devices, borrowed):
                     self._bind(self.jobs[job], devices, borrowed)
                 case NodeLost(node):
-                    self._lost_nodes.add(node)
-                    self._remove_devices(tuple(self._devices_of(node)), f"node {node} is lost")
+                    self._remove_devices(self.availability.fail(node), f"node {node} is lost")
                 case NodeBack(node):
-                    self._lost_nodes.discard(node)
-                    withdrawn = {device for devices in self.withdrawn.values() for device in devices}
-                    self._add_devices(tuple(d for d in self._devices_of(node) if d not in withdrawn))
+                    self._add_devices(self.availability.recover(node))
                 case Withdrawn(type_, number):
                     self._withdraw(type_, number)
         self._expire()
@@ -189,21 +185,13 @@ class SchedulerState:
         self.freed = True
 
     def _withdraw(self, type_: str, number: int) -> None:
-        has = self.withdrawn.get(type_, ())
-        if number > len(has):
-            more = self.placer.choose_to_withdraw(type_, number - len(has))
-            self.withdrawn[type_] = (*has, *more)
+        missing = number - self.availability.withdrawn_count(type_)
+        if missing > 0:
+            more = self.placer.choose_to_withdraw(type_, missing)
+            self.availability.withdraw(type_, more)
             self._remove_devices(more, "needed by a serving load")
-        elif number < len(has):
-            back = has[number:]
-            self.withdrawn[type_] = has[:number]
-            lost = {device for node in self._lost_nodes for device in self._devices_of(node)}
-            self._add_devices(tuple(device for device in back if device not in lost))
-
-    def _devices_of(self, node: str) -> range:
-        if node not in self.fleet.position:
-            raise UsageError(f"there is no node {node!r} in this cluster")
-        return self.fleet.nodes[self.fleet.position[node]].devices
+        elif missing < 0:
+            self._add_devices(self.availability.return_to(type_, number))
 
     def _update_capacity(self) -> None:
         for name, tenant in self.vcs.items():
