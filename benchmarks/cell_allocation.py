@@ -15,7 +15,7 @@ import time
 from figures import Figure, Options, Target, main
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, PodGroup
-from gyrostat.sched.cells.spec import Assigned, CellSpec, Hierarchy, TopCell, VirtualCluster, sound
+from gyrostat.sched.cells.spec import CellQuota, CellSpec, Hierarchy, TopCell, VirtualCluster, validated
 from pairs import Pair, show_progress
 
 HIVED_MICROSECONDS = 2180.0
@@ -32,14 +32,14 @@ def spec() -> CellSpec:
     hierarchy = Hierarchy(TYPES, SIZES, node_level=3)
     racks = tuple(TopCell("rack", 4, tuple(f"r{rack}n{node}" for node in range(1024))) for rack in range(8))
     cells = (
-        Assigned("rack", 0, 384),
-        Assigned("rack", 1, 192),
-        Assigned("rack", 2, 96),
-        Assigned("rack", 3, 624),
+        CellQuota("rack", 0, 384),
+        CellQuota("rack", 1, 192),
+        CellQuota("rack", 2, 96),
+        CellQuota("rack", 3, 624),
     )
     small = [VirtualCluster(f"tenant{number}", cells) for number in range(TENANTS)]
-    large = VirtualCluster("large", (Assigned("rack", 4, 2),), weight=2.0)
-    return sound(CellSpec((hierarchy,), racks, (*small, large)))
+    large = VirtualCluster("large", (CellQuota("rack", 4, 2),), weight=2.0)
+    return validated(CellSpec((hierarchy,), racks, (*small, large)))
 
 
 class Workload:

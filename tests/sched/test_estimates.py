@@ -42,7 +42,7 @@ def test_devices_that_did_not_help_go_back_and_are_not_asked_for_again() -> None
     cluster.finish(2.0, "b")
     assert cluster.counts() == {"a": {"v100": 2}}
     plan = cluster.tick(3.0, Progressed(JobId("a"), 0.0, 3.9 / 2))
-    assert plan.actions == (Resize(JobId("a"), (0, 1), (0,), "no faster since it was given 1 v100 more"),)
+    assert plan.actions == (Resize(JobId("a"), (0, 1), (0,), "no faster with 1 v100 more"),)
     assert cluster.tick(4.0, Progressed(JobId("a"), 0.0, 4.0 / 2)).actions == ()
     (started,) = cluster.submit(5.0, job("c", 1, at=5.0))
     assert started == Start(JobId("c"), (1,), "a first device")
@@ -69,9 +69,7 @@ def test_borrowed_devices_that_did_not_help_go_back() -> None:
     cluster.finish(2.0, "y")
     assert cluster.counts() == {"a": {"v100": 2}}
     plan = cluster.tick(3.0, Progressed(JobId("a"), 0.0, 1.5))
-    assert [(action.job, action.reason) for action in plan.actions] == [
-        ("a", "no faster since it was given 1 v100 more")
-    ]
+    assert [(action.job, action.reason) for action in plan.actions] == [("a", "no faster with 1 v100 more")]
     assert cluster.counts() == {"a": {"v100": 1}}
 
 
@@ -102,7 +100,7 @@ def test_later_jobs_begin_with_what_finished_ones_measured() -> None:
 
 def test_a_workload_without_profile_begins_with_the_ratios_that_others_measured() -> None:
     cluster = little("v100:1x2,p100:1x2")
-    with pytest.raises(UsageError, match="for which there is no profile"):
+    with pytest.raises(UsageError, match="which has no profile"):
         cluster.submit(0.0, job("unknown", 1, workload="new"))
     cluster = little("v100:1x1,p100:1x1")
     cluster.submit(0.0, job("a", 1))

@@ -60,7 +60,7 @@ def test_every_device_has_one_owner(drawn: list[tuple[str, int, int, bool]], whi
         elif what == "lose":
             lost = fleet.nodes[number].devices
             gone.update(lost)
-            for hurt, left in placer.take_away(lost):
+            for hurt, left in placer.remove_devices(lost):
                 mine = (int(hurt.job[1:]), hurt.borrowed)
                 assert set(left) <= set(held[mine]) - gone
                 held[mine] = left
@@ -68,7 +68,7 @@ def test_every_device_has_one_owner(drawn: list[tuple[str, int, int, bool]], whi
                     del held[mine]
         elif what == "mend":
             gone.difference_update(fleet.nodes[number].devices)
-            placer.give_back(fleet.nodes[number].devices)
+            placer.add_devices(fleet.nodes[number].devices)
         owned = [device for devices in held.values() for device in devices]
         assert len(owned) == len(set(owned))
         assert not gone.intersection(owned)
@@ -77,7 +77,7 @@ def test_every_device_has_one_owner(drawn: list[tuple[str, int, int, bool]], whi
             assert sum(sizes) <= 16
     for number, borrowed in list(held):
         placer.release(JobId(f"j{number}"), borrowed)
-    placer.give_back(range(len(fleet)))
+    placer.add_devices(range(len(fleet)))
     for vc in "ab":
         whole = placer.place(request(f"whole-{vc}", 16, vc=vc), {"gpu": 16}, False)
         assert isinstance(whole, DevicesPlaced)

@@ -31,7 +31,7 @@ def record(path: Path, policy: str, sharing: str) -> int:
             placer,
             jobs,
             watchers=(recorder,),
-            happenings=[failures(fleet, between=500.0, repair=50.0, seed=3)],
+            changes=[failures(fleet, between=500.0, repair=50.0, seed=3)],
         )
     assert len(result.records) == 60
     return result.ticks
@@ -97,7 +97,7 @@ def test_a_scheduler_that_decides_otherwise_is_found_out(tmp_path: Path) -> None
         ("nonsense\n", "line 1 is no JSON object"),
         (
             '{"format": "gyrostat-ticks-1", "setup": {"odd": 1}}\n',
-            "this setup is not as this version writes it",
+            "this version does not write such a setup",
         ),
     ],
 )

@@ -58,7 +58,7 @@ def test_quotas_limit_a_vc_and_the_rest_is_lent_until_its_owner_wants_it() -> No
         Start(JobId("b"), (4, 5, 6, 7), "no room in the guarantee; borrows", borrowed=(4, 5, 6, 7)),
     )
     assert cluster.submit(1.0, request("c", 2, vc="y")) == (
-        Preempt(JobId("b"), (4, 5, 6, 7), "its borrowed devices are needed by c"),
+        Preempt(JobId("b"), (4, 5, 6, 7), "its borrowed devices are reclaimed for c"),
         Start(JobId("c"), (4, 5), "next in line"),
     )
     assert cluster.finish(2.0, "a") == (Start(JobId("b"), (0, 1, 2, 3), "next in line"),)
@@ -69,7 +69,7 @@ def test_a_borrower_is_promoted_where_it_runs_when_its_turn_comes() -> None:
     cluster.submit(0.0, request("a", 4, vc="x"), request("b", 4, vc="x"), request("c", 4, vc="x"))
     (promoted,) = cluster.finish(1.0, "a")[:1]
     assert promoted == Resize(
-        JobId("b"), (4, 5, 6, 7), (4, 5, 6, 7), "next in line; keeps what it borrowed", borrowed=()
+        JobId("b"), (4, 5, 6, 7), (4, 5, 6, 7), "next in line; keeps its borrowed devices", borrowed=()
     )
     assert cluster.scheduler_state.jobs[JobId("b")].devices == (4, 5, 6, 7)
     assert cluster.scheduler_state.jobs[JobId("c")].borrowed == (0, 1, 2, 3)
@@ -128,7 +128,7 @@ def test_a_job_that_failed_to_start_waits_again() -> None:
 @pytest.mark.parametrize(
     ("again", "message"),
     [
-        (request("a", 1), "there already is a job a"),
+        (request("a", 1), "job a exists already"),
         (
             request("b", 1, vc="who"),
             "job b belongs to VC 'who', which this cluster does not have; it has all",

@@ -28,7 +28,7 @@ def run(
     *jobs: TraceJob,
     policy: str = "fifo",
     costs: Costs | None = None,
-    happenings: list[tuple[float, Change]] | None = None,
+    changes: list[tuple[float, Change]] | None = None,
 ) -> SimulationResult:
     nodes = Fleet.parse(fleet)
     return simulate(
@@ -37,7 +37,7 @@ def run(
         NodePlacer(nodes),
         jobs,
         costs=costs,
-        happenings=[iter(happenings or [])],
+        changes=[iter(changes or [])],
     )
 
 
@@ -72,14 +72,14 @@ def test_a_failed_node_costs_what_was_not_checkpointed() -> None:
     """a has done 30 of 50 when its node fails; the last checkpoint is at most 20 old. It goes on 5 s later."""
     lost: list[tuple[float, Change]] = [(30.0, NodeLost("gpu-0")), (35.0, NodeBack("gpu-0"))]
     job = TraceJob(request("a", 1), 50.0)
-    assert ends(run("gpu:1x1", job, happenings=lost)) == {"a": 55.0}
-    assert ends(run("gpu:1x1", job, costs=Costs(checkpoint_every=20.0), happenings=lost)) == {"a": 75.0}
-    assert ends(run("gpu:1x1", job, costs=Costs(checkpoint_every=60.0), happenings=lost)) == {"a": 85.0}
+    assert ends(run("gpu:1x1", job, changes=lost)) == {"a": 55.0}
+    assert ends(run("gpu:1x1", job, costs=Costs(checkpoint_every=20.0), changes=lost)) == {"a": 75.0}
+    assert ends(run("gpu:1x1", job, costs=Costs(checkpoint_every=60.0), changes=lost)) == {"a": 85.0}
 
 
 def test_serving_takes_devices_and_gives_them_back() -> None:
     load: list[tuple[float, Change]] = [(5.0, Withdrawn("gpu", 1)), (20.0, Withdrawn("gpu", 0))]
-    result = run("gpu:1x2", TraceJob(request("a", 2), 10.0), happenings=load)
+    result = run("gpu:1x2", TraceJob(request("a", 2), 10.0), changes=load)
     assert ends(result) == {"a": 25.0}
     assert list(result.records.preemptions) == [1]
 
@@ -106,7 +106,7 @@ def test_a_job_that_is_too_large_does_not_wait_for_endless_failures() -> None:
         [Vc(name="all", policy=find_policy("fifo"))],
         NodePlacer(nodes),
         [TraceJob(request("a", 5), 10.0)],
-        happenings=[failures(nodes, between=100.0, repair=10.0)],
+        changes=[failures(nodes, between=100.0, repair=10.0)],
     )
     assert result.unfinished == ("a",)
 

@@ -56,7 +56,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="
 
 @app.command(help=_CHECK, short_help="Check a cell file.")
 def check(file: File) -> None:
-    from gyrostat.sched.cells.spec import parse
+    from gyrostat.sched.cells.load import parse
 
     spec, problems = parse(_read(file))
     if spec is None:
@@ -72,7 +72,7 @@ def show(file: File) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from gyrostat.sched.cells.spec import load
+    from gyrostat.sched.cells.load import load
 
     spec = load(file)
     console = Console(highlight=False)

@@ -95,7 +95,7 @@ def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
     runs = []
     for policy in policies:
         setup = replace(found.setup, policy=policy)
-        result = run_setup(setup, found.jobs, None, Costs(), lambda: [iter(found.happenings)], policy)
+        result = run_setup(setup, found.jobs, None, Costs(), lambda: [iter(found.changes)], policy)
         runs.append(ReportedRun(summarise(result, policy=policy, sharing=setup.sharing), result))
     if as_json:
         print_json([run.summary.to_json() for run in runs])

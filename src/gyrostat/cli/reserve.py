@@ -70,9 +70,9 @@ def release(type_: Type = None, as_json: AsJson = False, at: At = None) -> None:
 
 
 def _print(found: Reservations, as_json: bool) -> None:
-    from gyrostat.core.devices import told
+    from gyrostat.core.devices import format_counts
 
     if as_json:
         print_json(found)
     else:
-        print(f"reserved: {told(found.devices)}" + ("" if found.free else ", not all free yet"))
+        print(f"reserved: {format_counts(found.devices)}" + ("" if found.free else ", not all free yet"))

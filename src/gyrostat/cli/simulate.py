@@ -118,14 +118,14 @@ def simulate(
     alone: dict[str, SimulationResult] = {}
     runs: list[ReportedRun] = []
     for setup in setups:
-        happenings = _happenings(setup.parts()[0], serving, failures, seed, jobs)
+        changes = _changes(setup.parts()[0], serving, failures, seed, jobs)
         compare = private and not setup.one_vc and setup.sharing != "private"
         if compare and setup.policy not in alone:
             apart = _replace(setup, sharing="private")
-            broken = _happenings(apart.parts()[0], None, failures, seed, jobs)
+            broken = _changes(apart.parts()[0], None, failures, seed, jobs)
             alone[setup.policy] = run_setup(apart, jobs, real, costs, broken, f"{setup.policy}, private")
         name = f"{setup.policy}, {setup.sharing}"
-        result = run_setup(setup, jobs, real, costs, happenings, name, record)
+        result = run_setup(setup, jobs, real, costs, changes, name, record)
         summary = summarise(
             result,
             policy=setup.policy,
@@ -181,7 +181,7 @@ def _replace(setup: Setup, **changes: str) -> Setup:
     return read_setup({**setup.to_json(), **changes})
 
 
-def _happenings(
+def _changes(
     fleet: Fleet, serving: str | None, failures: str | None, seed: int, jobs: list[TraceJob]
 ) -> Callable[[], list[Iterator[tuple[float, Change]]]]:
     from gyrostat.sim.failures import failures as failing

@@ -26,7 +26,7 @@ def run_setup(
     jobs: list[TraceJob],
     truth: Throughput | None,
     costs: Costs,
-    happenings: Callable[[], list[Iterator[tuple[float, Change]]]],
+    changes: Callable[[], list[Iterator[tuple[float, Change]]]],
     name: str,
     record: Path | None = None,
 ) -> SimulationResult:
@@ -46,7 +46,7 @@ def run_setup(
             throughput=setup.throughput,
             truth=truth,
             costs=costs,
-            happenings=happenings(),
+            changes=changes(),
             progress=progress,
             watchers=() if keep is None else (keep,),
         )

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.cluster_options import clock, loss, rate, span
-from gyrostat.core.devices import told
+from gyrostat.core.devices import format_counts
 from gyrostat.local.api.messages import Device, Overview, Use
 from gyrostat.local.records import JobRecord
 
@@ -34,7 +34,7 @@ def _head(found: Overview) -> Text:
     text = Text(f"{clock(found.now)}  {busy} of {len(found.devices)} devices busy", style="bold")
     text.append(f", {sum(bool(job.devices) for job in found.jobs)} jobs run, {waits} wait", style="not bold")
     if reserved := {type_: number for type_, number in found.reservations.items() if number}:
-        text.append(f", {told(reserved)} reserved", style="not bold")
+        text.append(f", {format_counts(reserved)} reserved", style="not bold")
     for state, number in found.ended.items():
         text.append(f", {number} {state}", style="not bold dim")
     return text

@@ -1,10 +1,10 @@
-"""What each level of determinism pins: one table, from which the engine sets its pins and the docs their own table.
+"""The settings that each level of determinism pins: one table, which the engine applies and the docs show.
 
-A level says what may change without changing a bit (EasyScale §3.3): nothing but time under `static`, the number of workers
-under `elastic`, the type of their devices too under `heterogeneous`. For that last one a job declares a pool of device types,
-and all workers compute with what the weakest of them has. `engine/numerics/determinism.py` carries this out;
-`engine/numerics/fingerprint.py`
-turns the same table into what must agree among workers. Pure: nothing here looks at the machine.
+A level defines what may change without changing a bit (EasyScale §3.3): only time under `static`, the number of workers under
+`elastic`, also the type of their devices under `heterogeneous`. For the latter a job declares a pool of device types, and all
+workers compute with the instruction set of the weakest type. `engine/numerics/determinism.py` applies the pins;
+`engine/numerics/fingerprint.py` derives from the same table what must agree among workers. Pure: the machine is not
+inspected.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Determinism, DevicePool
 
 CPU_TYPES = ("sse", "avx2", "avx512")
-"""From the weakest to the strongest; each has what those before it have."""
+"""From the weakest to the strongest; each includes the instructions of those before it."""
 
 _EVERY = frozenset(Determinism)
 _MIXED = frozenset({Determinism.HETEROGENEOUS})
@@ -33,7 +33,7 @@ class Pin:
     by: str
     """An environment variable, or the dotted name of a function or attribute of torch."""
     value: str | bool | Mapping[str, str]
-    """What it is set to; where that depends on the pool, by the pool's weakest CPU type."""
+    """The value; if it depends on the pool, by the pool's weakest CPU type."""
     levels: frozenset[Determinism]
 
     @property
@@ -134,7 +134,7 @@ FINGERPRINT = {
     "gpu": _ONE_TYPE,
     "pool": _MIXED,
 }
-"""What must agree among workers, and with a checkpoint, beside the pins themselves: the levels at which it counts."""
+"""What must agree among workers, and with a checkpoint, besides the pins: the levels at which it must."""
 
 STARTED_AS: Mapping[str, Mapping[str, str]] = {
     "sse": {
@@ -149,11 +149,11 @@ STARTED_AS: Mapping[str, Mapping[str, str]] = {
     },
     "avx512": {},
 }
-"""The environment in which a process computes as a machine of a weaker type does."""
+"""The environment in which a process computes like a machine of a weaker type."""
 
 
 def parse_pool(text: str, *, threads: int = 1) -> DevicePool:
-    """`avx512,avx2`: the device types that a job may use. Names that are no CPU types are parts of names of GPUs."""
+    """`avx512,avx2`: the device types that a job may use. Names that are not CPU types are parts of GPU names."""
     types = [part.strip().lower() for part in text.split(",")]
     if "" in types or len(set(types)) != len(types):
         raise UsageError(
@@ -163,7 +163,7 @@ def parse_pool(text: str, *, threads: int = 1) -> DevicePool:
 
 
 def weakest(pool: DevicePool) -> str | None:
-    """The CPU type that all of a pool's have in common; None if it has none but GPUs."""
+    """The weakest CPU type of a pool; None if it has only GPUs."""
     types = [name for name in pool.types if name in CPU_TYPES]
     return min(types, key=_rank) if types else None
 
@@ -183,7 +183,7 @@ def variables(level: Determinism, pool: DevicePool | None, device: str) -> dict[
 
 
 def started_as(environment: Mapping[str, str], strongest: str) -> str:
-    """The type of a CPU that could be `strongest`, if libraries are held back by the environment it was started in."""
+    """The type that a CPU of type `strongest` computes as, if the process's environment limits its libraries."""
     held = [strongest]
     for name in CPU_TYPES:
         for variable, value in STARTED_AS[name].items():
@@ -193,7 +193,7 @@ def started_as(environment: Mapping[str, str], strongest: str) -> str:
 
 
 def spans_vendors(pool: DevicePool) -> bool:
-    """Whether MKL computes alike on CPUs of all vendors: on others than Intel's it obeys only its weakest setting."""
+    """Whether MKL computes the same on CPUs of all vendors: on other CPUs than Intel's only its weakest setting works."""
     return weakest(pool) == CPU_TYPES[0]
 
 

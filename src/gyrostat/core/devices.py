@@ -1,8 +1,7 @@
-"""Devices, the nodes they sit in, and how many of which type.
+"""Devices, their nodes, and numbers of devices by type.
 
-A device is a number, counted through the cluster node by node: cheap to keep in tuples and to compare. A `Fleet` says
-which node and type a number belongs to. How devices are grouped more finely (sockets, racks) is the business of
-`sched.cells`.
+A device is a number, counted through the cluster node by node: cheap to store in tuples and to compare. A `Fleet` maps a
+number to its node and type. Finer topology (sockets, racks) is in `sched.cells`.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ DeviceId: TypeAlias = int
 Devices: TypeAlias = tuple[DeviceId, ...]
 """Ascending."""
 Counts: TypeAlias = Mapping[str, int]
-"""So many devices of each type; types with none are left out."""
+"""Number of devices by type; types without devices are left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,17 +37,17 @@ class Fleet:
     """All nodes of a cluster, in order."""
 
     def __init__(self, nodes: Iterable[tuple[str, str, int]]) -> None:
-        """`nodes`: name, device type and number of devices of each."""
+        """`nodes`: name, device type and number of devices."""
         self.nodes: list[Node] = []
         self.node_of: list[int] = []
         """By device: the position of its node in `nodes`."""
         self.position: dict[str, int] = {}
-        """By a node's name."""
+        """By name: the position of a node in `nodes`."""
         for name, type_, count in nodes:
             if count < 1:
                 raise UsageError(f"node {name} needs at least one device, got {count}")
             if name in self.position:
-                raise UsageError(f"two nodes are called {name}; names must differ")
+                raise UsageError(f"two nodes have the name {name}; names must be unique")
             self.position[name] = len(self.nodes)
             self.node_of.extend([len(self.nodes)] * count)
             self.nodes.append(Node(name, type_, len(self.node_of) - count, count))
@@ -62,7 +61,7 @@ class Fleet:
         return self.nodes[self.node_of[device]].type
 
     def count(self, devices: Iterable[DeviceId]) -> dict[str, int]:
-        """How many of these are of which type."""
+        """The number of these devices by type."""
         counts: dict[str, int] = {}
         for device in devices:
             type_ = self.nodes[self.node_of[device]].type
@@ -70,7 +69,7 @@ class Fleet:
         return counts
 
     def spread(self, devices: Iterable[DeviceId]) -> int:
-        """Over how many nodes these lie."""
+        """The number of nodes of these devices."""
         return len({self.node_of[device] for device in devices})
 
     @classmethod
@@ -101,6 +100,6 @@ def total(nodes: Sequence[Node]) -> dict[str, int]:
     return counts
 
 
-def told(counts: Counts) -> str:
+def format_counts(counts: Counts) -> str:
     """`8 v100 + 2 p100`, for reasons and messages."""
     return " + ".join(f"{number} {type_}" for type_, number in counts.items() if number) or "none"

@@ -3,27 +3,27 @@
 GyrostatError
 ├── UsageError                 bad input: nothing was done; exit code 2
 │   ├── Refused                a model or option that cannot be exact, found at `track`
-│   ├── Misuse                 the surface was used in an order that has no meaning
+│   ├── Misuse                 a call of the API in an invalid order
 │   ├── NotYet                 a capability that this version does not have
-│   ├── NoSuchJob              a cluster has no job of that name or id, or it is somebody else's
+│   ├── NoSuchJob              no job of that name or id exists, or it belongs to another tenant
 │   ├── Unplaceable            a job that a cluster can never run, refused when it is submitted
-│   ├── WrongState             what was asked of a job makes no sense in the state that it is in
-│   └── StoreUnusable          a lease store that cannot be opened: wrong address, no server there, wrong credentials
-├── ClusterUnreachable         no cluster, or none that answers
-├── StorageFull                a cluster's disk takes nothing more; nothing was accepted; to be tried again when there is room
-├── NotDone                    a running job could not do what it was asked for (in `job.door`)
+│   ├── WrongState             a request that the job's present state does not allow
+│   └── StoreUnusable          a lease store that cannot be opened: wrong address, no server, wrong credentials
+├── ClusterUnreachable         no cluster exists, or it does not respond
+├── StorageFull                a cluster's disk is full; nothing was accepted; retry when there is space
+├── RequestFailed              a running job could not carry out a request (in `job.control.control_socket`)
 ├── CheckpointError            a checkpoint that cannot be used
 │   ├── DamagedCheckpoint      cut off or bit-flipped
 │   ├── ForeignCheckpoint      of another job
 │   └── OtherFingerprint       of this job, but other hardware or settings decide its bits
-├── MalformedState             bytes from disk or another worker that no state is written as
+├── MalformedState             bytes from disk or another worker that are not a valid state
 ├── Diverged                   replicas that must be equal are not
-├── LeaseError                 a lease store did not do what it was asked
-│   ├── StoreUnreachable       it did not answer; it may have done it; to be tried again
-│   ├── StoreRefused           it answered with an error
-│   └── Deposed                a write or renewal under a lease that is over; nothing was written; never to be tried again
-├── ProtocolError              a message that does not belong to the protocol (in `job.protocol`)
-├── PeerLost                   another worker went away in the middle of a collective
+├── LeaseError                 an operation of a lease store failed
+│   ├── StoreUnreachable       no response; the operation may have been done; retry
+│   ├── StoreRefused           the store responded with an error
+│   └── Deposed                a write or renewal under an expired lease; nothing was written; do not retry
+├── ProtocolError              a message that does not belong to the protocol (in `job.processes.protocol`)
+├── PeerLost                   another worker was lost during a collective
 └── ScriptFailed               the user's script raised, or one of its workers died
 """
 
@@ -31,13 +31,13 @@ from __future__ import annotations
 
 
 class GyrostatError(Exception):
-    """Whatever gyrostat itself raises. `exit_code` is what the command line returns for it."""
+    """The base of all errors that gyrostat raises. `exit_code` is the exit code of the command line."""
 
     exit_code = 1
 
 
 class UsageError(GyrostatError):
-    """Bad input. Nothing has been done."""
+    """Invalid input. Nothing has been done."""
 
     exit_code = 2
 
@@ -47,7 +47,7 @@ class Refused(UsageError):
 
 
 class Misuse(UsageError):
-    """A call that has no meaning where it stands."""
+    """A call that is invalid at this point."""
 
 
 class NotYet(UsageError):
@@ -55,10 +55,10 @@ class NotYet(UsageError):
 
 
 class NoSuchJob(UsageError):
-    """A cluster knows no such job, or the job is another tenant's, which is not told apart."""
+    """The cluster has no such job, or it belongs to another tenant; the message does not distinguish the two."""
 
     def __init__(self, message: str, suggestions: tuple[str, ...] = ()) -> None:
-        """`suggestions`: names that exist and are near, the nearest first."""
+        """`suggestions`: existing names that are similar, the most similar first."""
         super().__init__(message)
         self.suggestions = suggestions
 
@@ -68,15 +68,15 @@ class Unplaceable(UsageError):
 
 
 class WrongState(UsageError):
-    """What was asked of a job makes no sense in the state that it is in."""
+    """A request that the job's present state does not allow."""
 
 
 class ClusterUnreachable(GyrostatError):
-    """There is no cluster, or it does not answer; what it was asked last may have been done."""
+    """No cluster exists, or it does not respond; the last request may have been carried out."""
 
 
 class StorageFull(GyrostatError):
-    """The cluster's disk takes nothing more. Nothing was accepted; trying again helps once there is room."""
+    """The cluster's disk is full. Nothing was accepted; retry when there is space."""
 
 
 class StoreUnusable(UsageError):
@@ -100,23 +100,23 @@ class OtherFingerprint(CheckpointError):
 
 
 class MalformedState(GyrostatError):
-    """Bytes or a skeleton that no state is written as. Nothing has been made of them."""
+    """Bytes or a skeleton that are not a valid state. Nothing has been restored."""
 
 
 class LeaseError(GyrostatError):
-    """A lease store did not do what it was asked."""
+    """An operation of a lease store failed."""
 
 
 class StoreUnreachable(LeaseError):
-    """No answer from a lease store. It may have done what it was asked; trying again may help."""
+    """No response from a lease store. The operation may have been done; a retry may help."""
 
 
 class StoreRefused(LeaseError):
-    """A lease store answered with an error."""
+    """A lease store responded with an error."""
 
 
 class Deposed(LeaseError):
-    """A write or renewal under a lease that is over. Nothing was written, and trying again cannot help."""
+    """A write or renewal under an expired lease. Nothing was written, and a retry cannot help."""
 
 
 class Diverged(GyrostatError):
@@ -124,7 +124,7 @@ class Diverged(GyrostatError):
 
 
 class PeerLost(GyrostatError):
-    """Another worker went away in the middle of a collective."""
+    """Another worker was lost during a collective."""
 
 
 class ScriptFailed(GyrostatError):

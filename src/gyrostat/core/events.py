@@ -1,4 +1,4 @@
-"""What happens to a job besides its steps: the one schema that reports, dashboard and replays read."""
+"""Events of a job besides its steps: the schema that reports, the dashboard and replays read."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from enum import StrEnum
 
 
 class EventKind(StrEnum):
+    """File format: the values are in reports and in the REST API."""
+
     RESIZE = "resize"
     FAILURE = "failure"
     RESUME = "resume"
@@ -19,29 +21,29 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened at a boundary, or, for a failure, in the step after it."""
+    """An event at a boundary or, for a failure, in the step after it."""
 
     kind: EventKind
     step: int
-    """So many steps were complete."""
+    """Number of completed steps."""
     at: float
-    """Seconds since the run was asked for."""
+    """Seconds since the run was requested."""
     reason: str
     from_workers: int | None = None
     to_workers: int | None = None
     pause_ms: float | None = None
-    """How long training stood still."""
+    """How long training was paused."""
     prepare_ms: float | None = None
     all_state_moved: str | None = None
-    """Why newcomers were told all state at the fence instead of following the others up to it."""
+    """Why newcomers received all state at the fence instead of catching up before it."""
     recovered_from: str | None = None
-    """"peers" or "checkpoint"; "approximate": by peers, without what the lost worker had computed in that pass."""
+    """"peers", "checkpoint", or "approximate": by peers, without the lost worker's gradients of that pass."""
     micro_batches_redone: int | None = None
     evidence: tuple[str, ...] = ()
-    """In lines: what a worker that died left behind, or the stacks of workers that stand still."""
+    """Lines of text: evidence of a worker that died, or the stacks of workers that hang."""
 
     def as_json(self) -> dict[str, object]:
-        """For a report; what does not apply is left out."""
+        """For a report; fields that do not apply are left out."""
         fields: dict[str, object] = {
             "kind": str(self.kind),
             "step": self.step,

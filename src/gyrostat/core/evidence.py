@@ -1,4 +1,4 @@
-"""What is known of a worker's last moments."""
+"""Evidence of what a worker did before it ended."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ _SHOWN = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RunningMicroBatch:
-    """A micro-batch that the script was working on."""
+    """A micro-batch in progress."""
 
     step: int
-    """So many steps were complete."""
+    """Number of completed steps."""
     rank: int
-    """The virtual worker whose micro-batch it is."""
+    """The virtual worker of the micro-batch."""
     number: int
-    """Among those that the virtual worker has in this step."""
+    """Its number among the virtual worker's micro-batches in this step."""
     samples: tuple[int, ...] | None = None
-    """Indices of its samples, or the first of them if there are very many; None where the job does not order them."""
+    """Indices of its samples, or the first of them if there are very many; None if the job does not order samples."""
     size: int = 0
-    """How many indices there are."""
+    """Number of indices."""
 
     @property
     def content(self) -> tuple[int, ...]:
-        """Equal for the same micro-batch, whoever runs it, and whenever that is tried again."""
+        """Equal for the same micro-batch on any worker and in any retry."""
         place = (-1, self.step, self.rank, self.number)
         return place if self.samples is None else self.samples
 
@@ -39,26 +39,26 @@ class RunningMicroBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a worker leaves behind when it ends."""
+    """Evidence that a worker leaves when it ends."""
 
     running: RunningMicroBatch | None = None
-    """None: it was between micro-batches, or nobody knows."""
+    """None: it was between micro-batches, or unknown."""
     lines: tuple[str, ...] = ()
-    """The last ones it printed."""
+    """The last lines of its output."""
     out_of_memory: str | None = None
-    """How the kernel marks that it killed something because memory ran out; None: it does not."""
+    """The kernel's message that it killed the process because memory ran out; None: there is none."""
 
     def told(self) -> list[str]:
-        """In lines, for the user."""
-        told = []
+        """Lines of text for the user."""
+        text = []
         if self.out_of_memory is not None:
-            told.append(f"out of memory: {self.out_of_memory}")
+            text.append(f"out of memory: {self.out_of_memory}")
         if self.running is not None:
-            told.append(f"it was running {self.running}")
+            text.append(f"it was running {self.running}")
         if self.lines:
-            told.append("the last it printed:")
-            told += [f"    {line}" for line in self.lines]
-        return told
+            text.append("the last it printed:")
+            text += [f"    {line}" for line in self.lines]
+        return text
 
 
 NO_EVIDENCE = Evidence()

@@ -1,4 +1,4 @@
-"""What a job is, and what one worker is told when it starts."""
+"""The settings of a job, and what a worker receives when it starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ReductionOrder(StrEnum):
 
 
 class GradientBackend(StrEnum):
-    """What gradients travel over."""
+    """The backend that transfers gradients."""
 
     GLOO = "gloo"
     NCCL = "nccl"
@@ -24,23 +24,23 @@ class GradientBackend(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class ReductionChoice:
-    """How a job's gradients are added, and why so."""
+    """How a job's gradients are added, and the reason."""
 
     order: ReductionOrder
     carrier: GradientBackend | None
-    """None for a lone worker, whose gradients do not travel. Decides no bits."""
+    """None for a single worker, which transfers no gradients. Does not affect bits."""
     reason: str
 
 
 class RecoveryMode(StrEnum):
-    """What becomes of a job that loses a worker."""
+    """How a job recovers from the loss of a worker."""
 
     PEERS = "peers"
-    """Those that are left go on, with the same bits: every worker keeps the contexts of all virtual workers."""
+    """The survivors continue, with the same bits: every worker keeps the contexts of all virtual workers."""
     APPROXIMATE = "approximate"
-    """Those that are left go on without what the lost one had computed in this pass (EDL). Not exact."""
+    """The survivors continue without the lost worker's gradients of this pass (EDL). Not exact."""
     CHECKPOINT = "checkpoint"
-    """All start again from the newest checkpoint, with the same bits; nothing is kept for each other."""
+    """All workers restart from the newest checkpoint, with the same bits; workers keep no backups of each other."""
 
 
 class Determinism(StrEnum):
@@ -53,121 +53,121 @@ class Determinism(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePool:
-    """The device types that a `heterogeneous` job may mix. All compute with what the weakest of them has."""
+    """The device types that a `heterogeneous` job may mix. All compute with the instruction set of the weakest."""
 
     types: tuple[str, ...]
     threads: int = 1
-    """On every worker, whatever number it was started with."""
+    """Threads of every worker, whatever number it was started with."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMix:
-    """Whether a job may run on devices of several types at once. What `gyrostat scan` found; a scheduler reads it."""
+    """Whether a job may run on several device types at once: found by `gyrostat scan`, read by schedulers."""
 
     pool: tuple[str, ...]
-    """The types that were asked about."""
+    """The types that were scanned."""
     slowdown: float | None = None
-    """What a step takes when it computes with what they have in common, relative to what it takes without; measured on the
-    machine that was scanned. None: never measured.
+    """The time of a step with the pins of the pool, relative to that without; measured on the scanning machine. None: not
+    measured.
     """
     mixes_types: bool | None = None
-    """True if that is cheap enough to be worth it. None: never measured, so one type at a time."""
+    """True if the slowdown is acceptable. None: not measured, so one type at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointPolicy:
-    """Where and when a job checkpoints itself."""
+    """Where and when a job writes checkpoints."""
 
     directory: str
     every: int = 0
-    """Write one every so many steps; 0 means on demand only."""
+    """Number of steps between checkpoints; 0: on demand only."""
     keep: int = 3
-    """How many of the newest are kept."""
+    """Number of newest checkpoints that are kept."""
     resume: bool = True
-    """Start from the newest valid checkpoint in `directory`, if there is one."""
+    """Start from the newest valid checkpoint in `directory`, if one exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """What `verify` asks of a run: digests of all tracked state, taken after some steps."""
+    """Digests of all tracked state that `verify` requests of a run."""
 
     every: int
-    """After every so many steps."""
+    """Number of steps between digests."""
     first: int = 0
     last: int | None = None
-    """Only for steps first … last (counted from 1: the state after that many steps)."""
+    """Only for steps first … last, counted from 1: the state after that many steps."""
     tensors: bool = False
-    """Also the digest of every single tensor."""
+    """Whether to add the digest of every single tensor."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class NextGeneration:
-    """A generation that is being prepared: who belongs to it, and how the newcomers come to the job's state."""
+    """A generation in preparation: its members, and how newcomers receive the job's state."""
 
     generation: int
     placement: Placement
     members: tuple[int, ...]
     """The member that is worker 0, 1, 2 … of the placement. Members are processes, numbered as they were started."""
     newcomers: tuple[int, ...]
-    """Those of them that do not train yet."""
+    """The members that do not train yet."""
     donor: int
-    """The member, of the generation before, that hands the state to the newcomers."""
+    """The member of the previous generation that sends the state to the newcomers."""
     store: str
-    """Where its members find one another: path of a file, or tcp://HOST:PORT/NAME."""
+    """Where its members rendezvous: path of a file, or tcp://HOST:PORT/NAME."""
     is_rescue: bool = False
-    """It begins at once, after a death, among those that are left, and they agree on the placement."""
+    """It begins at once, after the loss of a worker; the survivors agree on the placement."""
     waits: bool = False
-    """After a death: those that are left are too few, and wait at the next boundary for others."""
+    """After the loss of a worker: the survivors are too few, and wait at the next boundary for others."""
 
     def worker_of(self, member: int) -> int | None:
-        """The number in the new placement; None for one that leaves."""
+        """The member's worker number in the new placement; None if it leaves."""
         return self.members.index(member) if member in self.members else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """All that a worker is told when it starts: its place in the job and how the job runs."""
+    """What a worker receives when it starts: its place in the job, and the settings of the job."""
 
     placement: Placement
     worker: int = 0
     generation: int = 1
     store: str | None = None
-    """Where the members of this generation find one another: path of a file, or tcp://HOST:PORT/NAME. Not needed by a lone
+    """Where the members of this generation rendezvous: path of a file, or tcp://HOST:PORT/NAME. Not needed by a single
     worker."""
     host: str = "127.0.0.1"
-    """Where this worker listens for the others."""
+    """The address on which this worker listens for the others."""
     virtual_workers_given: bool = True
     """False for a plain `python train.py`, where the script may choose N itself."""
     reduction: ReductionOrder | None = None
-    """None: what suits the worker's device; `engine/transport/backend.py` says which."""
+    """None: the default of the worker's device; see `engine/transport/backend.py`."""
     determinism: Determinism = Determinism.ELASTIC
     threads: int = 1
-    """What the worker was started with; a pool's number goes before it."""
+    """Threads of the worker; the number of a pool takes precedence."""
     pool: DevicePool | None = None
-    """Of a `heterogeneous` job."""
+    """The device types of a `heterogeneous` job."""
     check_fingerprint: bool = True
-    """False: workers and checkpoints whose bits differ are let in. For tests that must be able to fail."""
+    """False: workers and checkpoints of another fingerprint are accepted. For tests that must be able to fail."""
     checkpoint: CheckpointPolicy | None = None
     reference: bool = False
     """Run as plain DDP with torch's own classes: the reference that `verify` compares with."""
     stop_after: int | None = None
-    """Checkpoint and end after so many steps in all (used by `verify` to cut a run in two)."""
+    """Checkpoint and stop after this many steps in total (`verify` uses it to split a run)."""
     probe: Probe | None = None
     trace: str | None = None
-    """A directory for this worker's part of the trace, if one is wanted."""
+    """A directory for this worker's part of the trace; None: no trace."""
     timeout_s: float = 1800.0
-    """How long a collective may wait for a silent peer."""
+    """The timeout of a collective."""
     recovery: RecoveryMode = RecoveryMode.CHECKPOINT
     """What to do if another worker is lost."""
     member: int = 0
     """This process's number in the job; unlike `worker` it never changes."""
     joins: bool = False
-    """It comes to a job that is running: it prepares, and begins at the boundary where it is told to. Until then `worker`,
-    `generation` and `store` mean nothing.
+    """It joins a running job: it prepares, and begins at the boundary that the coordinator names. Until then `worker`,
+    `generation` and `store` are not valid.
     """
     holds: tuple[int, ...] = ()
-    """Steps at whose boundary all workers wait for the next generation, as `--schedule` wants it."""
+    """Steps at whose boundary all workers wait for the next generation, from `--schedule`."""
     paced: float | None = None
-    """Samples per second of a paced device, which waits instead of computing; None: the device is real."""
+    """Samples per second of a paced device, which sleeps instead of computing; None: a real device."""
     batch_size: int | None = None
-    """What loaders take instead of what the script says: for measuring (`profile-device`)."""
+    """Overrides the batch size of loaders, for measuring (`profile-device`)."""

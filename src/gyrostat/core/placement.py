@@ -1,7 +1,7 @@
-"""Which worker runs which range of virtual workers, and how N things are apportioned.
+"""Placements: which worker runs which range of virtual workers; and the apportionment of N pieces.
 
-A placement is a sequence of segments that together cover the virtual ranks 0 … N-1 in order. A worker usually holds
-one segment; after a death it may hold several.
+A placement is a sequence of segments that together cover the virtual ranks 0 … N-1 in order. A worker usually has one
+segment; after the loss of another worker it may have several.
 """
 
 from __future__ import annotations
@@ -107,9 +107,9 @@ def apportion(total: int, weights: Sequence[float]) -> list[int]:
 
 
 def apportion_by_speed(total: int, seconds: Sequence[float]) -> list[int]:
-    """Split `total` equal pieces, each of which takes worker i `seconds[i]`, so that the last to finish does so soonest.
+    """Split `total` equal pieces, each of which takes worker i `seconds[i]`, so that the last worker finishes soonest.
 
-    At least one each; ties go to the first. Piece by piece to whoever would have finished it soonest, which is best.
+    At least one each; ties go to the first. Optimal: each piece goes to the worker that would finish it soonest.
     """
     if total < len(seconds):
         raise UsageError(f"cannot give {len(seconds)} shares at least one of {total}")

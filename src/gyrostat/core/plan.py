@@ -1,7 +1,9 @@
-"""What a scheduler decided: start, resize, preempt, each with its reason. Clusters carry it out.
+"""The decisions of a scheduler: start, resize and preempt, each with its reason. Clusters carry them out.
 
-A plan names complete sets of devices and may be applied twice without harm. Its actions are in an order in which they
-can be carried out one by one: what gives devices back comes before what takes them.
+An action names the job's complete set of devices, so applying a plan is idempotent. The actions are in an order in which
+they can be carried out one by one: those that release devices precede those that take them.
+
+File format: recordings (`sched.recording`) contain the names of these classes and fields. Do not rename them.
 """
 
 from __future__ import annotations
@@ -15,20 +17,20 @@ from gyrostat.core.request import JobId
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Let a waiting job run on these devices."""
+    """Start a waiting job on these devices."""
 
     job: JobId
     devices: Devices
     reason: str
     borrowed: Devices = ()
-    """Those of `devices` that belong to others and may be taken back."""
+    """The subset of `devices` that belongs to other VCs and may be reclaimed."""
     shares_with: JobId | None = None
-    """The job that has these devices too. When that ends or leaves them, this one has them for itself."""
+    """The job that runs on the same devices. When it ends or leaves them, this job has them alone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resize:
-    """Let a running job go on with these devices: more, fewer, or others (a migration)."""
+    """Continue a running job on these devices: more, fewer, or others (a migration)."""
 
     job: JobId
     before: Devices
@@ -38,7 +40,7 @@ class Resize:
 
     @property
     def shrinks(self) -> bool:
-        """It takes nothing new."""
+        """Whether it only releases devices."""
         return set(self.devices) <= set(self.before)
 
     @property
@@ -48,7 +50,7 @@ class Resize:
 
 @dataclass(frozen=True, slots=True)
 class Preempt:
-    """Take all devices from a job. It keeps its state and waits."""
+    """Take all devices from a job. The job keeps its state and waits."""
 
     job: JobId
     before: Devices
@@ -60,9 +62,9 @@ Action: TypeAlias = Start | Resize | Preempt
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All that one tick decided."""
+    """All decisions of one tick."""
 
     now: float
     actions: tuple[Action, ...] = ()
     wake_at: float | None = None
-    """Decide again at this time even if nothing happens until then."""
+    """Decide again at this time even if nothing changes until then."""

@@ -1,9 +1,8 @@
-"""How fast one workload runs on one device of each type, and what exchanging gradients costs: a planner's input.
+"""Profiles: the throughput of one workload on one device of each type, and the cost of exchanging gradients.
 
-A profile is measured, not computed: samples per second by device type and micro-batch size (what a device is given at
-once), and the seconds per step that a job on several devices spends on the exchange, by number of devices. Between
-measured points seconds are interpolated linearly; a micro-batch above the largest measured one is taken not to fit
-into the device's memory.
+A profile is measured: samples per second by device type and micro-batch size, and the seconds per step that a job on several
+devices spends on the exchange, by number of devices. Between measured points seconds are interpolated linearly; a micro-batch
+above the largest measured one is assumed not to fit into the device's memory.
 
 As JSON:
 
@@ -11,8 +10,8 @@ As JSON:
      "throughput": {"v100": {"64": 900.0, "128": 1000.0}, "p100": {"64": 240.0}},
      "communication": {"v100": {"2": 0.02, "8": 0.05}, "p100": {"2": 0.02}}}
 
-`communication` may be left out (nothing), be one number (the same for any two or more devices), or points per type.
-Files of other forms are read by `sched.planner.tables`.
+`communication` may be left out (0), be one number (the same for any two or more devices), or points per type. Other formats
+are read by `sched.planner.tables`.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class Speed:
         return self.throughput[-1][0]
 
     def seconds(self, batch: int) -> float:
-        """For one micro-batch of so many samples; infinity if it does not fit."""
+        """Seconds for one micro-batch of `batch` samples; infinity if it does not fit."""
         if batch < 1:
             raise UsageError(f"a micro-batch has at least one sample, got {batch}")
         if batch > self.largest_batch:
@@ -71,8 +70,8 @@ class Speed:
         return tuple((size, size / rate) for size, rate in self.throughput)
 
     def exchange_seconds(self, devices: int) -> float:
-        """Per step, for a job on so many devices; never less than for fewer (measurements scatter). One device
-        exchanges nothing."""
+        """Seconds per step for a job on `devices` devices; never less than for fewer (measurements scatter), and 0 for one
+        device."""
         if devices < 2 or not self.exchange:
             return 0.0
         known = self._known_exchange
@@ -82,7 +81,7 @@ class Speed:
 
     @cached_property
     def _known_exchange(self) -> dict[int, float]:
-        """What was asked for before: planners ask for the same again and again."""
+        """A cache: planners ask for the same numbers again and again."""
         return {}
 
     @cached_property
@@ -91,7 +90,7 @@ class Speed:
         return tuple((devices, seconds) for (devices, _), seconds in zip(self.exchange, highest, strict=True))
 
     def scaled(self, factor: float) -> Speed:
-        """The same, with every micro-batch taking `factor` times as long."""
+        """The same with every micro-batch taking `factor` times as long."""
         return Speed(tuple((size, rate / factor) for size, rate in self.throughput), self.exchange)
 
 
@@ -119,12 +118,12 @@ class Profile:
             ) from None
 
     def exchange_seconds(self, types: Iterable[str], devices: int) -> float:
-        """Per step, for `devices` devices of these types together: as long as the slowest of them needs."""
+        """Seconds per step for `devices` devices of these types together: the time of the slowest type."""
         return max((self.speed(name).exchange_seconds(devices) for name in types), default=0.0)
 
     @classmethod
     def from_json(cls, value: object) -> Profile:
-        """Of a parsed JSON document."""
+        """From a parsed JSON document."""
         if not (isinstance(value, Mapping) and isinstance(value.get("throughput"), Mapping)):
             raise UsageError(
                 'a profile is an object with "workload", "throughput" and perhaps "communication"'
@@ -169,7 +168,7 @@ def _exchange_of(value: object, device_type: str) -> Points:
 
 
 def _interpolate(known: Points, at: int) -> float:
-    """Linear between known points; before the first as there, after the last as there."""
+    """Linear between known points; constant before the first and after the last."""
     index = bisect_left(known, (at, -math.inf))
     if index == 0 or index == len(known):
         return known[min(index, len(known) - 1)][1]

@@ -1,4 +1,4 @@
-"""How far a job is. The position in the script that every worker, checkpoint and collective refers to."""
+"""The progress of a job: the position in the script that every worker, checkpoint and collective refers to."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Progress:
     """Progress at a boundary: everything before it is done, nothing after it has begun.
 
     `step` counts all steps of the job. The others say where in the script's loops the boundary lies, so that a script
-    started anew can skip what is done: which `job.epochs` call (`epochs_call`), which epoch of it, which `job.steps`
+    started again can skip what is done: which `job.epochs` call (`epochs_call`), which epoch of it, which `job.steps`
     call within that epoch (`steps_call`), and how many of that call's steps are done (`done`). Outside of `job.epochs`
     the epoch is -1.
     """
@@ -23,7 +23,7 @@ class Progress:
     pass_: int = 0
     """Which pass of the step; 0 at a boundary."""
     epochs_run: int = 0
-    """How many epochs the last finished `job.epochs` loop had; a script that now asks for more of them goes on there."""
+    """Number of epochs of the last finished `job.epochs` loop; a script with more epochs continues after them."""
 
     def __str__(self) -> str:
         return f"step {self.step} (epoch {self.epoch}, step {self.done} of its loop, pass {self.pass_})"

@@ -1,4 +1,7 @@
-"""What a job asks of a cluster. The one form in which schedulers of all clusters, traces and recordings know jobs."""
+"""The request of a job for devices: the same for schedulers of all clusters, traces and recordings.
+
+File format: recordings contain the names of the fields of `JobRequest`. Do not rename them.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,17 @@ JobId = NewType("JobId", str)
 
 
 class Affinity(StrEnum):
-    """Whether a job waits until its devices are close together."""
+    """Whether a job waits for devices that are close together."""
 
     HARD = "hard"
-    """It does: up to a node's size they are of one node, beyond it of as few as can hold them."""
+    """It waits for devices of one node or, if it is larger than a node, of as few nodes as possible."""
     SOFT = "soft"
-    """It would like to, but rather starts on scattered devices than waits."""
+    """It prefers such devices, but starts on scattered ones rather than wait."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobRequest:
-    """One job: what it needs at least, wants, and could use."""
+    """One job: its requested number of devices, and the limits within which it is elastic."""
 
     id: JobId
     vc: str
@@ -31,11 +34,11 @@ class JobRequest:
     submitted: float
     """Seconds on the cluster's clock."""
     devices: int
-    """What its owner asked for. An inelastic job runs on exactly so many, or waits."""
+    """The requested number. An inelastic job runs on exactly this number, or waits."""
     min_devices: int | None = None
-    """An elastic job may be shrunk to so many; 0: it may be stopped at any time and goes on later. None: `devices`."""
+    """An elastic job may be shrunk to this number; 0: it may be suspended at any time. None: `devices`."""
     max_devices: int | None = None
-    """An elastic job may grow to so many. None: `devices`."""
+    """An elastic job may grow to this number. None: `devices`."""
     types: tuple[str, ...] = ()
     """Device types that it may use, best first. Empty: any."""
     mixes_types: bool = False
@@ -45,13 +48,13 @@ class JobRequest:
     """
     affinity: Affinity = Affinity.HARD
     priority: int = 0
-    """Within its VC; more is more urgent."""
+    """Within its VC; higher is more urgent."""
     weight: float = 1.0
     """For policies that share by weight."""
     workload: str | None = None
-    """What it trains, as named by throughput tables."""
+    """What it trains, as named in throughput tables."""
     work: float | None = None
-    """How much it has to do, if its owner said so, in the units that its throughput is told in."""
+    """Total work, if known, in the units of its throughput."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -76,12 +79,12 @@ class JobRequest:
 
     @cached_property
     def shape(self) -> Shape:
-        """Jobs of one VC and shape are alike to a placer: where one does not fit, the others do not."""
+        """Jobs of one VC and shape are equal to a placer: if one does not fit, the others do not."""
         return _shape(self.devices, self.affinity, self.types)
 
     @cached_property
     def kind(self) -> Shape:
-        """Of one shape, and devices are worth the same to them."""
+        """Jobs of one kind have the same shape and the same gain from devices."""
         if not self.elastic:
             return self.shape
         return _shape(
@@ -96,7 +99,7 @@ class JobRequest:
 
 
 class Shape:
-    """What makes jobs alike. Equal ones are the same object, found by its address: schedulers look at them often."""
+    """The properties by which jobs are grouped. Equal shapes are one object, so that comparing and hashing them is fast."""
 
     __slots__ = ("_of",)
 

@@ -94,4 +94,4 @@ class LocalBackend:
 
 def _withdrawn(scheduler_state: SchedulerState) -> set[DeviceId]:
     """What serving loads have."""
-    return {device for devices in scheduler_state.withdrawn.values() for device in devices}
+    return scheduler_state.availability.withdrawn

@@ -23,7 +23,8 @@ from gyrostat.core.request import JobId, JobRequest
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.local.records import DEFAULT_VC, DeviceRecord, JobSpec
 from gyrostat.sched.cells.file import DeviceTypeEntry, read
-from gyrostat.sched.cells.spec import CellSpec, parse
+from gyrostat.sched.cells.load import parse
+from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.placers.base import PlacementRefused
 from gyrostat.sched.placers.cells import CellPlacer, fleet_of
 from gyrostat.sched.policies.by_vc import vcs_by_policy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gyrostat.core.devices import told
+from gyrostat.core.devices import format_counts
 from gyrostat.core.request import JobId
 from gyrostat.local.records import JobRecord, JobState, Waiting
 from gyrostat.sched.state import SchedulerState
@@ -24,15 +24,15 @@ def why_it_waits(scheduler_state: SchedulerState, record: JobRecord, now: float)
     lendable = {type_: number for type_ in types if (number := view.vc.lendable.get(type_, 0))}
     wants = f"it needs {least} of {' or '.join(types)}"
     if not any(view.vc.capacity.values()):
-        why = f"{wants} that nobody else uses, and there are {told(lendable)}"
+        why = f"{wants} that nobody else uses, and there are {format_counts(lendable)}"
         helps = f"somebody leaves {least} devices unused"
         return Waiting(job=record.id, position=position, why=why, what_helps=helps)
     if ahead:
         first = ahead[0]
-        why = f"{len(ahead)} before it in {view.vc.name}, {first.id} first; free: {told(free)}"
+        why = f"{len(ahead)} before it in {view.vc.name}, {first.id} first; free: {format_counts(free)}"
         helps = f"{first.id} and {len(ahead) - 1} others start" if len(ahead) > 1 else f"{first.id} starts"
     else:
-        why = f"{wants}, and {view.vc.name} has {told(free)} free"
+        why = f"{wants}, and {view.vc.name} has {format_counts(free)} free"
         helps = _what_helps(view, least)
     return Waiting(job=record.id, position=position, why=why, what_helps=helps)
 

@@ -1,13 +1,13 @@
-"""How fast a scheduler expects each job to be: by its profile, by what others of its kind measured, by what it measures.
+"""The scheduler's estimates of job throughput: from profiles, from the history of a workload, and from measurements.
 
-A cluster reports a job's throughput on its present devices (`port.Progressed`). Where that differs from what was expected by
-more than `companion.BIAS`, the job gets a companion of its own (EasyScale §3.4), which is corrected by it, and from then on
-answers for the job (`JobView.companion`). What finished jobs measured is kept by workload and type; later ones of
-the workload begin with its median instead of a profile that was wrong, and jobs of a workload without profile with the ratios
-between types that others saw (`planner.history`).
+A cluster reports a job's throughput on its present devices (`port.Progressed`). When that differs from the estimate, the
+job gets a companion of its own (EasyScale §3.4), which the measurement corrects and which estimates for the job from then
+on (`JobView.companion`). Measurements of finished jobs are kept by workload and device type; later jobs of the workload
+start with their median where it differs from the profile by more than `companion.BIAS`, and jobs of a workload without a
+profile start with the ratios between device types that other workloads had (`planner.history`).
 
-Nothing of this costs anything while measurements are what profiles say. Jobs whose throughput is not by profile are
-expected to be as fast as their formula says, whatever they report.
+While measurements agree with profiles, all of this is free. Jobs without a profile are estimated by a formula, whatever
+they report.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ from gyrostat.sched.planner.throughput import companion_of, profile_and_batch
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sched.views import JobView
 
-_REMEMBERED = 32
-"""Observations per workload, batch size and device type: the latest."""
+_HISTORY = 32
+"""Observations kept per workload, batch size and device type: the latest."""
 
 
 class Estimates:
-    """The scheduler's; kept by its books."""
+    """The estimates of one scheduler; `sched.state` updates them."""
 
     def __init__(self, throughput: Throughput, types: tuple[str, ...]) -> None:
         """`types`: the device types of the cluster."""
         self._throughput = throughput
         self._types = types
         self._history: dict[tuple[str, int, str], deque[Observation]] = {}
-        self._surprised = False
-        """Whether any job has ever been faster or slower than expected."""
+        self._corrected = False
+        """Whether any measurement has ever differed from its estimate."""
 
     def submitted(self, job: JobView) -> None:
-        """What is expected of a new job, if history knows better than its profile."""
-        if self._surprised and job.request.workload is not None:
+        """Give a new job a companion if the history of its workload differs from its profile."""
+        if self._corrected and job.request.workload is not None:
             job.companion = self._seeded(job.request)
 
     def measured(self, job: JobView, rate: float) -> bool:
-        """A job has been as fast as this on its present devices. Returns whether that changes what is expected of it."""
+        """Record the measured rate of a job on its present devices. Returns whether that changes its estimates."""
         if rate <= 0 or job.request.workload is None:
             return False
         counts = job.all_counts()
@@ -60,12 +60,12 @@ class Estimates:
         facts = {key: known * companion.virtual_workers for key, known in job.measured.items()}
         job.measured[devices_key(counts)] = rate
         job.companion = replace(companion, facts={**facts, **companion.facts}).measured(counts, found)
-        self._surprised = True
+        self._corrected = True
         return expected <= 0 or abs(found / expected - 1) > BIAS or bool(unhelpful(job))
 
     def finished(self, job: JobView) -> None:
-        """What it measured is history."""
-        if not self._surprised or job.request.workload is None:
+        """Add the measurements of a finished job to the history."""
+        if not self._corrected or job.request.workload is None:
             return
         companion = job.companion or self._throughput.companion(job.request)
         if companion is None:
@@ -75,15 +75,15 @@ class Estimates:
                 ((type_, _),) = key
                 seconds = (1 / rate - split.exchange) / split.shares[0].most
                 if seconds > 0:
-                    self._remember(companion, type_, companion.batch / seconds)
+                    self._record(companion, type_, companion.batch / seconds)
 
-    def _remember(self, companion: Companion, type_: str, samples: float) -> None:
+    def _record(self, companion: Companion, type_: str, samples: float) -> None:
         workload, batch = companion.profile.workload, companion.batch
-        seen = self._history.setdefault((workload, batch, type_), deque(maxlen=_REMEMBERED))
+        seen = self._history.setdefault((workload, batch, type_), deque(maxlen=_HISTORY))
         seen.append(Observation(workload, type_, batch, samples))
 
     def _seeded(self, request: JobRequest) -> Companion | None:
-        """None: the profile is as good as anything that was measured."""
+        """A companion from history. None: no measurement differs from the profile."""
         seen = [each for kept in self._history.values() for each in kept]
         try:
             companion = self._throughput.companion(request)
@@ -111,5 +111,5 @@ class Estimates:
 
 
 def unhelpful(job: JobView) -> dict[str, int]:
-    """Devices that a job was given last and that have not made it faster, by what it measured."""
-    return {} if job.companion is None else job.companion.to_give_back(job.before, job.all_counts())
+    """Devices that the last resize added and that, as measured, have not made the job faster."""
+    return {} if job.companion is None else job.companion.to_release(job.before, job.all_counts())

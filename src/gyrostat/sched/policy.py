@@ -1,9 +1,8 @@
-"""What a policy is: the order of a VC's jobs, and which of them should have how many devices. Pure: no I/O, time is
-given.
+"""The interface of policies: the order of a VC's jobs, and the number of devices of each. Pure: no I/O, time is an argument.
 
-A policy sees one VC (`VcView`) and is asked whenever something there has changed. It answers with a generator of
-wishes: each `yield` hands over one wish and returns whether it was granted (a placer may refuse, for instance because
-the free devices are scattered over nodes). So FIFO is, in full:
+A policy sees one VC (`VcView`) and decides whenever something there has changed. `decide` is a generator of actions: each
+`yield` requests one action and returns whether it was granted (a placer may refuse, for instance because the free
+devices are scattered over nodes). FIFO in full:
 
     class Fifo(Policy):
         def rank(self, job, now):
@@ -12,59 +11,54 @@ the free devices are scattered over nodes). So FIFO is, in full:
         def decide(self, view, now):
             while (job := view.next()) is not None:
                 if not (yield from run(view, job, "next in line")):
-                    return                                  # the head of the line blocks the rest
+                    return                                  # the head of the queue blocks the rest
 
-Rules of the game:
+Rules:
 
-- Jobs that are not mentioned stay as they are. A wish for what a job already has is granted and changes nothing.
-  `wishes` turns a complete assignment (all jobs → devices) into the wishes that lead there, shrinks first, for
-  policies that compute one.
-- `rank` orders the queues of the view; it returns a key (smallest first) and until when that key is good: then it is
-  asked again, and so is the policy. Where two keys are equal, submission decides.
-- `decide` is about the devices that the VC is guaranteed. After all VCs have decided, `borrow` is asked about what
-  nobody uses; what it is granted can be taken back at any time. VCs take turns, the one with the least borrowed per
-  weight first.
-- Elastic jobs are given any size from `request.smallest` to `request.largest`, by type (`{"v100": 2, "p100": 4}`;
-  several types at once only if `request.mixes_types`). A job's devices have two parts, its share of the guarantee
-  (`RunOn`) and what it borrows (`RunOn(…, borrowed=True)`); each wish sets one part. `view.rate(job, counts)` is the
+- Jobs without an action keep their devices. An action that asks for the present devices of a job is granted and changes
+  nothing. Policies that compute a complete assignment (all jobs → devices) extend `policies.steady.SteadyPolicy`.
+- `rank` orders the queues of the view. It returns a key (smallest first) and the time until which the key is valid; then
+  `rank` and the policy are called again. Equal keys are ordered by submission.
+- `decide` allocates the guaranteed devices of the VC. After all VCs have decided, `borrow` allocates idle devices of
+  others, which can be reclaimed at any time. VCs take turns, the one with the fewest borrowed devices per weight first.
+- Elastic jobs may have any size from `request.smallest` to `request.largest`, by type (`{"v100": 2, "p100": 4}`;
+  several types at once only if `request.mixes_types`). A job's devices have two parts, the guaranteed allocation
+  (`RunOn`) and the borrowed one (`RunOn(…, borrowed=True)`); each action sets one part. `view.rate(job, counts)` is the
   expected throughput.
-- Every wish carries its reason, which reaches the plan, the log and the user.
+- Every action has a reason, which reaches the plan, the log and the user.
 - A policy object holds its settings only. State belongs to the views (`job.service(now)`, `job.starts`, `job.since`
-  …): a policy that remembers could not be replayed.
+  …): decisions of a policy with its own state could not be replayed.
 
-Policies are found by name: those of this package, and others by the entry point group `gyrostat.policies`
-(`sched.policies`).
+Policies are found by name: those of `sched.policies`, and others by the entry point group `gyrostat.policies`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from gyrostat.core.devices import Counts
-from gyrostat.core.request import JobId
 from gyrostat.sched.views import JobView, Key, VcView
 
 
 @dataclass(frozen=True, slots=True)
 class RunOn:
-    """Let this part of the job hold exactly so many devices: start, grow or shrink it."""
+    """Set the number of devices of one part of the job: start, grow or shrink it."""
 
     job: JobView
     devices: Counts
     reason: str
     borrowed: bool = False
     preempts: bool = False
-    """Jobs that hold devices and rank behind it may be stopped for it: as few as needed, the last first, and none if
-    that
-    does not help."""
+    """Whether jobs that hold devices and rank behind it may be preempted for it: as few as needed, the lowest ranks first,
+    and none if that does not help."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopJob:
-    """Take all devices from the job, borrowed ones too. It waits."""
+    """Take all devices from the job, also borrowed ones. It waits."""
 
     job: JobView
     reason: str
@@ -72,7 +66,7 @@ class StopJob:
 
 @dataclass(frozen=True, slots=True)
 class Promote:
-    """Turn what a borrowing job has into its share of the guarantee, so that nobody can take it back."""
+    """Turn the borrowed allocation of a job into a guaranteed one, which cannot be reclaimed."""
 
     job: JobView
     reason: str
@@ -82,9 +76,8 @@ class Promote:
 
 @dataclass(frozen=True, slots=True)
 class ShareDevices:
-    """Let a waiting job use the devices of another one of its VC, together with it; both run slower. One guest per
-    host, and as
-    many devices as the host has. When the host ends, the guest has them for itself."""
+    """Start a waiting job on the devices of another job of its VC; both run slower. One guest per host, with the host's
+    number of devices. When the host ends, the guest keeps the devices."""
 
     job: JobView
     host: JobView
@@ -93,14 +86,14 @@ class ShareDevices:
 
 @dataclass(frozen=True, slots=True)
 class ResetService:
-    """Count the job's `recent_service` from anew."""
+    """Count the job's `recent_service` from 0 again."""
 
     job: JobView
 
 
 @dataclass(frozen=True, slots=True)
 class Defragment:
-    """Move the job to where it leaves the larger holes, if there is such a place; as many devices as now."""
+    """Migrate the job, with its number of devices, if that leaves larger blocks of free devices."""
 
     job: JobView
     reason: str
@@ -108,73 +101,46 @@ class Defragment:
 
 @dataclass(frozen=True, slots=True)
 class Wake:
-    """Ask again at this time, even if nothing happens until then."""
+    """Decide again at this time, even if nothing changes until then."""
 
     at: float
 
 
-Wish: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetService | Defragment | Wake
-Wishes: TypeAlias = Generator[Wish, bool, None]
+PolicyAction: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetService | Defragment | Wake
+PolicyActions: TypeAlias = Generator[PolicyAction, bool, None]
 
 
 class Policy(ABC):
-    """See the module's docstring."""
+    """The module's docstring has the rules."""
 
     @abstractmethod
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
-        """Its place in the queues (smallest first), and until when that holds (`math.inf`: until its devices change)."""
+        """The job's key in the queues (smallest first), and until when it is valid (`math.inf`: until its devices change)."""
 
     @abstractmethod
-    def decide(self, view: VcView, now: float) -> Wishes:
-        """What should change within the VC's guarantee."""
+    def decide(self, view: VcView, now: float) -> PolicyActions:
+        """Actions on the guaranteed devices of the VC."""
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
-        """What should change beyond it. Unless a policy knows better: waiting jobs by rank, until one does not fit."""
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
+        """Actions on idle devices of other VCs. The default: waiting jobs by rank, until one does not fit."""
         while (job := view.waiting.best()) is not None:
             if not (
-                yield from run(view, job, "no room in the guarantee, and nobody uses these", borrowed=True)
+                yield from run(view, job, "no room in the guarantee; borrows idle devices", borrowed=True)
             ):
                 return
 
 
-def run(view: VcView, job: JobView, reason: str, *, borrowed: bool = False) -> Generator[Wish, bool, bool]:
-    """Wish for what the job's owner asked for, on the first of its types that has it. Returns whether it was granted.
+def run(
+    view: VcView, job: JobView, reason: str, *, borrowed: bool = False
+) -> Generator[PolicyAction, bool, bool]:
+    """Run the job on the number of devices that it requests, of the first of its types with room. Returns whether granted.
 
-    A job that runs on borrowed devices is promoted.
+    A job that runs on borrowed devices is promoted instead.
     """
     if job.borrowed and not borrowed:
-        return (yield Promote(job, f"{reason}; keeps what it borrowed"))
+        return (yield Promote(job, f"{reason}; keeps its borrowed devices"))
     types = view.types_for(job.request) if not borrowed else job.request.types or tuple(view.lendable)
     for type_ in types:
         if (yield RunOn(job, {type_: job.request.devices}, reason, borrowed=borrowed)):
             return True
     return False
-
-
-def policy_actions(
-    view: VcView, wanted: Mapping[JobId, Counts], reason: str | Mapping[JobId, str], *, borrowed: bool = False
-) -> Wishes:
-    """What leads from what jobs have to what they should have: stops, then shrinks, then the rest in the order of
-    `wanted`.
-
-    Jobs of the VC that are not in `wanted` should have nothing.
-    """
-
-    def why(job: JobId) -> str:
-        return reason if isinstance(reason, str) else reason.get(job, "not in the new assignment")
-
-    held = {id_: job.borrowed_counts if borrowed else job.counts for id_, job in view.jobs.items()}
-    for id_, counts in held.items():
-        if counts and not any(wanted.get(id_, {}).values()):
-            yield RunOn(view.jobs[id_], {}, why(id_), borrowed=borrowed)
-    later = []
-    for id_, counts in wanted.items():
-        counts = {type_: number for type_, number in counts.items() if number}
-        if counts == held[id_]:
-            continue
-        if all(number <= held[id_].get(type_, 0) for type_, number in counts.items()):
-            yield RunOn(view.jobs[id_], counts, why(id_), borrowed=borrowed)
-        else:
-            later.append((id_, counts))
-    for id_, counts in later:
-        yield RunOn(view.jobs[id_], counts, why(id_), borrowed=borrowed)

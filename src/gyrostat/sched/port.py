@@ -2,10 +2,11 @@
 
     observe → tick → apply → wait
 
-A snapshot is told as what has changed since the last one; the first one tells everything (jobs that already run are
-`Submitted`, then `Bound`). So nobody ever copies the state of a cluster: `sched.books` keeps read-only views up to date
-change by change, and a recording of the snapshots is enough to have `tick` decide again what it decided then
-(`sched.recording`).
+A snapshot is the list of changes since the last one; the first one has everything (jobs that already run are
+`Submitted`, then `Bound`). So the state of a cluster is never copied: `sched.state` updates read-only views change by
+change, and a recording of the snapshots is enough to run `tick` again with the same decisions (`sched.recording`).
+
+File format: recordings contain the names of the changes' classes and fields. Do not rename them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """A job that this scheduler has not placed holds these devices: it ran before the scheduler was started."""
+    """A job holds these devices that this scheduler has not placed: it was running when the scheduler started."""
 
     job: JobId
     devices: Devices
@@ -36,14 +37,14 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A job has ended, for better or worse, or was cancelled. It holds nothing any more."""
+    """A job has succeeded, failed or been cancelled. It holds no devices any more."""
 
     job: JobId
 
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A job lost all its devices without being asked: it failed to start, or all its workers died. It waits again."""
+    """A job lost all its devices without a preemption: it failed to start, or all its workers died. It waits again."""
 
     job: JobId
     reason: str
@@ -51,7 +52,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Progressed:
-    """From now on `rate` units of work per second, `done` so far."""
+    """A job reports its progress: `done` units of work so far, and `rate` units per second from now on."""
 
     job: JobId
     done: float
@@ -60,19 +61,21 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class NodeLost:
-    """A node and all its devices are gone, with the workers on them."""
+    """A node has failed: its devices are not available, and the workers on them have died."""
 
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class NodeBack:
+    """The devices of a node that failed are available again."""
+
     node: str
 
 
 @dataclass(frozen=True, slots=True)
 class Withdrawn:
-    """So many devices of a type are now needed by others (a serving load), in total; 0 gives all back."""
+    """A serving load takes this many devices of a type, in total; 0 returns all of them."""
 
     type: str
     devices: int
@@ -83,13 +86,13 @@ Change: TypeAlias = Submitted | Bound | Finished | Stopped | Progressed | NodeLo
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """What the loop learns from one look at a cluster."""
+    """The changes that one observation of a cluster found."""
 
     now: float
     changes: tuple[Change, ...] = ()
-    """Since the last look, in order. Those of one instant come together, so that they share a tick."""
+    """Since the last observation, in order. Changes of one instant are in one snapshot, so that they share a tick."""
     closed: bool = False
-    """Nothing will happen any more unless somebody acts."""
+    """No further change will occur unless a plan is applied."""
 
 
 class Cluster(Protocol):
@@ -99,7 +102,7 @@ class Cluster(Protocol):
         """What has changed since the last call."""
 
     def apply(self, plan: Plan) -> None:
-        """Carry it out. Idempotent; what became of it comes back as changes."""
+        """Carry out a plan. Idempotent; its outcome is reported as changes."""
 
     def wait(self, until: float | None) -> None:
-        """Return when something has changed, or at that time."""
+        """Return when something has changed, or at that time, whichever comes first."""

@@ -1,9 +1,12 @@
-"""What a scheduler saw and what it decided, tick by tick, in a file; and whether it would decide the same today.
+"""Recordings of a scheduler: the snapshot and the plan of every tick, in a file; and their replay.
 
 One JSON object per line: first the setup that the scheduler was built from, then for every tick the snapshot and the
-plan. A replay builds the scheduler anew, hands it the recorded snapshots, and compares its plans with the recorded
-ones: actions, devices, order, reasons, times. Any cluster can be recorded, and any recording be replayed anywhere;
-nothing of the cluster is needed for it.
+plan. A replay builds a scheduler from the setup, feeds it the recorded snapshots, and compares its plans with the
+recorded ones: actions, devices, order, reasons, times. Every cluster can be recorded, and a replay needs nothing but the
+recording.
+
+File format: `kind` is the name of a class in `core.plan` or `sched.port`, and the other members are the names of its
+fields. A rename there breaks recordings of earlier versions.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ _KINDS: Mapping[str, type] = {kind.__name__: kind for kind in (*get_args(Change)
 
 
 class TickRecorder:
-    """Writes every tick to a file; a watcher of the loop."""
+    """Writes every tick to a file. A `loop.Watcher`."""
 
     def __init__(self, path: Path, setup: Mapping[str, Any]) -> None:
         self._file: IO[bytes]
@@ -41,14 +44,14 @@ class TickRecorder:
         self._write(
             {
                 "now": snapshot.now,
-                "changes": [_told(change) for change in snapshot.changes],
-                "actions": [_told(action) for action in plan.actions],
+                "changes": [_encode(change) for change in snapshot.changes],
+                "actions": [_encode(action) for action in plan.actions],
                 "wake_at": plan.wake_at,
             }
         )
 
     def flush(self) -> None:
-        """What was recorded so far is in the file."""
+        """Write buffered ticks to the file."""
         self._file.flush()
 
     def __enter__(self) -> TickRecorder:
@@ -66,7 +69,7 @@ class TickRecorder:
 
 @dataclass(frozen=True)
 class ReplayDifference:
-    """The first tick that is decided otherwise."""
+    """The first tick whose replay decided differently."""
 
     tick: int
     now: float
@@ -76,7 +79,7 @@ class ReplayDifference:
 
 @dataclass(frozen=True)
 class Replayed:
-    """What a replay found."""
+    """The result of a replay."""
 
     ticks: int
     actions: int
@@ -84,7 +87,7 @@ class Replayed:
 
 
 def replay(path: Path, build: Callable[[Mapping[str, Any]], SchedulerState]) -> Replayed:
-    """Let `build` make a scheduler from the recorded setup, and have it decide all over again."""
+    """Build a scheduler from the recorded setup with `build`, and compare its decisions with the recorded ones."""
     setup, recording = read_recording(path)
     scheduler_state = build(setup)
     ticks = actions = 0
@@ -100,7 +103,7 @@ def replay(path: Path, build: Callable[[Mapping[str, Any]], SchedulerState]) -> 
 
 
 def read_recording(path: Path) -> tuple[Mapping[str, Any], Iterator[tuple[Snapshot, Plan]]]:
-    """The setup of the scheduler, and what it saw and decided, tick by tick."""
+    """The setup of the scheduler, and the snapshot and the plan of every tick."""
     lines = _lines(path)
     head = next(lines, {})
     if head.get("format") != FORMAT:
@@ -114,17 +117,17 @@ def _ticks(path: Path, lines: Iterator[dict[str, Any]]) -> Iterator[tuple[Snapsh
     for number, line in enumerate(lines, 1):
         try:
             yield (
-                Snapshot(line["now"], tuple(map(_read, line["changes"]))),
-                Plan(line["now"], tuple(map(_read, line["actions"])), line["wake_at"]),
+                Snapshot(line["now"], tuple(map(_decode, line["changes"]))),
+                Plan(line["now"], tuple(map(_decode, line["actions"])), line["wake_at"]),
             )
         except (KeyError, TypeError, msgspec.ValidationError) as error:
-            raise UsageError(f"{path}, tick {number}: not as a recording is written: {error}") from error
+            raise UsageError(f"{path}, tick {number}: not a valid tick of a recording: {error}") from error
 
 
 def _first_difference(recorded: Plan, replayed: Plan) -> tuple[str, str]:
     for number in range(max(len(recorded.actions), len(replayed.actions))):
         mine, other = (
-            str(plan.actions[number]) if number < len(plan.actions) else "nothing more"
+            str(plan.actions[number]) if number < len(plan.actions) else "no further action"
             for plan in (recorded, replayed)
         )
         if mine != other:
@@ -144,11 +147,11 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
 
 
-def _told(value: Any) -> dict[str, Any]:
-    told = {field.name: getattr(value, field.name) for field in fields(value)}
-    return {"kind": type(value).__name__, **msgspec.to_builtins(told)}
+def _encode(value: Any) -> dict[str, Any]:
+    members = {field.name: getattr(value, field.name) for field in fields(value)}
+    return {"kind": type(value).__name__, **msgspec.to_builtins(members)}
 
 
-def _read(told: dict[str, Any]) -> Any:
-    given = dict(told)
-    return msgspec.convert(given, _KINDS[given.pop("kind")])
+def _decode(members: dict[str, Any]) -> Any:
+    members = dict(members)
+    return msgspec.convert(members, _KINDS[members.pop("kind")])

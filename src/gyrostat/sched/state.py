@@ -1,7 +1,7 @@
-"""The scheduler's books: every job and VC as policies see them, brought up to date change by change.
+"""The scheduler's state: every job and VC as policies see them, updated change by change.
 
-Only `sched.tick` writes here, and it does no I/O: the same changes at the same times give the same books and the same
-plans, which is what a replay relies on. What happens costs what it touches: nothing here walks over all jobs.
+Only `sched.tick` writes it, without I/O: the same changes at the same times give the same state and the same plans, on
+which a replay relies. An update costs time in proportion to the jobs that it concerns: nothing here iterates over all jobs.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.availability import Availability
 from gyrostat.sched.estimates import Estimates
 from gyrostat.sched.placers.base import DevicesPlaced, PlacementRefused, Placer
 from gyrostat.sched.policy import Policy
@@ -34,7 +35,7 @@ from gyrostat.sched.views import JobView, VcView
 
 @dataclass(frozen=True, kw_only=True)
 class Vc:
-    """A virtual cluster as it is set up: its policy, and its weight when others' unused devices are lent."""
+    """The configuration of a virtual cluster: its policy, and its weight when idle devices of other VCs are lent."""
 
     name: str
     policy: Policy
@@ -42,15 +43,15 @@ class Vc:
 
 
 class TenantState:
-    """One VC: the view that its policy sees, and when that should look again."""
+    """One VC: its policy, the view that the policy sees, and when the policy decides again."""
 
     def __init__(self, vc: Vc, view: VcView) -> None:
         self.policy = vc.policy
         self.view = view
         self.dirty = True
-        """Something that its policy may care about has changed."""
+        """Something has changed since its policy last decided."""
         self.wants_to_borrow = True
-        """Its waiting jobs have changed since it last asked for devices of others."""
+        """Its waiting jobs have changed since it last asked to borrow."""
         self.wake_at = math.inf
 
     @property
@@ -59,7 +60,7 @@ class TenantState:
 
 
 class SchedulerState:
-    """All of it."""
+    """Jobs, VCs and their allocations. The placer has the physical side: which device belongs to which job."""
 
     def __init__(
         self,
@@ -80,23 +81,22 @@ class SchedulerState:
             )
             for vc in vcs
         }
-        self.touched: dict[JobId, tuple[Devices, Devices]] = {}
-        """In this tick: what jobs had before it, their own devices and the borrowed ones."""
+        self.before_tick: dict[JobId, tuple[Devices, Devices]] = {}
+        """Guaranteed and borrowed devices at the start of this tick, of each job whose devices have changed in it."""
         self.reasons: dict[JobId, str] = {}
-        """In this tick: why the devices of a job last changed."""
+        """Why the devices of a job last changed in this tick."""
         self.freed = True
-        """Devices have become free since everybody last asked for some."""
+        """Devices have become free since VCs last asked to borrow."""
         self._submissions = 0
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
-        self.withdrawn: dict[str, Devices] = {}
-        """By type: what serving loads have."""
-        self._lost_nodes: set[str] = set()
-        self._learn_capacity()
+        self.availability = Availability(fleet)
+        self._update_capacity()
 
-    # 1. What has happened.
+    # 1. Changes of the cluster.
 
-    def admit(self, now: float, changes: Sequence[Change]) -> None:
+    def apply_changes(self, now: float, changes: Sequence[Change]) -> None:
+        """Apply what has changed since the last tick, and rank jobs again whose rank has expired."""
         self.now = now
         for change in changes:
             match change:
@@ -109,20 +109,17 @@ class SchedulerState:
                         self._progress(self.jobs[job], done, rate)
                 case Stopped(job, reason):
                     self.stop(self.jobs[job], reason)
-                    self.touched[job] = ((), ())
+                    self.before_tick[job] = ((), ())
                     self.vcs[self.jobs[job].request.vc].dirty = True
                 case Bound(job, devices, borrowed):
                     self._bind(self.jobs[job], devices, borrowed)
                 case NodeLost(node):
-                    self._lost_nodes.add(node)
-                    self._take_away(tuple(self._devices_of(node)), f"node {node} is lost")
+                    self._remove_devices(self.availability.fail(node), f"node {node} is lost")
                 case NodeBack(node):
-                    self._lost_nodes.discard(node)
-                    withdrawn = {device for devices in self.withdrawn.values() for device in devices}
-                    self._give_back(tuple(d for d in self._devices_of(node) if d not in withdrawn))
+                    self._add_devices(self.availability.recover(node))
                 case Withdrawn(type_, number):
                     self._withdraw(type_, number)
-        self._wake()
+        self._expire()
 
     def _submit(self, request: JobRequest) -> None:
         if request.vc not in self.vcs:
@@ -131,192 +128,184 @@ class SchedulerState:
                 f"{', '.join(self.vcs)}"
             )
         if request.id in self.jobs:
-            raise UsageError(f"there already is a job {request.id}")
-        book = self.vcs[request.vc]
-        job = JobView(request, self._submissions, book.view, self.now)
+            raise UsageError(f"job {request.id} exists already")
+        tenant = self.vcs[request.vc]
+        job = JobView(request, self._submissions, tenant.view, self.now)
         self._submissions += 1
         self.jobs[request.id] = job
-        book.view.jobs[request.id] = job
+        tenant.view.jobs[request.id] = job
         self.estimates.submitted(job)
-        self.enqueue(book, job)
-        book.dirty = book.wants_to_borrow = True
+        self._enqueue(tenant, job)
+        tenant.dirty = tenant.wants_to_borrow = True
 
     def _progress(self, job: JobView, done: float, rate: float) -> None:
         job.report(self.now, done, rate)
         if job.running and self.estimates.measured(job, rate):
-            book = self.vcs[job.request.vc]
+            tenant = self.vcs[job.request.vc]
             self._dequeue(job)
-            self.enqueue(book, job)
-            book.dirty = book.wants_to_borrow = True
+            self._enqueue(tenant, job)
+            tenant.dirty = tenant.wants_to_borrow = True
 
     def _finish(self, job: JobView) -> None:
-        book = self.vcs[job.request.vc]
+        tenant = self.vcs[job.request.vc]
         self.estimates.finished(job)
         self._dequeue(job)
         if job.running:
-            book.view.history.add(job.service(self.now))
+            tenant.view.history.add(job.service(self.now))
             self._release(job)
             for borrowed in (False, True):
-                self._account(book, job, (), borrowed)
-            self._unlink(job)
+                self._account(tenant, job, (), borrowed)
+            self._end_sharing(job)
             self.freed = True
-        self.touched.pop(job.id, None)
-        del self.jobs[job.id], book.view.jobs[job.id]
-        book.dirty = True
+        self.before_tick.pop(job.id, None)
+        del self.jobs[job.id], tenant.view.jobs[job.id]
+        tenant.dirty = True
 
     def _bind(self, job: JobView, devices: Devices, borrowed: Devices) -> None:
-        self.touch(job)
+        self._note_before(job)
         for part, of_borrowed in ((devices, False), (borrowed, True)):
             if part and self.placer.restore(job.request, part, of_borrowed):
-                self._hold(job, part, of_borrowed, "it ran before")
-        self.touched.pop(job.id)
+                self._set_devices(job, part, of_borrowed, "it ran before")
+        self.before_tick.pop(job.id)
 
-    def _take_away(self, devices: Devices, reason: str) -> None:
-        """Devices are gone. An elastic job goes on with what it has left if that is enough; others wait."""
-        for part, left in self.placer.take_away(devices):
+    def _remove_devices(self, devices: Devices, reason: str) -> None:
+        """Devices are not available any more. An elastic job continues on the rest if that is enough; others wait."""
+        for part, left in self.placer.remove_devices(devices):
             job = self.jobs[part.job]
             self._evict_guest(job)
-            self.touch(job)
-            self._hold(job, left, part.borrowed, reason)
+            self._note_before(job)
+            self._set_devices(job, left, part.borrowed, reason)
             if job.running and (job.held < job.request.smallest or not job.request.elastic):
                 self.stop(job, reason)
-        self._learn_capacity()
+        self._update_capacity()
 
-    def _give_back(self, devices: Devices) -> None:
-        self.placer.give_back(devices)
-        self._learn_capacity()
+    def _add_devices(self, devices: Devices) -> None:
+        self.placer.add_devices(devices)
+        self._update_capacity()
         self.freed = True
 
     def _withdraw(self, type_: str, number: int) -> None:
-        has = self.withdrawn.get(type_, ())
-        if number > len(has):
-            more = self.placer.choose(type_, number - len(has))
-            self.withdrawn[type_] = (*has, *more)
-            self._take_away(more, "needed by a serving load")
-        elif number < len(has):
-            back = has[number:]
-            self.withdrawn[type_] = has[:number]
-            lost = {device for node in self._lost_nodes for device in self._devices_of(node)}
-            self._give_back(tuple(device for device in back if device not in lost))
+        missing = number - self.availability.withdrawn_count(type_)
+        if missing > 0:
+            more = self.placer.choose_to_withdraw(type_, missing)
+            self.availability.withdraw(type_, more)
+            self._remove_devices(more, "needed by a serving load")
+        elif missing < 0:
+            self._add_devices(self.availability.return_to(type_, number))
 
-    def _devices_of(self, node: str) -> range:
-        if node not in self.fleet.position:
-            raise UsageError(f"there is no node {node!r} in this cluster")
-        return self.fleet.nodes[self.fleet.position[node]].devices
+    def _update_capacity(self) -> None:
+        for name, tenant in self.vcs.items():
+            tenant.view.capacity = self.placer.capacity(name)
+            tenant.view.lendable = self.placer.lendable()
+            tenant.view.reconsider_behind(None)
+            tenant.dirty = True
 
-    def _learn_capacity(self) -> None:
-        for name, book in self.vcs.items():
-            book.view.capacity = self.placer.capacity(name)
-            book.view.lendable = self.placer.lendable()
-            book.view.note_departure(None)
-            book.dirty = True
-
-    # 2. What is decided.
+    # 2. Actions of policies.
 
     def place(self, job: JobView, counts: Counts, borrowed: bool, reason: str) -> bool:
-        """Let a part of the job have so many devices."""
+        """Set the number of devices of one part of the job. Returns whether the placer found them."""
         if job.host is not None or job.guest is not None:
             return False
         outcome = self.placer.place(job.request, counts, borrowed)
         if type(outcome) is PlacementRefused:
-            self._drive_out(outcome.victims, job)
+            self._evict_borrowers(outcome.victims, job)
             return False
         assert type(outcome) is DevicesPlaced
-        self.touch(job)
-        self._hold(job, outcome.devices, borrowed, reason)
+        self._note_before(job)
+        self._set_devices(job, outcome.devices, borrowed, reason)
         if outcome.victims:
-            self._drive_out(outcome.victims, job)
+            self._evict_borrowers(outcome.victims, job)
         return True
 
     def promote(self, job: JobView, reason: str) -> bool:
-        """Turn what the job borrows into its share of the guarantee."""
+        """Turn the job's borrowed allocation into a guaranteed one."""
         outcome = self.placer.promote(job.request)
         if isinstance(outcome, PlacementRefused):
             return False
-        self.touch(job)
-        self._hold(job, outcome.devices, False, reason)
-        self._hold(job, (), True, reason)
-        self._drive_out(outcome.victims, job)
+        self._note_before(job)
+        self._set_devices(job, outcome.devices, False, reason)
+        self._set_devices(job, (), True, reason)
+        self._evict_borrowers(outcome.victims, job)
         return True
 
     def preempt_for(self, job: JobView, counts: Counts, place: Callable[[], bool]) -> bool:
-        """Do `place`, if need be with what jobs of lower rank then give up; or leave all as it was."""
+        """Do `place`; where it needs devices of jobs of lower rank, preempt these. If it fails, nothing has changed."""
         view = job.vc
         if all(view.free(type_) >= wanted for type_, wanted in counts.items()) and place():
             return True
-        if view.is_hopeless(job):
+        if view.is_inadmissible(job):
             return False
-        victims = self._who_gives_way(job, counts)
+        victims = self._victims_for(job, counts)
         if victims is None:
-            view.note_hopeless(job)
+            view.note_inadmissible(job)
             return False
         for victim in victims:
             self.placer.release(victim.id, False)
         if not place():
             for victim in victims:
                 restored = self.placer.restore(victim.request, victim.devices, False)
-                assert restored, f"{victim.id} does not get back what it just had"
-            view.note_hopeless(job)
+                assert restored, f"{victim.id} does not get its devices back"
+            view.note_inadmissible(job)
             return False
         for victim in victims:
             self._evict_guest(victim)
-            self.touch(victim)
-            self._hold(victim, (), False, f"gives way to {job.id}")
-            if 0 < len(victim.borrowed) < victim.request.smallest:  # what it borrowed is not enough to go on
-                self.stop(victim, f"gives way to {job.id}")
+            self._note_before(victim)
+            self._set_devices(victim, (), False, f"preempted by {job.id}")
+            if 0 < len(victim.borrowed) < victim.request.smallest:  # its borrowed devices alone are too few
+                self.stop(victim, f"preempted by {job.id}")
         return True
 
-    def _who_gives_way(self, job: JobView, counts: Counts) -> list[JobView] | None:
-        """Of the jobs that rank behind this one. None: even all of them are not enough."""
-        if not job.vc.outranks_somebody(job):
+    def _victims_for(self, job: JobView, counts: Counts) -> list[JobView] | None:
+        """The jobs of lower rank to preempt for this one. None: not even all of them make room."""
+        if not job.vc.outranks_a_holder(job):
             return None
         short = sum(counts.values()) - sum(job.vc.free(type_) for type_ in counts)
         if short > 0 and short > job.vc.holding.devices_behind(job):
             return None
         candidates = (
-            (other.id, other.devices) for other in job.vc.holding.last_first(job) if other.host is None
+            (other.id, other.devices) for other in job.vc.holding.lowest_behind(job) if other.host is None
         )
-        victims = self.placer.make_room(job.request, counts, candidates)
+        victims = self.placer.victims_for(job.request, counts, candidates)
         return None if victims is None else [self.jobs[victim] for victim in victims]
 
     def share(self, job: JobView, host: JobView, reason: str) -> bool:
-        """Let a waiting job use the devices of another."""
-        alike = len(host.devices) == job.request.devices and not host.borrowed
-        if job.running or not alike or host.guest is not None or host.host is not None:
+        """Let a waiting job run on the devices of another one, which has them too."""
+        same_size = len(host.devices) == job.request.devices and not host.borrowed
+        if job.running or not same_size or host.guest is not None or host.host is not None:
             return False
-        self.touch(job)
+        self._note_before(job)
         job.host, host.guest = host, job
-        self._hold(job, host.devices, False, reason)
+        self._set_devices(job, host.devices, False, reason)
         return True
 
-    def forgive(self, job: JobView) -> None:
-        job.forgive(self.now)
+    def reset_service(self, job: JobView) -> None:
+        job.reset_service(self.now)
 
-    def pack(self, job: JobView, reason: str) -> bool:
-        """Move a part of the job to where it leaves the larger holes."""
+    def defragment(self, job: JobView, reason: str) -> bool:
+        """Migrate a part of the job so that larger blocks of devices become free."""
         if job.host is not None or job.guest is not None or not job.running:
             return False
         borrowed = not job.devices
-        outcome = self.placer.pack(job.request, job.borrowed if borrowed else job.devices, borrowed)
+        outcome = self.placer.defragment(job.request, job.borrowed if borrowed else job.devices, borrowed)
         if isinstance(outcome, PlacementRefused):
             return False
-        self.touch(job)
-        self._hold(job, outcome.devices, borrowed, reason)
-        self._drive_out(outcome.victims, job)
+        self._note_before(job)
+        self._set_devices(job, outcome.devices, borrowed, reason)
+        self._evict_borrowers(outcome.victims, job)
         self.freed = True
         return True
 
     def stop(self, job: JobView, reason: str) -> None:
         """Take all devices from the job."""
         self._evict_guest(job)
-        self.touch(job)
+        self._note_before(job)
         self._release(job)
         for borrowed in (False, True):
-            self._hold(job, (), borrowed, reason)
-        self._unlink(job)
+            self._set_devices(job, (), borrowed, reason)
+        self._end_sharing(job)
 
     def _release(self, job: JobView) -> None:
-        """A guest's devices are its host's: there is nothing to release."""
+        """Release the job's devices in the placer. A guest has none there: they are its host's."""
         if job.host is None:
             for borrowed, devices in ((False, job.devices), (True, job.borrowed)):
                 if devices:
@@ -326,8 +315,8 @@ class SchedulerState:
         if host.guest is not None:
             self.stop(host.guest, f"its host {host.id} loses its devices")
 
-    def _unlink(self, job: JobView) -> None:
-        """It shares no longer: it has lost its devices. A guest that is still there has them for itself."""
+    def _end_sharing(self, job: JobView) -> None:
+        """The job has lost its devices and shares them no longer. A guest that still runs on them becomes their holder."""
         if job.host is not None:
             job.host.guest, job.host = None, None
         if (guest := job.guest) is not None:
@@ -337,47 +326,47 @@ class SchedulerState:
             devices, guest.devices, guest.counts = guest.devices, (), {}
             self._account(self.vcs[guest.request.vc], guest, devices, False)
 
-    def _drive_out(self, victims: Sequence[JobId], by: JobView) -> None:
+    def _evict_borrowers(self, victims: Sequence[JobId], by: JobView) -> None:
         for victim in victims:
-            self._lose_borrowed(self.jobs[victim], f"its borrowed devices are needed by {by.id}")
+            self._evict_borrowed_part(self.jobs[victim], f"its borrowed devices are reclaimed for {by.id}")
 
-    def _lose_borrowed(self, job: JobView, reason: str) -> None:
-        """The placer has taken its borrowed part. The rest goes on if it is enough."""
-        self.touch(job)
-        self._hold(job, (), True, reason)
+    def _evict_borrowed_part(self, job: JobView, reason: str) -> None:
+        """The placer has reclaimed the job's borrowed devices. It continues on the rest if that is enough."""
+        self._note_before(job)
+        self._set_devices(job, (), True, reason)
         if job.running and job.held < job.request.smallest:
             self.stop(job, reason)
-        book = self.vcs[job.request.vc]
-        book.dirty = book.wants_to_borrow = True
+        tenant = self.vcs[job.request.vc]
+        tenant.dirty = tenant.wants_to_borrow = True
 
-    def touch(self, job: JobView) -> None:
-        """Remember what it had when the tick began."""
-        if job.id not in self.touched:
-            self.touched[job.id] = (job.devices, job.borrowed)
+    def _note_before(self, job: JobView) -> None:
+        """Keep the devices that the job had when the tick began."""
+        if job.id not in self.before_tick:
+            self.before_tick[job.id] = (job.devices, job.borrowed)
 
-    def _hold(self, job: JobView, devices: Devices, borrowed: bool, reason: str) -> None:
-        """From now on the part consists of these devices."""
+    def _set_devices(self, job: JobView, devices: Devices, borrowed: bool, reason: str) -> None:
+        """Make these the devices of one part of the job: account for them and put the job into its queue."""
         if devices == (job.borrowed if borrowed else job.devices):
             return
-        book = self.vcs[job.request.vc]
+        tenant = self.vcs[job.request.vc]
         self.reasons[job.id] = reason
         ran = job.running
         if len(devices) < len(job.borrowed if borrowed else job.devices):
             self.freed = True
         job.settle(self.now)
-        self._account(book, job, devices, borrowed)
+        self._account(tenant, job, devices, borrowed)
         if not job.running:
             job.waiting_since = self.now
-            book.wants_to_borrow = True
+            tenant.wants_to_borrow = True
         elif not ran:
             job.starts += 1
         if job.devices and job.started is None:
             job.started = self.now
         self._dequeue(job)
-        self.enqueue(book, job)
+        self._enqueue(tenant, job)
 
-    def _account(self, book: TenantState, job: JobView, devices: Devices, borrowed: bool) -> None:
-        table = book.view.borrowed if borrowed else book.view.used
+    def _account(self, tenant: TenantState, job: JobView, devices: Devices, borrowed: bool) -> None:
+        table = tenant.view.borrowed if borrowed else tenant.view.used
         counts = self.fleet.count(devices) if devices else {}
         if job.host is None:
             for type_, number in (job.borrowed_counts if borrowed else job.counts).items():
@@ -389,12 +378,12 @@ class SchedulerState:
         else:
             job.devices, job.counts = devices, counts
 
-    # 3. In which order, and when to look again.
+    # 3. Queues, and when to decide again.
 
-    def enqueue(self, book: TenantState, job: JobView) -> None:
-        """Into the queue that it belongs to, at its rank."""
-        key, until = book.policy.rank(job, self.now)
-        view = book.view
+    def _enqueue(self, tenant: TenantState, job: JobView) -> None:
+        """Put the job into the queue of its state, at its rank."""
+        key, until = tenant.policy.rank(job, self.now)
+        view = tenant.view
         queue = view.holding if job.devices else view.borrowing if job.borrowed else view.waiting
         queue.add(job, key)
         if until != math.inf:
@@ -403,35 +392,35 @@ class SchedulerState:
     def _dequeue(self, job: JobView) -> None:
         assert job.queue is not None
         if job.queue is job.vc.holding:
-            job.vc.note_departure(job)
+            job.vc.reconsider_behind(job)
         job.queue.remove(job)
 
-    def wake(self, book: TenantState, at: float) -> None:
-        """Ask this VC's policy again at that time."""
-        if at < book.wake_at:
-            book.wake_at = at
-            heapq.heappush(self._wakes, (at, book.view.name))
+    def wake_at(self, tenant: TenantState, at: float) -> None:
+        """Let this VC's policy decide again at that time."""
+        if at < tenant.wake_at:
+            tenant.wake_at = at
+            heapq.heappush(self._wakes, (at, tenant.view.name))
 
     def next_wake(self) -> float | None:
-        """When a rank expires or a policy wants to be asked."""
+        """When the next rank expires or the next policy decides again."""
         while self._expiries and self._expiries[0][3] is not self._expiries[0][2].entry:
             heapq.heappop(self._expiries)
         times = [heap[0][0] for heap in (self._expiries, self._wakes) if heap]
         return min(times, default=None)
 
-    def _wake(self) -> None:
-        """Rank again those whose rank has expired, and mark VCs that wanted to be asked."""
+    def _expire(self) -> None:
+        """Rank jobs again whose rank has expired, and mark VCs whose policy asked to decide again now."""
         while self._expiries and self._expiries[0][0] <= self.now:
             _, _, job, entry = heapq.heappop(self._expiries)
             if job.entry is not entry or job.queue is None:
                 continue
-            book = self.vcs[job.request.vc]
+            tenant = self.vcs[job.request.vc]
             self._dequeue(job)
-            self.enqueue(book, job)
-            book.dirty = True
+            self._enqueue(tenant, job)
+            tenant.dirty = True
         while self._wakes and self._wakes[0][0] <= self.now:
             at, name = heapq.heappop(self._wakes)
-            book = self.vcs[name]
-            if at >= book.wake_at:
-                book.wake_at = math.inf
-                book.dirty = True
+            tenant = self.vcs[name]
+            if at >= tenant.wake_at:
+                tenant.wake_at = math.inf
+                tenant.dirty = True

@@ -1,7 +1,7 @@
-"""How fast a job runs on so many devices: what policies expect, and what the simulator lets happen.
+"""The throughput of a job by its devices: what policies expect, and what the simulator computes with.
 
-Speeds are relative: 1.0 is the job on the devices that its owner asked for, of the reference type, well placed. A
-trace knows how long that took, and nothing else.
+Rates are relative: 1.0 is the job on the devices that it requests, of the reference type, well placed. That is all that a
+trace says about speed: how long the job took there.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ class Throughput(Protocol):
         """Units of work per second on these devices, well placed; 0 if the job cannot run on them."""
 
     def companion(self, request: JobRequest) -> Companion | None:
-        """What plans for such a job by its profile, and can be corrected by measurements. None: this is no profile's."""
+        """A companion with the job's profile, which measurements can correct. None: there is no profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AnalyticScaling:
-    """p devices are as fast as p / (1 + overhead · (p - 1)) of them would be without exchange."""
+    """The speedup of p devices is p / (1 + overhead · (p - 1))."""
 
     overhead: float = 0.0
-    """What each further device costs all of them. 0: a job on twice the devices takes half the time."""
+    """The share by which each further device slows all of them. 0: linear scaling."""
     speeds: Mapping[str, float] = field(default_factory=dict)
-    """Of device types, relative to the reference type; those not named have 1."""
+    """Speed of device types relative to the reference type; 1 for types that are not listed."""
 
     def rate(self, request: JobRequest, counts: Counts) -> float:
         if len(counts) == 1:

@@ -1,9 +1,7 @@
-"""What policies see: jobs, and the virtual cluster (VC) that they share. Read-only for them; `sched.books` keeps it
-current.
+"""The views that policies read: jobs, and their virtual cluster (VC). Only `sched.state` writes them.
 
-A job of a VC is in exactly one of three queues, each in the order of the policy's `rank`: `waiting` (it holds
-nothing), `borrowing` (it runs, but only on devices that belong to others) and `holding` (it holds devices of the VC's
-guarantee, and perhaps borrowed ones besides).
+A job of a VC is in exactly one of three queues, each in the order of the policy's `rank`: `waiting` (it has no devices),
+`borrowing` (it runs on borrowed devices only) and `holding` (it has guaranteed devices, and perhaps borrowed ones).
 """
 
 from __future__ import annotations
@@ -27,11 +25,11 @@ class JobView:
         "_done",
         "_done_at",
         "_executed",
-        "_forgiven",
         "_own_service",
         "_rate",
         "_seconds_on",
         "_service",
+        "_service_at_reset",
         "before",
         "borrowed",
         "borrowed_counts",
@@ -58,37 +56,37 @@ class JobView:
         self.id: JobId = request.id
         self.vc = vc
         self.number = number
-        """Of its submission: breaks ties."""
+        """Counts submissions; breaks ties."""
         self.devices: Devices = ()
-        """Those it holds of its VC's guarantee."""
+        """Its guaranteed devices."""
         self.borrowed: Devices = ()
-        """Those it holds besides, which may be taken back."""
+        """Its borrowed devices, which may be reclaimed."""
         self.counts: Counts = {}
         """`devices` by type."""
         self.borrowed_counts: Counts = {}
         self.before: Counts = {}
-        """All that it had before its devices last changed, by type."""
+        """All its devices before they last changed, by type."""
         self.measured: dict[CountsKey, float] = {}
-        """Units of work per second that its cluster reported, by devices."""
+        """Units of work per second that the cluster reported, by devices."""
         self.companion: Companion | None = None
-        """What is expected of it where that is known better than by its profile (see `sched.estimates`)."""
+        """Estimates its throughput once measurements or history differ from its profile (see `sched.estimates`)."""
         self.host: JobView | None = None
-        """The job whose devices it uses together with it."""
+        """The job whose devices it shares."""
         self.guest: JobView | None = None
-        """The job that uses its devices together with it."""
+        """The job that shares its devices."""
         self.queue: Queue | None = None
         self.entry: tuple[Key, int, JobView] | None = None
         self.started: float | None = None
-        """When it first got devices of its VC's guarantee."""
+        """When it first got guaranteed devices."""
         self.since = now
-        """When it last got other devices, or lost them."""
+        """When its devices last changed."""
         self.waiting_since = now
         """When it last began to wait."""
         self.starts = 0
         self._service = 0.0
         self._own_service = 0.0
         self._executed = 0.0
-        self._forgiven = 0.0
+        self._service_at_reset = 0.0
         self._seconds_on: dict[str, float] = {}
         self._done = 0.0
         self._rate = 0.0
@@ -96,7 +94,7 @@ class JobView:
 
     @property
     def held(self) -> int:
-        """How many devices it has now."""
+        """Number of devices, guaranteed and borrowed."""
         return len(self.devices) + len(self.borrowed)
 
     @property
@@ -104,51 +102,51 @@ class JobView:
         return bool(self.devices or self.borrowed)
 
     def all_counts(self) -> dict[str, int]:
-        """All that it has now, by type."""
+        """All its devices, by type."""
         counts = dict(self.counts)
         for type_, number in self.borrowed_counts.items():
             counts[type_] = counts.get(type_, 0) + number
         return counts
 
     def service(self, now: float) -> float:
-        """Device-seconds that it has had so far."""
+        """Attained service so far, in device-seconds."""
         return self._service + self.held * (now - self.since)
 
     def own_service(self, now: float) -> float:
-        """Of these: on devices of its VC's guarantee. What it borrowed besides is no concern of the VC's other jobs."""
+        """Attained service on guaranteed devices. Borrowed devices cost the other jobs of the VC nothing."""
         return self._own_service + len(self.devices) * (now - self.since)
 
     def recent_service(self, now: float) -> float:
-        """Of its own service: since a policy last had it forgiven."""
-        return self.own_service(now) - self._forgiven
+        """Attained service on guaranteed devices since the last `ResetService`."""
+        return self.own_service(now) - self._service_at_reset
 
-    def forgive(self, now: float) -> None:
-        """(For the books) count its recent service from now on."""
-        self._forgiven = self.own_service(now)
+    def reset_service(self, now: float) -> None:
+        """(Scheduler state only) count `recent_service` from 0 again."""
+        self._service_at_reset = self.own_service(now)
 
     def executed(self, now: float) -> float:
-        """Seconds for which it has had devices so far."""
+        """Seconds with devices so far."""
         return self._executed + (now - self.since if self.running else 0.0)
 
     def seconds_on(self, type_: str, now: float) -> float:
-        """Seconds for which it has had devices of this type so far."""
+        """Seconds with devices of this type so far."""
         has = type_ in self.counts or type_ in self.borrowed_counts
         return self._seconds_on.get(type_, 0.0) + (now - self.since if has else 0.0)
 
     def done(self, now: float) -> float:
-        """Units of work, as last reported and carried on at the last reported rate."""
+        """Units of work done: the last report, extrapolated at its rate."""
         return self._done + self._rate * (now - self._done_at)
 
     def remaining(self, now: float) -> float | None:
-        """Units of work, if its owner said how much there is."""
+        """Units of work left; None if the request does not say how much work there is."""
         return None if self.request.work is None else max(0.0, self.request.work - self.done(now))
 
     def precedes(self, other: JobView) -> bool:
-        """By rank."""
+        """Whether its rank is before the other's."""
         return _entry(self) < _entry(other)
 
     def settle(self, now: float) -> None:
-        """(For the books) account for the time since its devices last changed; they are about to."""
+        """(Scheduler state only) account for the time since its devices last changed; they are about to change."""
         self._service = self.service(now)
         self._own_service = self.own_service(now)
         self._executed = self.executed(now)
@@ -157,15 +155,15 @@ class JobView:
         self.since = now
 
     def report(self, now: float, done: float, rate: float) -> None:
-        """(For the books) what its cluster says about its progress."""
+        """(Scheduler state only) the progress that the cluster reported."""
         self._done, self._rate, self._done_at = done, rate, now
 
     def __repr__(self) -> str:
-        return f"JobView({self.id}, {self.request.devices} wanted, {len(self.devices)}+{len(self.borrowed)} held)"
+        return f"JobView({self.id}, {self.request.devices} requested, {len(self.devices)}+{len(self.borrowed)} held)"
 
 
 class Queue:
-    """Jobs by rank, and by kind: of jobs that are alike only the first needs to be looked at."""
+    """Jobs by rank, in buckets by kind: of the jobs of one kind only the first needs to be considered."""
 
     def __init__(self, *, by_kind: bool = True) -> None:
         self._by_kind = by_kind
@@ -176,7 +174,7 @@ class Queue:
         return self._length
 
     def __iter__(self) -> Iterator[JobView]:
-        """All of them, by rank; a copy, so that they may change meanwhile."""
+        """All jobs by rank; of a copy, so that the queue may change meanwhile."""
         if len(self._buckets) == 1:
             entries = next(iter(self._buckets.values()))
         else:
@@ -184,7 +182,7 @@ class Queue:
         return iter([job for _, _, job in entries])
 
     def best(self, without: Collection[object] = ()) -> JobView | None:
-        """The first, not looking at jobs of these shapes or kinds."""
+        """The first job by rank, except those of these shapes or kinds."""
         found: tuple[Key, int, JobView] | None = None
         for kind, bucket in self._buckets.items():
             first = bucket[0]
@@ -197,18 +195,16 @@ class Queue:
         return None if found is None else found[2]
 
     def heads(self) -> list[tuple[Key, int, JobView]]:
-        """The first of each kind."""
+        """The first job of each kind."""
         return [bucket[0] for bucket in self._buckets.values()]
 
     def worst(self) -> JobView | None:
-        """The last."""
+        """The last job by rank."""
         found = max((bucket[-1] for bucket in self._buckets.values()), default=None)
         return None if found is None else found[2]
 
-    def last_first(self, job: JobView) -> Iterator[JobView]:
-        """Those that come after `job` (which may be in another queue), the last first. Only where shapes do not
-        matter.
-        """
+    def lowest_behind(self, job: JobView) -> Iterator[JobView]:
+        """Jobs that rank behind `job` (which may be in another queue), the last first. Only for a queue without kinds."""
         assert job.entry is not None
         assert not self._by_kind
         for bucket in self._buckets.values():
@@ -216,7 +212,7 @@ class Queue:
                 yield bucket[place][2]
 
     def devices_behind(self, job: JobView) -> int:
-        """Devices of the guarantee that these hold, at most (those that share devices are counted, too)."""
+        """Upper bound of the guaranteed devices of these jobs: shared devices count twice."""
         assert job.entry is not None
         return sum(
             len(entry[2].devices)
@@ -225,7 +221,7 @@ class Queue:
         )
 
     def add(self, job: JobView, key: Key) -> None:
-        """(For the books.)"""
+        """(Scheduler state only.)"""
         entry = (key, job.number, job)
         job.queue, job.entry = self, entry
         kind = job.request.kind if self._by_kind else None
@@ -239,7 +235,7 @@ class Queue:
         self._length += 1
 
     def remove(self, job: JobView) -> None:
-        """(For the books.)"""
+        """(Scheduler state only.)"""
         assert job.entry is not None
         assert job.queue is self
         kind = job.request.kind if self._by_kind else None
@@ -252,8 +248,8 @@ class Queue:
         self._length -= 1
 
 
-def first(*queues: Queue, without: Collection[object] = ()) -> JobView | None:
-    """The best of several queues."""
+def best_of(*queues: Queue, without: Collection[object] = ()) -> JobView | None:
+    """The first job by rank of several queues."""
     found: JobView | None = None
     for queue in queues:
         job = queue.best(without)
@@ -268,7 +264,7 @@ def _entry(job: JobView) -> tuple[Key, int, JobView]:
 
 
 class Histogram:
-    """How often values of which size occurred, in steps of an eighth of a doubling."""
+    """Counts of values, in logarithmic bins: eight per doubling."""
 
     def __init__(self, values: Iterable[float] = ()) -> None:
         self._counts: dict[int, tuple[int, float]] = {}
@@ -283,12 +279,12 @@ class Histogram:
         self.total += 1
 
     def steps(self) -> list[tuple[float, int]]:
-        """The mean value of each step that occurred, and how often; ascending."""
+        """The mean and the count of each bin that is not empty, ascending."""
         return [(whole / number, number) for _, (number, whole) in sorted(self._counts.items())]
 
 
 class VcView:
-    """One virtual cluster: what it is guaranteed, what it uses, and its jobs."""
+    """One virtual cluster: its guaranteed devices, their use, and its jobs."""
 
     def __init__(
         self, name: str, *, weight: float, rate: Callable[[JobRequest, Counts], float], fleet: Fleet
@@ -296,72 +292,72 @@ class VcView:
         self.name = name
         self.weight = weight
         self.fleet = fleet
-        """Which node and type a device belongs to."""
+        """Maps a device to its node and type."""
         self.now = 0.0
         self.capacity: Counts = {}
-        """The devices that it is guaranteed and that are there, by type."""
+        """Guaranteed devices that are available, by type."""
         self.used: dict[str, int] = {}
-        """Of these: how many its jobs hold."""
+        """Guaranteed devices that its jobs hold, by type."""
         self.borrowed: dict[str, int] = {}
-        """How many its jobs hold besides."""
+        """Borrowed devices that its jobs hold, by type."""
         self.lendable: Counts = {}
-        """Devices of the whole cluster that nobody uses now, by type; empty where nothing is lent."""
+        """Idle devices of the whole cluster, by type; empty where nothing is lent."""
         self.jobs: dict[JobId, JobView] = {}
-        """All of them, in the order in which they were submitted."""
+        """All its jobs, in the order of submission."""
         self.history = Histogram()
-        """Device-seconds that finished jobs took in all."""
+        """Attained service of finished jobs, in device-seconds."""
         self.waiting = Queue()
         self.borrowing = Queue()
         self.holding = Queue(by_kind=False)
         self._rate = rate
-        self._hopeless: dict[object, tuple[Key, int, JobView]] = {}
+        self._inadmissible: dict[object, tuple[Key, int, JobView]] = {}
 
-    def is_hopeless(self, job: JobView) -> bool:
-        """Whether stopping jobs of lower rank was of no help to this one or a better one of its shape, and cannot be
-        now.
+    def is_inadmissible(self, job: JobView) -> bool:
+        """Whether no preemption helps the job: none helped it, or a better-ranked one of its shape, and nothing has changed
+        since that could help.
         """
-        known = self._hopeless.get(job.request.shape)
+        known = self._inadmissible.get(job.request.shape)
         return known is not None and known <= _entry(job)
 
-    def note_hopeless(self, job: JobView) -> None:
-        """(For the books.)"""
-        self._hopeless[job.request.shape] = _entry(job)
+    def note_inadmissible(self, job: JobView) -> None:
+        """(Scheduler state only.)"""
+        self._inadmissible[job.request.shape] = _entry(job)
 
-    def note_departure(self, job: JobView | None) -> None:
-        """(For the books) a job that holds devices leaves its place; it may help those that rank behind it. None: all."""
-        for shape, entry in list(self._hopeless.items()):
+    def reconsider_behind(self, job: JobView | None) -> None:
+        """(Scheduler state only) a job that holds devices loses its rank; jobs behind it may be admissible now. None: all."""
+        for shape, entry in list(self._inadmissible.items()):
             if job is None or _entry(job) < entry:
-                del self._hopeless[shape]
+                del self._inadmissible[shape]
 
     def free(self, type_: str) -> int:
-        """Devices of its guarantee that its jobs do not hold."""
+        """Guaranteed devices of a type that its jobs do not hold."""
         return self.capacity.get(type_, 0) - self.used.get(type_, 0)
 
-    def frees(self) -> dict[str, int]:
-        """All that is free, by type."""
+    def free_by_type(self) -> dict[str, int]:
+        """Free guaranteed devices of all types."""
         return {type_: self.free(type_) for type_ in self.capacity}
 
     def next(self, without: Collection[object] = ()) -> JobView | None:
-        """The first job that holds none of the guarantee, waiting or borrowing, not looking at these shapes."""
-        return first(self.waiting, self.borrowing, without=without)
+        """The first job by rank without guaranteed devices, waiting or borrowing, except those of these shapes."""
+        return best_of(self.waiting, self.borrowing, without=without)
 
     def heads(self, without: Collection[object] = ()) -> list[JobView]:
-        """Those that `next` would return one after another, were each of them skipped with its kind."""
+        """The first job of each kind without guaranteed devices, by rank."""
         entries = [*self.waiting.heads(), *self.borrowing.heads()]
         entries.sort()
         return [job for _, _, job in entries if job.request.shape not in without]
 
-    def outranks_somebody(self, job: JobView) -> bool:
+    def outranks_a_holder(self, job: JobView) -> bool:
         """Whether a job that holds devices ranks behind this one."""
         worst = self.holding.worst()
         return worst is not None and not worst.precedes(job)
 
     def types_for(self, request: JobRequest) -> tuple[str, ...]:
-        """Device types that the job may use here, best first."""
+        """Device types that the job may use in this VC, best first."""
         return request.types or tuple(self.capacity) or tuple(self.lendable)
 
     def rate(self, job: JobView, counts: Counts) -> float:
-        """Expected units of work per second on so many devices."""
+        """Expected units of work per second on these devices."""
         companion = job.companion
         if companion is None:
             return self._rate(job.request, counts)

@@ -1,8 +1,8 @@
-"""A cluster that exists in numbers: a heap of what will happen, and a clock that jumps from one to the next.
+"""The simulated cluster: a heap of future events, and a clock that advances from one event to the next.
 
-It knows what a scheduler does not: how long jobs take, when nodes fail, how serving load will change. Jobs arrive
-from an iterator, finished ones are handed to a recorder and forgotten, so memory follows what is active, not the
-length of the trace. Ties are broken by a counter: the same input gives the same run, to the bit.
+It knows what a scheduler does not: how long jobs take, when nodes fail, how a serving load changes. Jobs come from an
+iterator, and finished ones are passed to a recorder and dropped, so memory depends on the active jobs and not on the length
+of the trace. Ties are broken by a counter: the same input gives the same run, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,34 +22,32 @@ from gyrostat.sched.port import Change, Finished, NodeLost, Progressed, Snapshot
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 
-_PATIENCE = 10_000
-"""When only waiting jobs are left and none starts for so many happenings, none will: they are too large."""
+_MAX_IDLE_EVENTS = 10_000
+"""If only waiting jobs are left and none starts for this many events, the simulation ends: they are too large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What happens besides training. All in seconds; nothing by default."""
+    """Overheads besides training, in seconds unless stated otherwise; 0 by default."""
 
     start: float = 0.0
-    """From getting devices to the first step: images, imports, loading the last checkpoint."""
+    """From the allocation to the first step: images, imports, loading the last checkpoint."""
     rescale: float = 0.0
-    """For which a job stands still when its devices change."""
+    """Pause of a job when its devices change."""
     checkpoint_every: float = 0.0
-    """A job whose node fails falls back to its last checkpoint, at most so long ago. 0: it loses nothing."""
+    """Interval of checkpoints: a job whose node fails loses at most this much work. 0: it loses none."""
     spread: float = 0.0
-    """Affinity: a job on more nodes than it needs runs slower by this share per such node (0.1: a tenth), to a quarter
-    at most.
+    """Affinity: the share of speed that a job loses per node beyond those that it needs (0.1: a tenth). At least a quarter
+    of the speed is left.
     """
     sharing: float = 0.5
-    """Of its speed that a job keeps on a device that it shares with another one."""
+    """The share of its speed that a job keeps on devices that it shares with another job."""
     measure: float = 0.0
-    """Until a job on other devices knows how fast it is on them and says so. 0: the scheduler is told with whatever happens
-    next.
-    """
+    """From a change of devices to the report of the new throughput. 0: it is reported with the next event."""
 
 
 class SimulationRecorder(Protocol):
-    """Told what became of jobs; `sim.records` writes it down."""
+    """Receives the changes of jobs; `sim.records` implements it."""
 
     def arrived(self, now: float) -> None: ...
 
@@ -59,7 +57,7 @@ class SimulationRecorder(Protocol):
 
 
 class ActiveJob:
-    """A job that has arrived and not finished."""
+    """The state of a job that has arrived and not finished."""
 
     __slots__ = (
         "borrowed",
@@ -75,7 +73,6 @@ class ActiveJob:
         "rate",
         "service",
         "since",
-        "starts",
         "version",
         "work",
     )
@@ -84,24 +81,23 @@ class ActiveJob:
         self.job = job
         self.devices: Devices = ()
         self.borrowed: Devices = ()
-        """Those of `devices` that belong to others."""
+        """The subset of `devices` that is borrowed."""
         self.work = work
-        """Units of it, in all."""
+        """Total units of work."""
         self.left = work
         self.rate = 0.0
         self.since = job.request.submitted
-        """When it last began to make progress at this rate; later than now while it starts."""
+        """Since when it makes progress at `rate`; in the future while it starts."""
         self.held_since = self.since
         """When its devices last changed."""
         self.version = 0
-        """Of its finishing event: an outdated one is ignored."""
+        """Version of its finish event: outdated events are ignored."""
         self.partner: ActiveJob | None = None
-        """The job that it shares its devices with."""
+        """The job that shares its devices."""
         self.first_start: float | None = None
         self.ran = 0.0
-        """Seconds with devices; the rest of its life it waited."""
+        """Seconds with devices; the rest of the time it waited."""
         self.service = 0.0
-        self.starts = 0
         self.preemptions = 0
         self.migrations = 0
 
@@ -117,17 +113,17 @@ class SimCluster:
         recorder: SimulationRecorder,
         throughput: Throughput | None = None,
         costs: Costs | None = None,
-        happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+        changes: Iterable[Iterator[tuple[float, Change]]] = (),
         horizon: float | None = None,
     ) -> None:
-        """`throughput`: how fast jobs really are. `happenings`: streams of what else changes (nodes, serving load), each in
+        """`throughput`: the actual throughput of jobs. `changes`: streams of further changes (nodes, serving load), each in
         order of time; they may be endless.
         """
         self.fleet = fleet
         self.clock = VirtualClock()
         self.active: dict[JobId, ActiveJob] = {}
         self.events = 0
-        """How many things have happened."""
+        """Number of events so far."""
         self._throughput = AnalyticScaling() if throughput is None else throughput
         self._costs = Costs() if costs is None else costs
         self._recorder = recorder
@@ -136,18 +132,17 @@ class SimCluster:
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._finishing: list[tuple[float, int, ActiveJob, int]] = []
         self._changes: list[Change] = []
-        self._in_vain = 0
-        """Happenings since the scheduler last did something."""
+        self._idle_events = 0
+        """Events since the last plan with actions."""
         self._jobs = iter(jobs)
         self._next_job = next(self._jobs, None)
-        self._streams = [iter(stream) for stream in happenings]
-        for stream in self._streams:
-            self._schedule(stream)
+        for stream in changes:
+            self._schedule(iter(stream))
         if self._next_job is not None:
             self.clock.advance(self._next_job.request.submitted)
-        self._happen()
+        self._process_due()
 
-    # The port.
+    # The interface of clusters.
 
     def observe(self) -> Snapshot:
         changes = tuple(self._changes)
@@ -156,15 +151,14 @@ class SimCluster:
 
     def apply(self, plan: Plan) -> None:
         now = self.clock.now()
-        self._in_vain = 0
+        self._idle_events = 0
         for action in plan.actions:
             job = self.active[action.job]
             before = job.devices
             match action:
                 case Start(_, devices, _, borrowed, shares_with):
-                    job.starts += 1
                     if shares_with is not None:
-                        self._pair(job, self.active[shares_with])
+                        self._share(job, self.active[shares_with])
                     if job.first_start is None:
                         job.first_start = now
                     self._run(job, devices, pause=self._costs.start)
@@ -190,30 +184,30 @@ class SimCluster:
             return
         if upcoming is not None:
             self.clock.advance(upcoming)
-            self._happen()
+            self._process_due()
 
-    # What happens by itself.
+    # Events.
 
     def _next_time(self) -> float | None:
-        """When the next thing happens; None if nothing will that matters to a job."""
-        self._forget_outdated()
+        """When the next event is due; None if no further event concerns a job."""
+        self._drop_outdated()
         times = [heap[0][0] for heap in (self._finishing, self._heap) if heap]
         if self._next_job is not None:
             times.append(self._next_job.request.submitted)
-        elif not self.active or (not self._finishing and self._in_vain > _PATIENCE):
+        elif not self.active or (not self._finishing and self._idle_events > _MAX_IDLE_EVENTS):
             return None
         upcoming = min(times, default=None)
         return (
             None if upcoming is None or (self._horizon is not None and upcoming > self._horizon) else upcoming
         )
 
-    def _forget_outdated(self) -> None:
+    def _drop_outdated(self) -> None:
         finishing = self._finishing
         while finishing and finishing[0][3] != finishing[0][2].version:
             heapq.heappop(finishing)
 
-    def _happen(self) -> None:
-        """All that is due by now; what happens at one instant shares a tick."""
+    def _process_due(self) -> None:
+        """Process all events that are due; events of one instant share a tick."""
         now = self.clock.now()
         while self._finishing and self._finishing[0][0] <= now:
             _, _, job, version = heapq.heappop(self._finishing)
@@ -221,14 +215,14 @@ class SimCluster:
                 self._finish(job)
         while self._heap and self._heap[0][0] <= now:
             self.events += 1
-            self._in_vain += 1
+            self._idle_events += 1
             heapq.heappop(self._heap)[2]()
         while self._next_job is not None and self._next_job.request.submitted <= now:
             self._arrive(self._next_job)
             following = next(self._jobs, None)
             if following is not None and following.request.submitted < self._next_job.request.submitted:
                 raise UsageError(
-                    f"jobs must come in order of submission; {following.request.id} comes after "
+                    f"jobs must be in order of submission; {following.request.id} comes after "
                     f"{self._next_job.request.id}"
                 )
             self._next_job = following
@@ -239,13 +233,13 @@ class SimCluster:
             return
         at, change = following
 
-        def happen() -> None:
+        def occur() -> None:
             self._changes.append(change)
             if isinstance(change, NodeLost):
-                self._lose(change.node)
+                self._fail_node(change.node)
             self._schedule(stream)
 
-        heapq.heappush(self._heap, (at, next(self._counter), happen))
+        heapq.heappush(self._heap, (at, next(self._counter), occur))
 
     def _arrive(self, job: TraceJob) -> None:
         self.events += 1
@@ -268,8 +262,8 @@ class SimCluster:
         del self.active[job.job.request.id]
         self._changes.append(Finished(job.job.request.id))
 
-    def _lose(self, node: str) -> None:
-        """Jobs on it fall back to their last checkpoint; the scheduler takes their devices."""
+    def _fail_node(self, node: str) -> None:
+        """Jobs on the node restart from their last checkpoint; the scheduler takes their devices."""
         devices = set(self.fleet.nodes[self.fleet.position[node]].devices)
         every = self._costs.checkpoint_every
         if not every:
@@ -279,18 +273,18 @@ class SimCluster:
                 ran = max(0.0, self.clock.now() - job.since)
                 job.left += job.rate * min(ran, every)
 
-    # What a job does with its devices.
+    # Progress of jobs.
 
     def _run(self, job: ActiveJob, devices: Devices, *, pause: float) -> None:
-        """From now on with these, after a pause."""
+        """Run the job on these devices, after a pause."""
         if job.partner is not None and job.devices:
-            self._part(job)
+            self._unshare(job)
         self._settle(job)
         job.devices = devices
-        self._pace(job, self.clock.now() + pause)
+        self._set_rate(job, self.clock.now() + pause)
 
     def _settle(self, job: ActiveJob) -> None:
-        """Account for what it did with the devices that it has had until now."""
+        """Account for the progress on its devices until now."""
         now = self.clock.now()
         if job.devices:
             job.left = max(0.0, job.left - job.rate * max(0.0, now - job.since))
@@ -298,8 +292,8 @@ class SimCluster:
             job.service += (now - job.held_since) * len(job.devices)
         job.held_since = now
 
-    def _pace(self, job: ActiveJob, since: float) -> None:
-        """From then on at the rate that its devices allow."""
+    def _set_rate(self, job: ActiveJob, since: float) -> None:
+        """Set the rate that its devices allow, from `since` on."""
         job.version += 1
         job.since = since
         job.rate = self._rate(job) if job.devices else 0.0
@@ -310,7 +304,7 @@ class SimCluster:
             self._report(job)
 
     def _report(self, job: ActiveJob) -> None:
-        """Let the scheduler know how fast it is, and how far; after a while, if that has to be measured."""
+        """Report progress and throughput to the scheduler; after `Costs.measure` seconds, if set."""
         if not self._costs.measure or not job.devices:
             self._changes.append(Progressed(job.job.request.id, job.work - job.left, job.rate))
             return
@@ -323,19 +317,19 @@ class SimCluster:
 
         heapq.heappush(self._heap, (job.since + self._costs.measure, next(self._counter), report))
 
-    def _pair(self, guest: ActiveJob, host: ActiveJob) -> None:
-        """The host is slower from now on; the guest when it gets its devices."""
+    def _share(self, guest: ActiveJob, host: ActiveJob) -> None:
+        """Slow the host down, which shares its devices from now on; the guest's rate is set when it gets them."""
         guest.partner, host.partner = host, guest
         self._settle(host)
-        self._pace(host, max(host.since, self.clock.now()))
+        self._set_rate(host, max(host.since, self.clock.now()))
 
-    def _part(self, job: ActiveJob) -> None:
-        """It is about to lose its devices; its partner has them for itself."""
+    def _unshare(self, job: ActiveJob) -> None:
+        """End sharing before a job loses its devices: its partner has them alone."""
         partner = job.partner
         assert partner is not None
         job.partner = partner.partner = None
         self._settle(partner)
-        self._pace(partner, max(partner.since, self.clock.now()))
+        self._set_rate(partner, max(partner.since, self.clock.now()))
 
     def _rate(self, job: ActiveJob) -> float:
         request = job.job.request

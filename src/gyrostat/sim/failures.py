@@ -1,4 +1,4 @@
-"""Nodes that fail and come back: a stream of changes for a simulation, the same for the same seed."""
+"""Node failures and repairs: a stream of changes for a simulation, determined by a seed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gyrostat.sched.port import Change, NodeBack, NodeLost
 def failures(
     fleet: Fleet, *, between: float, repair: float, seed: int = 0, began: float = 0.0
 ) -> Iterator[tuple[float, Change]]:
-    """Each node runs for `between` seconds on average, then is gone for `repair`; both exponential. Endless."""
+    """Each node runs for `between` seconds on average and is then down for `repair`; both exponential. Endless."""
     if between <= 0 or repair <= 0:
         raise UsageError(
             f"times between failures and for repair must be positive, got {between} and {repair}"

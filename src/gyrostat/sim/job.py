@@ -1,4 +1,4 @@
-"""A job of a trace: what the scheduler may know (`request`), and how long it really takes."""
+"""A job of a trace: what the scheduler sees (`request`), and its actual duration."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from gyrostat.core.request import JobRequest
 
 @dataclass(frozen=True, slots=True)
 class TraceJob:
+    """A request and how long the job takes."""
+
     request: JobRequest
     duration: float
-    """Seconds on the devices it asked for, of the reference type and well placed."""
+    """Seconds on the devices that it requests, of the reference type and well placed."""
     tenant: str | None = None
-    """For reports, if that is not the VC that it runs in."""
+    """The tenant for reports, if that is not the VC."""

@@ -1,7 +1,7 @@
-"""A recording of a cluster as a trace: the jobs that it ran, as the simulator can run them again under another policy.
+"""A recording of a cluster as a trace: its jobs, for a simulation with another policy.
 
-How long a job takes is what it did: its devices over time, at the speed that the scheduler expected of them. Jobs that were
-not over when the recording ended are left out; nodes that failed and serving loads that came fail and come again.
+The duration of a job comes from its devices over time, at the throughput that the scheduler expected. Jobs that had not
+finished at the end of the recording are left out; node failures and serving loads are part of the trace.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from gyrostat.sim.setup import Setup, read_setup
 
 @dataclass(frozen=True)
 class RecordedCluster:
-    """What a recording tells about a cluster."""
+    """The contents of a recording."""
 
     setup: Setup
     jobs: list[TraceJob]
-    """In the order in which they were submitted."""
-    happenings: list[tuple[float, Change]]
+    """In order of submission."""
+    changes: list[tuple[float, Change]]
     unfinished: int
 
 
 @dataclass
 class _Job:
     request: JobRequest
-    """As it was first submitted: its owner may have changed the number of devices, or have paused it, since."""
+    """As first submitted: the owner may have changed the number of devices, or paused the job, later."""
     over: bool = False
     devices: Devices = ()
     since: float = 0.0
     work: float = field(default=0.0)
-    """Seconds that it would have taken on the devices it asked for."""
+    """Seconds that it would have taken on the devices that it requests."""
 
     def hold(self, devices: Devices, now: float, fleet: Fleet, throughput: Throughput) -> None:
         if self.devices:
@@ -53,7 +53,7 @@ def read_recorded(path: Path) -> RecordedCluster:
     setup = read_setup(given)
     fleet = setup.parts()[0]
     jobs: dict[JobId, _Job] = {}
-    happenings: list[tuple[float, Change]] = []
+    changes: list[tuple[float, Change]] = []
 
     def hold(id_: JobId, devices: Devices, now: float) -> None:
         jobs[id_].hold(devices, now, fleet, setup.throughput)
@@ -61,7 +61,7 @@ def read_recorded(path: Path) -> RecordedCluster:
     try:
         for snapshot, plan in ticks:
             for change in snapshot.changes:
-                _note(change, snapshot.now, jobs, happenings, hold)
+                _note(change, snapshot.now, jobs, changes, hold)
             for action in plan.actions:
                 match action:
                     case Start() | Resize():
@@ -69,16 +69,16 @@ def read_recorded(path: Path) -> RecordedCluster:
                     case Preempt():
                         hold(action.job, (), snapshot.now)
     except KeyError as error:
-        raise UsageError(f"{path} tells of job {error} before it was submitted") from error
+        raise UsageError(f"{path} has changes of job {error} before its submission") from error
     finished = [TraceJob(job.request, job.work) for job in jobs.values() if job.over and job.work > 0]
-    return RecordedCluster(setup, finished, happenings, len(jobs) - len(finished))
+    return RecordedCluster(setup, finished, changes, len(jobs) - len(finished))
 
 
 def _note(
     change: Change,
     now: float,
     jobs: dict[JobId, _Job],
-    happenings: list[tuple[float, Change]],
+    changes: list[tuple[float, Change]],
     hold: Callable[[JobId, Devices, float], None],
 ) -> None:
     match change:
@@ -92,4 +92,4 @@ def _note(
         case Stopped():
             hold(change.job, (), now)
         case NodeLost() | NodeBack() | Withdrawn():
-            happenings.append((now, change))
+            changes.append((now, change))

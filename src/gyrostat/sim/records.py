@@ -1,7 +1,7 @@
-"""What a simulation leaves behind: one row per finished job in compact columns, and curves over time.
+"""The records of a simulation: one row per finished job in compact columns, and curves over time.
 
-Curves are averages over equal stretches of time, at most `POINTS` of them: when they run out, neighbours are merged.
-So a curve of minutes and one of months take the same memory.
+A curve has averages over at most `POINTS` equal intervals; when there are more, pairs of intervals are merged. So its memory
+does not depend on the simulated time.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Curve:
         return self._value
 
     def advance(self, now: float) -> None:
-        """The value has held until now."""
+        """Extend the curve with the present value until now."""
         if now <= self._at:
             return
         value = self._value
@@ -59,7 +59,7 @@ class Curve:
                 self._width *= 2
 
     def points(self) -> list[tuple[float, float]]:
-        """Time at the middle of each stretch, and the average over it."""
+        """The middle of each interval, and the average over it."""
         points = []
         for index, total in enumerate(self._sums):
             start = self._began + index * self._width
@@ -70,7 +70,7 @@ class Curve:
 
 
 class Records:
-    """The recorder of a simulation."""
+    """Records of one simulation. A `cluster.SimulationRecorder`."""
 
     def __init__(self, fleet: Fleet, began: float) -> None:
         self.fleet = fleet
@@ -80,24 +80,24 @@ class Records:
         self.vcs: list[str] = []
         self._vc_numbers: dict[str, int] = {}
         self.vc = array("H")
-        """By job, in the order in which they finished; so are the other columns."""
+        """By job, in order of completion, as all columns."""
         self.submitted, self.started, self.finished = array("d"), array("d"), array("d")
         self.waited, self.service = array("d"), array("d")
         self.devices, self.preemptions, self.migrations = array("L"), array("L"), array("L")
         self.busy = Curve(began)
         """Devices in use."""
         self.lent = Curve(began)
-        """Of these: borrowed."""
+        """Borrowed devices in use."""
         self.broken = Curve(began)
-        """Nodes that cannot give all their devices to one guaranteed job, since another has some of them."""
+        """Nodes of which a guaranteed job has a device, so that no other one can have the whole node."""
         self.waiting = Curve(began)
         """Jobs without devices."""
         self.preempted_at, self.preempted = array("d"), array("L")
-        """When jobs lost all their devices, and how many."""
+        """Times of preemptions, and the number of devices of each."""
         self._users = [0] * len(fleet)
         self._guaranteed = [0] * len(fleet.nodes)
         self._borrowed: dict[str, Devices] = {}
-        """By job: those of its devices that it borrows."""
+        """By job: its borrowed devices."""
 
     def arrived(self, now: float) -> None:
         self.waiting.add(now, 1)
@@ -122,7 +122,7 @@ class Records:
             self.broken.add(now, broken)
 
     def _guarantee(self, devices: Devices, borrowed: Devices, change: int) -> int:
-        """How many more nodes have a device that a guaranteed job holds."""
+        """The change in the number of nodes with devices of guaranteed jobs."""
         if len(borrowed) == len(devices):
             return 0
         node_of, guaranteed, difference = self.fleet.node_of, self._guaranteed, 0
@@ -136,7 +136,7 @@ class Records:
         return difference
 
     def _use(self, devices: Devices, change: int) -> int:
-        """How many more devices are in use; two jobs may share one."""
+        """The change in the number of devices in use; two jobs may share one."""
         users, difference = self._users, 0
         for device in devices:
             before = users[device]

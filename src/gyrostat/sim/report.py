@@ -1,4 +1,4 @@
-"""A directory with what simulations found: `report.json`, and `report.html`, one page that needs nothing else."""
+"""A directory with the results of simulations: `report.json`, and `report.html`, a page without further files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def write_report(directory: Path, title: str, runs: Sequence[ReportedRun], comma
 
 
 def table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
-    """The figures of all runs, as the terminal and the page show them."""
+    """The figures of all runs as text, for the terminal and the page."""
     head = [
         "policy, sharing", "jobs", "JCT mean", "median", "p95", "p99", "queueing", "median", "makespan",
         "utilisation", "preemptions", "fragmentation", "anomalies",
@@ -81,7 +81,7 @@ def table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
 
 
 def tenant_table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
-    """Mean queueing of each tenant in each run; marked where it is longer than in a private cluster."""
+    """Mean queueing time of each tenant in each run; marked where it is longer than in a private cluster."""
     tenants = sorted({vc for run in runs for vc in run.summary.tenants})
     rows = []
     for vc in tenants:
@@ -120,6 +120,7 @@ def html(title: str, runs: Sequence[ReportedRun], command: str) -> str:
 
 
 def _as_json(run: ReportedRun) -> dict[str, object]:
+    # File format: report.json and `gyrostat simulate --json` have these members, and the fields of `Summary`.
     records = run.result.records
     return {
         **run.summary.to_json(),

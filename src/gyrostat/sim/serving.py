@@ -1,7 +1,7 @@
-"""A serving load that shares the cluster: it takes devices by day and gives them back by night.
+"""A serving load that shares the cluster: it takes devices by day and returns them by night.
 
-A stream of `Withdrawn` for `SimCluster(happenings=…)`: how many devices of a type serving needs, every `step` seconds, along a
-sine of one period between `trough` and `peak`, with noise on top. The same seed gives the same stream.
+A stream of `Withdrawn` for `SimCluster(changes=…)`: the number of devices of a type that serving needs, every `step` seconds,
+a sine between `trough` and `peak` plus noise. The same seed gives the same stream.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gyrostat.sched.port import Change, Withdrawn
 
 @dataclass(frozen=True, kw_only=True)
 class Diurnal:
-    """Devices that serving needs over the day."""
+    """Devices that serving needs over a day."""
 
     type: str
     trough: int
@@ -36,7 +36,7 @@ class Diurnal:
             raise UsageError(f"period and step are seconds above 0, got {self.period} and {self.step}")
 
     def changes(self) -> Iterator[tuple[float, Change]]:
-        """Endless, from 0 on, which is midnight: the trough."""
+        """Endless; time 0 is midnight, the trough."""
         draw = random.Random(self.seed)
         number = 0
         while True:

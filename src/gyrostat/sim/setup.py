@@ -1,5 +1,4 @@
-"""What a simulation is set up from, as one writes it down: cluster, way of sharing, policies, costs. A recording
-keeps it.
+"""The setup of a simulation as text: cluster, way of sharing, policies, costs. Recordings contain it.
 
 The cluster is one of
 - a cell file (see docs/reference/cells.md),
@@ -7,6 +6,8 @@ The cluster is one of
 - `by-load:73`: 73 machines with 8 devices, divided among the trace's tenants by the load of their jobs (`by_load`).
 
 A policy is `NAME[:SETTING=VALUE,…]`, and may differ by VC: `fifo;prod=tiresias:queues=500/10000`.
+
+File format: the first line of a recording contains the fields of `Setup`. Do not rename them.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from typing import Any
 from gyrostat.core.devices import Counts, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobRequest
-from gyrostat.sched.cells.spec import CellSpec, parse
+from gyrostat.sched.cells.load import loads
+from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.companion import Companion
@@ -32,12 +34,12 @@ from gyrostat.sched.state import SchedulerState, Vc
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
-from gyrostat.sim.traces import NOBODY
+from gyrostat.sim.traces import DEFAULT_VC
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """All that decides what a scheduler does, in plain values."""
+    """All inputs of a scheduler, as plain values."""
 
     cluster: str
     """The text of a cell file, or nodes as above."""
@@ -45,7 +47,7 @@ class Setup:
     policy: str
     lends: bool = True
     overhead: float = 0.0
-    """Of `AnalyticScaling`."""
+    """The overhead of `AnalyticScaling`."""
     nodes: Mapping[str, int] | None = None
     """With `by-load`: machines of each tenant."""
     profiles: str | None = None
@@ -67,15 +69,15 @@ class Setup:
         return throughput_of(self.profiles, self.overhead)
 
     def parts(self) -> tuple[Fleet, list[Vc], Placer]:
-        """New ones, ready to run."""
+        """A new fleet, VCs and placer."""
         spec = self.spec()
         if spec is None:
             fleet = Fleet.parse(self.cluster)
-            return fleet, vcs_by_policy([NOBODY], {}, self.policy), NodePlacer(fleet)
+            return fleet, vcs_by_policy([DEFAULT_VC], {}, self.policy), NodePlacer(fleet)
         sharing = Sharing(self.sharing)
         fleet, placer = build(spec, sharing, lends=self.lends)
         if sharing is Sharing.FLAT:
-            return fleet, vcs_by_policy([NOBODY], {}, self.policy), placer
+            return fleet, vcs_by_policy([DEFAULT_VC], {}, self.policy), placer
         weights = {vc.name: vc.weight for vc in spec.virtual_clusters}
         return fleet, vcs_by_policy(list(weights), weights, self.policy), placer
 
@@ -84,16 +86,12 @@ class Setup:
         return SchedulerState(fleet, vcs, placer, self.throughput)
 
     def spec(self) -> CellSpec | None:
-        """None: one pool of nodes."""
+        """The cells of the cluster; None for one pool of nodes."""
         if self.nodes is not None:
             return cluster_of_nodes(self.nodes)
         if "\n" not in self.cluster:
             return None
-        spec, problems = parse(self.cluster)
-        if spec is None:
-            told = "\n".join(f"  line {problem.line}: {problem.reason}" for problem in problems)
-            raise UsageError(f"the cluster is no sound cell file:\n{told}")
-        return spec
+        return loads(self.cluster, "the cluster")
 
     @property
     def one_vc(self) -> bool:
@@ -102,19 +100,19 @@ class Setup:
 
 
 def throughput_of(profiles: str | None, overhead: float) -> Throughput:
-    """By the text of a file of profiles, for jobs that name their workload; analytic for others."""
+    """From the text of a file of profiles for jobs that name their workload; analytic for others."""
     analytic = AnalyticScaling(overhead=overhead)
     return analytic if profiles is None else _Measured(profiles, analytic)
 
 
 class _Measured:
-    """From a table for jobs that say what they train, analytic for others."""
+    """Profiles for jobs that name their workload, analytic for others."""
 
     def __init__(self, profiles: str, otherwise: Throughput) -> None:
         try:
             document = json.loads(profiles)
         except ValueError as error:
-            raise UsageError(f"the file of throughputs is no JSON: {error}") from error
+            raise UsageError(f"the file of throughputs is not JSON: {error}") from error
         self._planned = PlannedThroughput(profiles_of(document))
         self._otherwise = otherwise
 
@@ -126,15 +124,15 @@ class _Measured:
 
 
 def read_setup(data: Mapping[str, Any]) -> Setup:
-    """As a recording keeps it."""
+    """The setup in a recording."""
     try:
         return Setup(**data)
     except TypeError as error:
-        raise UsageError(f"this setup is not as this version writes it: {error}") from error
+        raise UsageError(f"this version does not write such a setup: {error}") from error
 
 
 def read_cluster(text: str, jobs: Sequence[TraceJob]) -> tuple[str, Mapping[str, int] | None]:
-    """What `--cluster` says: the text that a setup keeps, and machines by tenant."""
+    """The value of `--cluster`: the text for a setup, and machines by tenant."""
     kind, _, number = text.partition(":")
     if kind == "by-load":
         if not number.isdigit() or not int(number):
@@ -151,8 +149,8 @@ def read_cluster(text: str, jobs: Sequence[TraceJob]) -> tuple[str, Mapping[str,
 
 
 def by_load(jobs: Iterable[TraceJob], nodes: int, size: int = 8) -> dict[str, int]:
-    """Machines for each tenant: enough for its largest job, and beyond that one by one to whoever lacks most of its
-    load's share.
+    """Machines for each tenant: enough for its largest job, then one by one to the tenant farthest below its share of the
+    load.
     """
     load: dict[str, float] = {}
     least: dict[str, int] = {}
@@ -173,12 +171,12 @@ def by_load(jobs: Iterable[TraceJob], nodes: int, size: int = 8) -> dict[str, in
 
 
 def for_setup(setup: Setup, jobs: Sequence[TraceJob]) -> list[TraceJob]:
-    """The jobs as this setup runs them: all in one VC, where there is only one."""
+    """The jobs as this setup runs them: all in one VC if there is only one."""
     if not setup.one_vc:
         return list(jobs)
     return [
         job
-        if job.request.vc == NOBODY
-        else TraceJob(replace(job.request, vc=NOBODY), job.duration, job.request.vc)
+        if job.request.vc == DEFAULT_VC
+        else TraceJob(replace(job.request, vc=DEFAULT_VC), job.duration, job.request.vc)
         for job in jobs
     ]

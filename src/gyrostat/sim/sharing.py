@@ -1,9 +1,7 @@
-"""Ways in which tenants share one cluster, as HiveD compares them: each alone, by quota, by cells; or not divided at
-all.
+"""Ways to share one cluster, as HiveD compares them: private clusters, quotas, cells; or one pool.
 
-All find places in the same way, by the same cells within nodes: with `private` each VC has nodes of its own, with
-`quota` all VCs draw from one pool, with `cells` each has cells. Jobs of traces do not ask for pinned cells: these count for
-nobody, and are only lent.
+All place jobs in the same way, in cells within nodes: with `private` each VC has its own nodes, with `quota` all VCs allocate
+from one pool, with `cells` each has cells. Jobs of traces do not request pinned cells, which are only lent.
 """
 
 from __future__ import annotations
@@ -13,28 +11,28 @@ from dataclasses import replace
 from enum import StrEnum
 
 from gyrostat.core.devices import Fleet
-from gyrostat.sched.cells.spec import Assigned, CellSpec, Hierarchy, TopCell, VirtualCluster, sound
+from gyrostat.sched.cells.spec import CellQuota, CellSpec, Hierarchy, TopCell, VirtualCluster, validated
 from gyrostat.sched.placers.base import Placer
-from gyrostat.sched.placers.cells import EVERYBODY, CellPlacer, fleet_of
+from gyrostat.sched.placers.cells import SHARED_POOL, CellPlacer, fleet_of
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.placers.private import PrivatePlacer
 
 
 class Sharing(StrEnum):
     CELLS = "cells"
-    """HiveD: a VC has cells, and may borrow what others do not use."""
+    """HiveD: a VC has cells, and may borrow idle devices of others."""
     QUOTA = "quota"
-    """A VC has a number of devices, wherever they are, and may borrow."""
+    """A VC has a number of devices, wherever they are, and may borrow more."""
     PRIVATE = "private"
-    """Every VC for itself, on nodes of its own."""
+    """Every VC has its own nodes."""
     FLAT = "flat"
-    """All devices belong to all; VCs are only names."""
+    """One pool without guarantees; VCs are only names."""
 
 
 def build(
     spec: CellSpec, sharing: Sharing, *, lends: bool = True, dynamic: bool = True
 ) -> tuple[Fleet, Placer]:
-    """The fleet of a specification, and a placer for it. `lends` and `dynamic` are about cells and quotas."""
+    """The fleet of a specification, and a placer for it. `lends` and `dynamic` apply to cells and quotas."""
     match sharing:
         case Sharing.CELLS:
             cells = CellPlacer(spec, lends=lends, dynamic=dynamic)
@@ -67,18 +65,18 @@ def quotas(spec: CellSpec) -> dict[str, dict[str, int]]:
 
 
 def undivided(spec: CellSpec) -> CellSpec:
-    """All machines as cells of one tenant."""
+    """The same machines as cells of one tenant."""
     cells = []
     for hierarchy in spec.hierarchies:
         for level in range(hierarchy.node_level, len(hierarchy.types)):
             number = sum(cell.hierarchy == hierarchy.name and cell.level == level for cell in spec.top_cells)
             if number:
-                cells.append(Assigned(hierarchy.name, level, number))
-    return replace(spec, virtual_clusters=(VirtualCluster(EVERYBODY, tuple(cells)),))
+                cells.append(CellQuota(hierarchy.name, level, number))
+    return replace(spec, virtual_clusters=(VirtualCluster(SHARED_POOL, tuple(cells)),))
 
 
 def private(spec: CellSpec, vc: VirtualCluster) -> CellSpec:
-    """A cluster that has just the VC's cells: whole machines, as many as they need."""
+    """A cluster with the VC's cells only: as many whole machines as they need."""
     vc = replace(vc, pinned=())
     tops: list[TopCell] = []
     for hierarchy in spec.hierarchies:
@@ -96,7 +94,7 @@ def private(spec: CellSpec, vc: VirtualCluster) -> CellSpec:
                 tops.append(TopCell(hierarchy.name, level, tuple(names)))
     used = {top.hierarchy for top in tops}
     hierarchies = tuple(hierarchy for hierarchy in spec.hierarchies if hierarchy.name in used)
-    return sound(replace(spec, hierarchies=hierarchies, top_cells=tuple(tops), virtual_clusters=(vc,)))
+    return validated(replace(spec, hierarchies=hierarchies, top_cells=tuple(tops), virtual_clusters=(vc,)))
 
 
 NODE = Hierarchy(types=("gpu", "pcie-switch", "socket", "node"), sizes=(1, 2, 4, 8), node_level=3)
@@ -106,9 +104,7 @@ NODE = Hierarchy(types=("gpu", "pcie-switch", "socket", "node"), sizes=(1, 2, 4,
 def cluster_of_nodes(
     nodes: Mapping[str, int], *, spare: int = 0, weights: Mapping[str, float] | None = None
 ) -> CellSpec:
-    """Machines with 8 devices, so many for each VC, as cells of a whole machine; and `spare` ones that belong to
-    nobody.
-    """
+    """Machines with 8 devices, by VC, as cells of a whole machine; and `spare` machines without a VC."""
     return cluster_of_cells(
         {vc: {3: number} for vc, number in nodes.items()}, nodes=sum(nodes.values()) + spare, weights=weights
     )
@@ -117,15 +113,15 @@ def cluster_of_nodes(
 def cluster_of_cells(
     cells: Mapping[str, Mapping[int, int]], *, nodes: int, weights: Mapping[str, float] | None = None
 ) -> CellSpec:
-    """`nodes` machines with 8 devices; VCs with so many cells of each level, 0 being a device and 3 a machine."""
-    return sound(
+    """`nodes` machines with 8 devices, and VCs with cells by level; level 0 is a device, 3 a machine."""
+    return validated(
         CellSpec(
             hierarchies=(NODE,),
             top_cells=tuple(TopCell(NODE.name, 3, (f"n{k}",)) for k in range(nodes)),
             virtual_clusters=tuple(
                 VirtualCluster(
                     vc,
-                    tuple(Assigned(NODE.name, level, number) for level, number in levels.items() if number),
+                    tuple(CellQuota(NODE.name, level, number) for level, number in levels.items() if number),
                     weight=(weights or {}).get(vc, 1.0),
                 )
                 for vc, levels in cells.items()

@@ -20,14 +20,14 @@ from gyrostat.sim.records import Records
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """What happened."""
+    """The outcome of a simulation."""
 
     records: Records
     events: int
-    """Arrivals, completions and other happenings."""
+    """Arrivals, completions and other events."""
     ticks: int
     unfinished: tuple[str, ...]
-    """Jobs that were left waiting or running: too large for what they may use, or cut off by the horizon."""
+    """Jobs that had not finished: too large for the devices that they may use, or active at the horizon."""
 
 
 def simulate(
@@ -39,13 +39,13 @@ def simulate(
     throughput: Throughput | None = None,
     truth: Throughput | None = None,
     costs: Costs | None = None,
-    happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+    changes: Iterable[Iterator[tuple[float, Change]]] = (),
     horizon: float | None = None,
     watchers: tuple[loop.Watcher, ...] = (),
     progress: Callable[[int], None] | None = None,
 ) -> SimulationResult:
-    """`throughput` is what the scheduler expects at first; `truth`, by default the same, is how fast jobs are. `progress` is
-    told how many jobs have finished, now and then.
+    """`throughput` is what the scheduler expects at first; `truth`, by default the same, is the actual throughput.
+    `progress` is called now and then with the number of finished jobs.
     """
     arriving = iter(jobs)
     first = next(arriving, None)
@@ -57,7 +57,7 @@ def simulate(
         recorder=records,
         throughput=throughput if truth is None else truth,
         costs=costs,
-        happenings=happenings,
+        changes=changes,
         horizon=horizon,
     )
     ticks = 0

@@ -1,8 +1,8 @@
 """The figures of a simulation: completion times, queueing, utilisation, fragmentation; of all jobs and of each tenant.
 
-JCT is from submission to completion. Queueing is all time in between without devices, also after a preemption. An
-anomaly is a tenant that waits longer in the shared cluster than in a private one of its own size, on average; where
-it does only for some time, the worst half day says so.
+JCT is the time from submission to completion. Queueing is all time in between without devices, also after a preemption. An
+anomaly is a tenant that waits longer in the shared cluster than in a private one of its size, on average; the worst half day
+shows temporary ones.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HALF_DAY = 43_200.0
 
 @dataclass(frozen=True)
 class Figures:
-    """Of some jobs; seconds."""
+    """Figures of a set of jobs, in seconds."""
 
     jobs: int
     jct_mean: float
@@ -37,12 +37,12 @@ class Figures:
 
 @dataclass(frozen=True)
 class Anomaly:
-    """How a tenant's waiting compares with a private cluster's."""
+    """A tenant's queueing compared with a private cluster."""
 
     private_mean: float
     shared_mean: float
     worst_half_day: float
-    """By how many seconds the mean of jobs submitted within half a day was longer, at worst; 0 if never."""
+    """The largest difference of means over jobs submitted within half a day, in seconds; 0 if never longer."""
 
     @property
     def suffered(self) -> bool:
@@ -51,19 +51,19 @@ class Anomaly:
 
 @dataclass(frozen=True)
 class Summary:
-    """Of a whole run."""
+    """Figures of a whole run. File format: the fields are members of report.json."""
 
     policy: str
     sharing: str
     all: Figures
     tenants: dict[str, Figures]
     anomalies: dict[str, Anomaly]
-    """By tenant; empty if there was nothing to compare with."""
+    """By tenant; empty without a private run to compare with."""
     makespan: float
     utilisation: float
-    """Device-seconds in use, as a share of all."""
+    """Share of device-seconds in use."""
     fragmentation: float
-    """Share of nodes that could not have given all their devices to one guaranteed job, on average over time."""
+    """Share of nodes of which a guaranteed job has a device, on average over time."""
     preempted_devices: int
     unfinished: int
     events: int
@@ -143,7 +143,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Of ascending values: the least that so many percent of them do not exceed."""
+    """The smallest of ascending values that at least this percentage of them do not exceed."""
     if not ordered:
         return 0.0
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]

@@ -1,4 +1,4 @@
-"""Traces of clusters, and jobs from them: Microsoft's Philly and ITP, Alibaba's of 2023, and a form of one's own.
+"""Traces of clusters: Microsoft's Philly and ITP, Alibaba's of 2023, and our own format.
 
     form      columns                                                        tenants
     philly    timestamp, duration, num_gpus, cluster (and gpu_time)          the column `cluster`
@@ -9,13 +9,15 @@
               max_devices, types (a|b), mixes_types, priority, weight,
               affinity, virtual_workers, workload, work
 
-The form is recognised by the columns. A trace of one's own is CSV, or Parquet if its name ends so (that needs the
-extra `gyrostat[parquet]`); times are seconds since any instant. Jobs come out sorted by submission, those of one
-instant in the order of the file.
+The format is recognised by the columns. A trace is CSV, or Parquet if its name ends with .parquet (which needs the extra
+`gyrostat[parquet]`); times are seconds since any instant. Jobs are sorted by submission, those of one instant in the order
+of the file.
 
-Traces without tenants can be divided: `tenants(jobs, n)` gives job number k (in order of submission) to one of n
-tenants by a hash of its id, where tenant i gets a share of 2^-(i+1), as in most clusters a few tenants have most
-jobs. The rule needs no seed and does not depend on the other jobs.
+Jobs of traces without tenants can be divided: `tenants(jobs, n)` assigns a job to one of n tenants by a hash of its id;
+tenant i gets a share of 2^-(i+1), because in most clusters a few tenants have most jobs. The rule needs no seed and does not
+depend on other jobs.
+
+File format: the names of columns are those of trace files.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sim.job import TraceJob
 
-NOBODY = "all"
+DEFAULT_VC = "all"
 """The VC of jobs whose trace names none."""
 Row = Mapping[str, Any]
 _PHILLY_BEGAN = datetime(2017, 9, 4)  # midnight before its first job
@@ -61,13 +63,13 @@ def _form(path: Path, columns: set[str]) -> Callable[[int, Row], TraceJob | None
         if needed <= columns:
             return parse
     raise UsageError(
-        f"{path} is no trace that is known: its columns are {', '.join(sorted(map(str, columns)))}; a trace of "
+        f"{path} has no known trace format: its columns are {', '.join(sorted(map(str, columns)))}; a trace of "
         "your own needs submitted, duration and devices (see docs/howto/simulate.md)"
     )
 
 
 def tenants(jobs: Iterable[TraceJob], number: int) -> list[TraceJob]:
-    """The same jobs, divided among t0 … by the rule above."""
+    """The same jobs, divided among tenants t0 … by the rule above."""
     if number < 1:
         raise UsageError(f"a trace is divided among one tenant or more, got {number}")
     return [
@@ -119,19 +121,21 @@ def _philly(number: int, row: Row) -> TraceJob | None:
 
 def _itp(number: int, row: Row) -> TraceJob | None:
     return _job(
-        row["job_id"], NOBODY, float(row["submission_time"]), float(row["duration"]), int(row["num_gpu"])
+        row["job_id"], DEFAULT_VC, float(row["submission_time"]), float(row["duration"]), int(row["num_gpu"])
     )
 
 
 def _alibaba(number: int, row: Row) -> TraceJob | None:
-    """A pod, from when it was scheduled (or, if never, not at all) until it was deleted; shares of a device count as
-    one.
-    """
+    """A pod, from its scheduling until its deletion; None if it was never scheduled. A share of a device counts as one."""
     devices = int(row["num_gpu"])
     if not devices or not row["scheduled_time"] or not row["deletion_time"]:
         return None
     duration = float(row["deletion_time"]) - float(row["scheduled_time"])
-    return _job(row["name"], NOBODY, float(row["creation_time"]), duration, devices) if duration > 0 else None
+    return (
+        _job(row["name"], DEFAULT_VC, float(row["creation_time"]), duration, devices)
+        if duration > 0
+        else None
+    )
 
 
 def _own(number: int, row: Row) -> TraceJob | None:
@@ -141,7 +145,7 @@ def _own(number: int, row: Row) -> TraceJob | None:
 
     request = JobRequest(
         id=JobId(str(row.get("id") or f"job-{number}")),
-        vc=str(row.get("vc") or NOBODY),
+        vc=str(row.get("vc") or DEFAULT_VC),
         submitted=float(row["submitted"]),
         devices=int(row["devices"]),
         **given("min_devices", int),

@@ -92,7 +92,7 @@ def _audit_pool(cluster: CellCluster, pool: PhysicalCells) -> None:
             ]
         )
         assert list(pool.clear[level]) == clear[level]
-        assert list(pool.touched[level]) == [cost > 0 for cost in pool.within[level]]
+        assert list(pool.nonzero[level]) == [cost > 0 for cost in pool.within[level]]
         assert [cost % TAKEN for cost in pool.within[level]] == pool.low[level]
     for level in range(len(sizes)):
         listed = {
@@ -143,7 +143,7 @@ def _audit_group(cluster: CellCluster, group: VirtualCells) -> None:
     for root, count in enumerate(users):
         assert (group.physical[group.root][root] >= 0) == (count > 0 or group.pinned is not None)
     assert group.bound == sum(at >= 0 for at in group.physical[group.root])
-    for at, virtual in group.carved.items():
+    for at, virtual in group.bad_idle.items():
         assert group.physical[0][virtual] == at
         assert virtual not in held
         assert at in pool.bad_devices
@@ -153,17 +153,17 @@ def _audit_group(cluster: CellCluster, group: VirtualCells) -> None:
         for at in group.physical[group.root]
         if at >= 0
         for device in pool.bad_within(group.root, at)
-        if device not in group.carved
+        if device not in group.bad_idle
     }
-    assert shown == group.spoiled.keys()
+    assert shown == group.bad_in_use.keys()
     for device in shown:
         user = pool.user_of(device)
         assert user is not None
         assert cluster.jobs[user].priority != OPPORTUNISTIC
-    spoiled = {virtual for virtual, _ in group.spoiled.values()}
+    bad_in_use = {virtual for virtual, _ in group.bad_in_use.values()}
     for priority, forest in group.views.items():
         free = {device for device in range(devices) if held.get(device, -1) < priority}
-        _audit_forest(forest, free - spoiled)
+        _audit_forest(forest, free - bad_in_use)
     for level in range(group.root):
         size, ratio = group.sizes[level], pool.splits[level + 1]
         partners: list[int] = []
@@ -220,7 +220,7 @@ def state(cluster: CellCluster) -> dict[str, object]:
         for name, pool in cluster.pools.items()
     }
     groups = [
-        (group.vc, group.root, group.pinned, group.physical, group.holders, group.carved, group.spoiled)
+        (group.vc, group.root, group.pinned, group.physical, group.holders, group.bad_idle, group.bad_in_use)
         for tenant in cluster.tenants.values()
         for group in tenant.all_groups()
     ]

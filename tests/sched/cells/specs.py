@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gyrostat.sched.cells.request import CellAffinity, CellRequest, PodGroup
 from gyrostat.sched.cells.spec import (
-    Assigned,
+    CellQuota,
     CellSpec,
     Hierarchy,
     PinnedCell,
@@ -50,12 +50,12 @@ def specs(draw: st.DrawFn, *, most_devices: int = 48, most_tops: int = 4) -> Cel
         node, number = divmod(device, sizes[node_level])
         pin = PinnedCell("pinned", hierarchy.name, level, f"n{node}/{number}")
         spec = _if_sound(spec, replace(tenants["a"], pinned=(pin,)))
-    policy_actions = st.tuples(st.sampled_from(TENANTS), st.integers(0, len(sizes) - 1))
-    for name, level in draw(st.lists(policy_actions, min_size=1, max_size=14)):
+    wanted_cells = st.tuples(st.sampled_from(TENANTS), st.integers(0, len(sizes) - 1))
+    for name, level in draw(st.lists(wanted_cells, min_size=1, max_size=14)):
         tenant = next(vc for vc in spec.virtual_clusters if vc.name == name)
         counts = {cells.level: cells.count for cells in tenant.cells}
         counts[level] = counts.get(level, 0) + 1
-        cells = tuple(Assigned(hierarchy.name, at, count) for at, count in sorted(counts.items()))
+        cells = tuple(CellQuota(hierarchy.name, at, count) for at, count in sorted(counts.items()))
         spec = _if_sound(spec, replace(tenant, cells=cells))
     return spec
 

@@ -8,6 +8,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.bindings import BindingChange, bindings_of, rebuild, reconfigured
 from gyrostat.sched.cells.lending import lend_fairly, opportunistic_shares, over_share
+from gyrostat.sched.cells.load import parse
 from gyrostat.sched.cells.request import (
     OPPORTUNISTIC,
     CellAffinity,
@@ -17,7 +18,7 @@ from gyrostat.sched.cells.request import (
     PodGroup,
 )
 from gyrostat.sched.cells.shortfall import Shortfall
-from gyrostat.sched.cells.spec import CellSpec, parse
+from gyrostat.sched.cells.spec import CellSpec
 from tests.sched.cells.audit import audit
 
 RACK = """\

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gyrostat.sched.cells.allocator import CellCluster
 from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRequest, Grant, PodGroup
 from gyrostat.sched.cells.shortfall import gaps
-from gyrostat.sched.cells.spec import Assigned, check
+from gyrostat.sched.cells.spec import CellQuota, check
 from gyrostat.sched.cells.virtual import VirtualCells
 from tests.sched.cells.specs import machines, requests, specs
 
@@ -40,7 +40,7 @@ def test_a_spec_is_feasible_if_and_only_if_a_mapping_exists(data: st.DataObject)
     counts = {cells.level: cells.count for cells in first.cells}
     for level in more:
         counts[level] = counts.get(level, 0) + 1
-    first = replace(first, cells=tuple(Assigned(hierarchy.name, level, n) for level, n in counts.items()))
+    first = replace(first, cells=tuple(CellQuota(hierarchy.name, level, n) for level, n in counts.items()))
     spec = replace(spec, virtual_clusters=(first, *others))
     layout, per_node = spec.layouts[hierarchy.name], hierarchy.sizes[hierarchy.node_level]
     there = frozenset(

@@ -9,16 +9,14 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.file import CellFile, schema
+from gyrostat.sched.cells.load import expand, load, parse
 from gyrostat.sched.cells.spec import (
-    Assigned,
+    CellQuota,
     CellSpec,
     Hierarchy,
     TopCell,
     VirtualCluster,
-    expand,
-    load,
-    parse,
-    sound,
+    validated,
 )
 
 EXAMPLE = Path(__file__).parents[3] / "examples/clusters/cells.yaml"
@@ -67,7 +65,7 @@ def test_a_file_becomes_a_spec() -> None:
         TopCell("rack", 2, ("spare",)),
     )
     a, b = spec.virtual_clusters
-    assert a.cells == (Assigned("rack", 3, 1), Assigned("rack", 1, 1))
+    assert a.cells == (CellQuota("rack", 3, 1), CellQuota("rack", 1, 1))
     assert (b.weight, b.pinned[0].at) == (2, "n3/2")
     assert spec.priorities == {"low": 0, "high": 5}
     assert spec.layouts["rack"].nodes == ("n0", "n1", "n2", "n3", "spare", None)
@@ -98,19 +96,19 @@ def test_the_assignment_of_the_papers_figure_3_fits() -> None:
     """One rack of four machines of eight; A and B have a socket, a switch and a device, C two machines and a switch."""
     types = ("gpu", "switch", "socket", "node", "rack")
     hierarchy = Hierarchy(types, (1, 2, 4, 8, 32), 3)
-    small = tuple(Assigned("rack", level, 1) for level in (2, 1, 0))
+    small = tuple(CellQuota("rack", level, 1) for level in (2, 1, 0))
     tenants = (
         VirtualCluster("A", small),
         VirtualCluster("B", small),
-        VirtualCluster("C", (Assigned("rack", 3, 2), Assigned("rack", 1, 1))),
+        VirtualCluster("C", (CellQuota("rack", 3, 2), CellQuota("rack", 1, 1))),
     )
     rack = TopCell("rack", 4, ("n0", "n1", "n2", "n3"))
-    sound(CellSpec((hierarchy,), (rack,), tenants))
-    too_much = (*tenants, VirtualCluster("D", (Assigned("rack", 3, 1),)))
+    validated(CellSpec((hierarchy,), (rack,), tenants))
+    too_much = (*tenants, VirtualCluster("D", (CellQuota("rack", 3, 1),)))
     with pytest.raises(
         UsageError, match=r"virtual cluster D is 1 short of its 1 node cells \(level 4\)|C is 1 short"
     ):
-        sound(CellSpec((hierarchy,), (rack,), too_much))
+        validated(CellSpec((hierarchy,), (rack,), too_much))
 
 
 @pytest.mark.parametrize(
@@ -154,7 +152,7 @@ def test_names_of_machines_are_expanded(pattern: str, names: list[str]) -> None:
             "  switch: {of",
             "  room: {of: node, count: 4}\n  switch: {of",
             [
-                "line 4: node is part of both rack and room: cells of a level must be alike; "
+                "line 4: node is part of both rack and room: cells of a level must be equal; "
                 "give one of them types of its own"
             ],
         ),
@@ -291,7 +289,7 @@ virtual_clusters:
     spec, problems = parse(text.replace("{gpu: 1}", "{small/gpu: 1}"))
     assert problems == []
     assert spec is not None
-    assert spec.virtual_clusters[0].cells == (Assigned("small", 0, 1),)
+    assert spec.virtual_clusters[0].cells == (CellQuota("small", 0, 1),)
 
 
 def test_a_file_that_cannot_be_read_is_a_usage_error(tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ def test_only_computing_is_blamed_for_a_bias_never_the_exchange() -> None:
 def test_devices_that_made_it_slower_go_back_and_are_not_asked_for_again() -> None:
     before, now = {"v100": 1}, {"v100": 2}
     job = companion(2).measured(before, 4.0)
-    assert job.to_give_back(before, now) == {}  # nothing was measured yet
+    assert job.to_release(before, now) == {}  # nothing was measured yet
     job = job.measured(now, 3.9)
-    assert job.to_give_back(before, now) == {"v100": 1}
+    assert job.to_release(before, now) == {"v100": 1}
     assert job.proposals(before, {"v100": 1}, top=3) == []
-    assert companion(2).measured(before, 4.0).measured(now, 7.0).to_give_back(before, now) == {}
+    assert companion(2).measured(before, 4.0).measured(now, 7.0).to_release(before, now) == {}
 
 
 def test_a_throughput_of_nothing_is_refused() -> None:

@@ -40,5 +40,5 @@ def test_an_unknown_workload_gets_ratios() -> None:
 
 
 def test_nothing_known_is_an_error() -> None:
-    with pytest.raises(UsageError, match="nothing is known about gpt on t4"):
+    with pytest.raises(UsageError, match="gpt was measured on none of t4"):
         rates("gpt", 1, "t4")

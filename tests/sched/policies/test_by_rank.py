@@ -59,7 +59,7 @@ def test_tiresias_preempts_as_few_and_as_low_as_needed_where_the_place_is() -> N
         (Preempt, "m"),
         (Start, "new"),
     ]
-    assert actions[0].reason == "gives way to new"
+    assert actions[0].reason == "preempted by new"
     assert actions[2].reason == "queue 0, 0 device-seconds so far"
 
 

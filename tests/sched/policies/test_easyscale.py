@@ -41,7 +41,7 @@ def test_ties_go_to_the_larger_proposal() -> None:
     little = cluster("v100:1x4")
     (started,) = little.submit(0.0, job("four", 4))
     assert started == Start(
-        JobId("four"), (0, 1, 2, 3), "4.00 times as fast for 3 more, the best use of them"
+        JobId("four"), (0, 1, 2, 3), "4.00 times as fast with 3 more: the highest speedup per device"
     )
 
 

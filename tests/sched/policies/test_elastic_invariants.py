@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import Affinity, JobId, JobRequest
-from gyrostat.sched.cells.spec import parse
+from gyrostat.sched.cells.load import parse
 from gyrostat.sched.placers.cells import CellPlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.port import Change, Finished, Progressed, Submitted, Withdrawn

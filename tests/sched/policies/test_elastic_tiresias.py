@@ -42,7 +42,7 @@ def test_compaction_by_hand() -> None:
     little.submit(0.0, elastic("a", 4))
     assert little.submit(5.0, elastic("b", 4, at=5.0)) == (
         Resize(JobId("a"), (0, 1, 2, 3), (0, 1), "compaction: b makes better use of them"),
-        Start(JobId("b"), (2, 3), "compaction: 2 of the 4 that it asked for"),
+        Start(JobId("b"), (2, 3), "compaction: 2 of the 4 requested devices"),
     )
 
 
@@ -119,8 +119,8 @@ def test_only_as_many_give_back_as_are_needed() -> None:
     little.submit(0.0, elastic("a", 1, largest=2), elastic("b", 1, largest=2))
     assert sizes(little) == {"a": 2, "b": 2}
     shrunk, started = little.submit(1.0, request("c", 1, at=1.0))
-    assert (shrunk.job, shrunk.reason) == ("a", "back to what it asked for: c waits")
-    assert (started.job, started.reason) == ("c", "fits into what is free")
+    assert (shrunk.job, shrunk.reason) == ("a", "shrunk to its request: c waits")
+    assert (started.job, started.reason) == ("c", "fits into free devices")
     assert sizes(little) == {"a": 1, "b": 2, "c": 1}
 
 

@@ -137,7 +137,7 @@ def test_shares_respect_every_limit_and_leave_nothing_that_somebody_could_use(
 
 
 def test_settings_that_make_no_sense() -> None:
-    with pytest.raises(UsageError, match="weighed by priority, sjf, srtf; not by 'age'"):
+    with pytest.raises(UsageError, match="weighted by priority, sjf, srtf; not by 'age'"):
         find_policy("wfs:by=age")
     with pytest.raises(UsageError, match="raise hold, now 5"):
         find_policy("wfs:price=10,hold=5")

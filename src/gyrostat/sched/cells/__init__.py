@@ -1,7 +1,8 @@
-"""HiveD's cells: tenants share a cluster, and each has at any time what it would have alone.
+"""HiveD's cells: tenants share a cluster, and each can at any time place what it could place in a private cluster.
 
-`file` reads the YAML file and keeps its lines; `spec` says what is wrong with it and makes a `CellSpec`. `allocator` holds the
-cluster's state: `CellCluster`. It decides within a virtual cluster first (`plan`, `virtual`, on trees of `forest`), which
-nobody else can influence, and then binds virtual cells to physical ones (`free_lists`, `physical`). `request` is what goes in
-and comes out, `fairness` divides what is left over, `shortfall` says who has too little, `bindings` is what outlives a crash.
+`file` reads the YAML file and records line numbers, `load` checks it and makes a `CellSpec` (`spec`). `allocator` has the
+cluster's state: `CellCluster`. It places a request in the tenant's virtual cluster first (`plan`, `virtual`, on trees of
+`forest`), which other tenants cannot affect, and then binds virtual cells to physical ones (`free_lists`, `physical`).
+`request` has requests and grants, `fairness` and `lending` divide idle devices among opportunistic jobs, `shortfall` finds
+the tenants whose cells do not fit on healthy devices, `bindings` is the state that is stored and restored.
 """

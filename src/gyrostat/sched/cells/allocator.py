@@ -2,12 +2,12 @@
 
 A guaranteed request is served in three steps:
 
-1. Plan: find room in the tenant's own cells. Only the tenant's own jobs matter, so the answer is that of a private cluster.
-2. Bind: those of its cells that have no physical cell yet get one by buddy allocation, which never fails (HiveD, Theorem 1).
-   If only bad hardware is left the tenant is shown it: its cells then have fewer devices, and the plan is made anew.
-3. Commit: jobs that are in the way go, opportunistic ones wherever they are, lower priorities of the same tenant.
+1. Plan: find room in the tenant's own cells. Only the tenant's own jobs matter, so the result is that of a private cluster.
+2. Bind: cells of the plan without a physical cell get one by buddy allocation, which never fails (HiveD, Theorem 1). If
+   only bad hardware is left, the tenant gets it: its cells then have fewer devices, and the plan is made again.
+3. Commit: jobs in the planned cells are preempted: opportunistic ones, and lower priorities of the same tenant.
 
-Opportunistic requests look at physical cells only, and at those first that are farthest from bound ones.
+Opportunistic requests are placed on physical cells only, the farthest from bound ones first.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.physical import PhysicalCells
-from gyrostat.sched.cells.plan import PlannedCell, PlannedPod, TooLittle, bind_roots, plan_pods, unbind_unused
+from gyrostat.sched.cells.plan import NoRoom, PlannedCell, PlannedPod, bind_roots, plan_pods, unbind_unused
 from gyrostat.sched.cells.request import (
     OPPORTUNISTIC,
     CellAffinity,
@@ -29,7 +29,7 @@ from gyrostat.sched.cells.request import (
     GrantedCell,
     PodGrant,
 )
-from gyrostat.sched.cells.shortfall import Shortfall, divide, gaps
+from gyrostat.sched.cells.shortfall import Shortfall, gaps, missing_by_tenant
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.tenant import HealthChange, Tenant, Usage
 from gyrostat.sched.cells.virtual import VirtualCells
@@ -39,18 +39,18 @@ if TYPE_CHECKING:
 
 
 class CellCluster:
-    """All cells of a cluster, and who has them."""
+    """All cells of a cluster, and the jobs and tenants that have them."""
 
     def __init__(self, spec: CellSpec) -> None:
-        """`spec` must be sound, as those of `spec.load` are."""
+        """`spec` must be valid, as those of `load.load` are."""
         self.spec = spec
         self.pools = {h.name: PhysicalCells(h, spec.layouts[h.name]) for h in spec.hierarchies}
         self.tenants: dict[str, Tenant] = {}
         self.jobs: dict[str, Grant] = {}
         self.opportunistic: dict[str, dict[str, int]] = {}
-        """Devices that opportunistic jobs have, by device type and tenant."""
+        """Devices of opportunistic jobs, by device type and tenant."""
         self.outside: dict[str, JobBinding] = {}
-        """Jobs on devices that a reconfiguration has taken out of the cluster; the next may bring them back."""
+        """Jobs on devices that a reconfiguration has removed from the cluster; the next one may add them again."""
         for vc in spec.virtual_clusters:
             tenant = self.tenants[vc.name] = Tenant(vc.name, vc.weight)
             for pin in vc.pinned:
@@ -69,9 +69,9 @@ class CellCluster:
     # Requests -----------------------------------------------------------------------------------------------------
 
     def allocate(self, request: CellRequest) -> Grant | CellRefusal:
-        """Devices for all pods, or a reason why not. Those it preempts have lost theirs when this returns."""
+        """Devices for all pods, or a refusal. Jobs that it preempts have lost their devices when this returns."""
         if request.job in self.jobs or request.job in self.outside:
-            raise UsageError(f"job {request.job} has devices already; release them first")
+            raise UsageError(f"job {request.job} has devices already; release it first")
         tenant = self.tenants.get(request.vc)
         if tenant is None:
             raise UsageError(
@@ -85,9 +85,9 @@ class CellCluster:
                 refusal = refusal or pods
                 continue
             if request.priority == OPPORTUNISTIC:
-                result = self._lend(request, pool, pods)
+                result = self._allocate_opportunistic(request, pool, pods)
             else:
-                result = self._guarantee(request, tenant, pool, pods)
+                result = self._allocate_guaranteed(request, tenant, pool, pods)
             if isinstance(result, Grant):
                 self.record(result)
                 return result
@@ -96,16 +96,16 @@ class CellCluster:
         return refusal or CellRefusal(request.job, f"{request.vc} has no {kind}cells")
 
     def release(self, job: str) -> None:
-        """The job's devices are free again."""
+        """Free the job's devices."""
         if job in self.outside:
             del self.outside[job]
             return
         if job not in self.jobs:
-            raise UsageError(f"job {job} has no devices; known are {len(self.jobs)} jobs")
+            raise UsageError(f"job {job} has no devices; {len(self.jobs)} other jobs have some")
         self._remove(job)
 
     def record(self, grant: Grant) -> None:
-        """The job has its devices."""
+        """Record that the job has its devices."""
         self.jobs[grant.job] = grant
         if grant.priority == OPPORTUNISTIC:
             self._count_opportunistic(grant, grant.device_count)
@@ -131,7 +131,7 @@ class CellCluster:
         return [pool for pool in pools if pool.hierarchy.device_type == request.device_type]
 
     def _pods(self, request: CellRequest, pool: PhysicalCells) -> list[PlannedPod] | CellRefusal:
-        """Single pods, largest first, with the level that each is to lie in."""
+        """Single pods, largest first, with the level of the cell for each."""
         types = pool.hierarchy.types
         if request.level is not None and request.level not in types:
             return CellRefusal(
@@ -155,7 +155,7 @@ class CellCluster:
 
     # Guaranteed jobs ----------------------------------------------------------------------------------------------
 
-    def _guarantee(
+    def _allocate_guaranteed(
         self, request: CellRequest, tenant: Tenant, pool: PhysicalCells, pods: list[PlannedPod]
     ) -> Grant | CellRefusal:
         pinned = request.pinned
@@ -163,9 +163,9 @@ class CellCluster:
         bound: list[tuple[VirtualCells, int]] = []
         while True:
             plan = plan_pods(request, groups, pods)
-            if isinstance(plan, TooLittle):
+            if isinstance(plan, NoRoom):
                 unbind_unused(bound)
-                return self._too_little(request, pool, groups, plan)
+                return self._refusal(request, pool, groups, plan)
             if not bind_roots(plan, bound):
                 break
         preempted = self._commit(request, plan)
@@ -176,7 +176,7 @@ class CellCluster:
         pieces = [piece for pod in plan for piece in pod]
         lower: dict[str, None] = {}
         for group, level, index in pieces:
-            # Counted before anyone goes, so that no cell of the plan is unbound in between.
+            # Counted before any preemption, so that no cell of the plan is unbound in between.
             group.users[index // (group.sizes[-1] // group.sizes[level])] += 1
             if len(group.views) > 1 and not group.views[0].is_free(level, index):
                 lower.update(dict.fromkeys(group.holders_in(level, index)))
@@ -211,8 +211,8 @@ class CellCluster:
             grants.append((pod.number, grant))
         return _granted(request, pool, grants, preempted)
 
-    def _too_little(
-        self, request: CellRequest, pool: PhysicalCells, groups: list[VirtualCells], failed: TooLittle
+    def _refusal(
+        self, request: CellRequest, pool: PhysicalCells, groups: list[VirtualCells], failed: NoRoom
     ) -> CellRefusal:
         kind = pool.hierarchy.types[failed.pod.level]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
@@ -229,16 +229,18 @@ class CellCluster:
 
     # Opportunistic jobs -------------------------------------------------------------------------------------------
 
-    def _lend(self, request: CellRequest, pool: PhysicalCells, pods: list[PlannedPod]) -> Grant | CellRefusal:
+    def _allocate_opportunistic(
+        self, request: CellRequest, pool: PhysicalCells, pods: list[PlannedPod]
+    ) -> Grant | CellRefusal:
         if request.pinned is not None:
             raise UsageError(f"job {request.job}: opportunistic jobs cannot ask for a pinned cell")
         grants: list[tuple[int, PodGrant]] = []
         lent: list[Cell] = []
         for place, pod in enumerate(pods):
-            pieces = self._idle_pieces(request, pool, pod)
+            pieces = self._idle_cells(request, pool, pod)
             if pieces is None:
                 for cell in reversed(lent):
-                    pool.take_back(*cell)
+                    pool.reclaim(*cell)
                 kind = pool.hierarchy.types[pod.level]
                 short = sum(1 for other in pods[place:] if other.devices == pod.devices)
                 reason = f"the cluster is {short} short of an idle {kind} with {pod.devices} devices"
@@ -250,18 +252,18 @@ class CellCluster:
             grants.append((pod.number, PodGrant(pool, request.vc, None, taken, pod.level + 1)))
         return _granted(request, pool, grants, ())
 
-    def _idle_pieces(self, request: CellRequest, pool: PhysicalCells, pod: PlannedPod) -> list[Cell] | None:
+    def _idle_cells(self, request: CellRequest, pool: PhysicalCells, pod: PlannedPod) -> list[Cell] | None:
         if pod.devices > pool.idle.left:
             return None
         soft = request.affinity is CellAffinity.SOFT
         for level in range(pod.level, pool.top + 1 if soft else pod.level + 1):
             if pod.devices <= pool.sizes[level]:
-                pieces = pool.far_away(level, pod.devices)
+                pieces = pool.farthest_idle(level, pod.devices)
                 if pieces is not None:
                     return pieces
-        return pool.anywhere(pod.devices) if soft else None
+        return pool.any_idle(pod.devices) if soft else None
 
-    # Going --------------------------------------------------------------------------------------------------------
+    # Releasing ----------------------------------------------------------------------------------------------------
 
     def _remove(self, job: str) -> None:
         grant = self.jobs.pop(job)
@@ -272,16 +274,16 @@ class CellCluster:
             pool = pod.pool
             for level, physical, root, index in pod.pieces:
                 if root is None:
-                    pool.take_back(level, physical)
+                    pool.reclaim(level, physical)
                     continue
                 group = tenant.group(pool, root, pod.pinned) if tenant else None
                 assert group is not None
-                drop_piece(group, level, index, physical)
+                release_cell(group, level, index, physical)
 
     # Health -------------------------------------------------------------------------------------------------------
 
     def set_health(self, name: str, healthy: bool) -> HealthChange:
-        """A machine, or a device (`node/0`), has broken or is well again. Jobs on it are told about, not ended."""
+        """Mark a machine, or a device (`node/0`), as bad or healthy. Jobs on it are reported, not stopped."""
         pool, devices = self._devices_named(name)
         changed = [device for device in devices if (device in pool.bad_devices) == healthy]
         jobs: dict[str, None] = {}
@@ -295,21 +297,21 @@ class CellCluster:
                 owners[owner[0].vc] = None
             if healthy:
                 if owner is not None:
-                    owner[0].show_mended(device)
-                pool.mend_device(device)
+                    owner[0].repair(device)
+                pool.mark_healthy(device)
             else:
-                self._break(pool, device)
+                self._mark_bad(pool, device)
         return HealthChange(tuple(map(pool.device_name, changed)), tuple(jobs), tuple(owners))
 
     def restore_bad(self, device: str, virtual: int | None) -> None:
-        """A device is known to be bad, and which virtual device stands for it. Devices of other clusters are passed over."""
+        """Mark a device as bad, with the virtual device that represents it. Devices of other clusters are ignored."""
         for pool in self.pools.values():
             index = pool.layout.locate(pool.hierarchy, 0, device)
             if index is not None and index not in pool.bad_devices:
-                self._break(pool, index, virtual)
+                self._mark_bad(pool, index, virtual)
 
-    def _break(self, pool: PhysicalCells, device: int, virtual: int | None = None) -> None:
-        pool.break_device(device)
+    def _mark_bad(self, pool: PhysicalCells, device: int, virtual: int | None = None) -> None:
+        pool.mark_bad(device)
         owner = locate_owner(pool, device)
         if owner is None:
             return
@@ -317,7 +319,7 @@ class CellCluster:
         user = pool.user_of(device)
         grant = None if user is None else self.jobs[user]
         if grant is None or grant.priority == OPPORTUNISTIC:
-            group.carve(device, root, virtual)
+            group.reserve_bad(device, root, virtual)
             return
         level, physical, _, index = next(
             piece
@@ -326,7 +328,7 @@ class CellCluster:
             if pod.pool is pool and device // pool.sizes[piece.level] == piece.at
         )
         size = pool.sizes[level]
-        group.spoil(device, index * size + device - physical * size, grant.priority)
+        group.add_bad_in_use(device, index * size + device - physical * size, grant.priority)
 
     def _devices_named(self, name: str) -> tuple[PhysicalCells, Sequence[int]]:
         for pool in self.pools.values():
@@ -339,10 +341,10 @@ class CellCluster:
             f"there is no machine or device {name!r} in the cluster; devices are named NODE/NUMBER"
         )
 
-    # Questions ----------------------------------------------------------------------------------------------------
+    # Queries ------------------------------------------------------------------------------------------------------
 
     def usage(self) -> list[Usage]:
-        """What every virtual cluster has, and how much of it is in use."""
+        """The cells of every virtual cluster, and their use."""
         return [
             Usage(
                 vc=tenant.name,
@@ -360,7 +362,7 @@ class CellCluster:
         ]
 
     def shortfall(self) -> list[Shortfall]:
-        """Which tenants could not have all of their cells now on healthy devices. Empty while every legal request succeeds."""
+        """The tenants whose cells do not all fit on healthy devices now. Empty while every legal request succeeds."""
         found = []
         for pool in self.pools.values():
             for level, gap in enumerate(gaps(pool.free, pool.needed, pool.splits)):
@@ -372,30 +374,30 @@ class CellCluster:
                     for group in tenant.groups.get(pool.hierarchy.name, ())
                     if group.root == level
                 }
-                for vc, short in divide(-gap, needs).items():
+                for vc, short in missing_by_tenant(-gap, needs).items():
                     found.append(Shortfall(vc, pool.hierarchy.types[level], level + 1, short))
         return found
 
 
-def drop_piece(group: VirtualCells, level: int, index: int, physical: int) -> None:
-    """A job leaves a cell; what is then without jobs loses its physical cell."""
+def release_cell(group: VirtualCells, level: int, index: int, physical: int) -> None:
+    """Release a job's cell, and unbind the virtual cells in which no job is left."""
     pool = group.pool
-    pool.leave(level, physical)
+    pool.release(level, physical)
     group.drop(level, index)
     root = index // (group.sizes[-1] // group.sizes[level])
     group.users[root] -= 1
-    spoiled = {device: group.unspoil(device) for device in pool.bad_within(level, physical)}
+    bad = {device: group.remove_bad_in_use(device) for device in pool.bad_within(level, physical)}
     if group.users[root] or group.pinned is not None:
-        for device, virtual in spoiled.items():
-            group.carve(device, root, virtual)
-        group.loosen(level, index)
+        for device, virtual in bad.items():
+            group.reserve_bad(device, root, virtual)
+        group.unpin(level, index)
     else:
-        group.loosen(level, index)
+        group.unpin(level, index)
         group.unbind_root(root)
 
 
 def locate_owner(pool: PhysicalCells, device: int) -> tuple[VirtualCells, int] | None:
-    """In which of whose cells a device is."""
+    """The tenant's cell that contains a device, as its group and index."""
     if pool.bound[0][device]:
         for level, size in enumerate(pool.sizes):
             owner = pool.owners[level].get(device // size)

@@ -1,8 +1,11 @@
-"""What is stored with running jobs, and the cluster rebuilt from it: after a crash, or under another specification.
+"""The stored state of a cluster, and the cluster rebuilt from it: after a crash, or with another specification.
 
-A binding names machines, devices and cell types, so it outlives the process and the specification. Under the specification it
-was made with, every job comes back to exactly its cells. Under another one a job keeps its devices too, and counts as other
-cells of its tenant if its own are gone; if there are none it becomes opportunistic; nobody is ended for it.
+A binding names machines, devices and cell types, so it is valid in another process and with another specification. With
+the specification that it was made with, every job gets exactly its cells again. With another one a job keeps its devices,
+and counts as other cells of its tenant if its own do not exist any more; without such cells it becomes opportunistic. No
+job is stopped.
+
+File format: the Structs below are stored. Do not rename their fields.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from gyrostat.sched.cells.allocator import CellCluster, drop_piece, locate_owner
+from gyrostat.sched.cells.allocator import CellCluster, locate_owner, release_cell
 from gyrostat.sched.cells.physical import PhysicalCells
 from gyrostat.sched.cells.request import OPPORTUNISTIC, Grant, GrantedCell, PodGrant
 from gyrostat.sched.cells.spec import CellSpec
@@ -29,22 +32,22 @@ class PieceBinding(msgspec.Struct, frozen=True):
     at: str
     """Its first device."""
     root: str | None = None
-    """The type of the tenant's cell that it counts as part of."""
+    """The type of the tenant's cell that contains it."""
     virtual: int = -1
     """Its number among the cells of its own type in the tenant's cells of type `root`."""
 
 
 class PodBinding(msgspec.Struct, frozen=True):
-    """A pod's cells, and its devices by name, which mean something under any specification."""
+    """A pod's cells, and its devices by name, which are valid with any specification."""
 
     pieces: tuple[PieceBinding, ...]
     devices: tuple[str, ...]
     level: int
-    """That it was to lie in one cell of, counted from 1."""
+    """The level of the cell that the pod requested, counted from 1."""
 
 
 class JobBinding(msgspec.Struct, frozen=True):
-    """All that a job's cells can be found again by."""
+    """The cells of a job."""
 
     job: str
     vc: str
@@ -55,28 +58,28 @@ class JobBinding(msgspec.Struct, frozen=True):
 
 
 class BadDevice(msgspec.Struct, frozen=True):
-    """A device that does not work, and the virtual device that stands for it if its tenant has been shown it."""
+    """A bad device, and the virtual device that represents it if it is in a bound cell."""
 
     device: str
     virtual: int | None = None
 
 
 class Bindings(msgspec.Struct, frozen=True):
-    """The whole state, given a specification. Jobs are in the order in which they came."""
+    """The whole state of a cluster except its specification. Jobs are in the order of allocation."""
 
     jobs: tuple[JobBinding, ...]
     bad: tuple[BadDevice, ...] = ()
 
 
 class BindingChange(StrEnum):
-    """What has become of a job under another specification."""
+    """What another specification changes for a job."""
 
     REBOUND = "rebound"
-    """It has its devices, as other cells of its tenant."""
+    """It keeps its devices, as other cells of its tenant."""
     DOWNGRADED = "downgraded"
-    """It has its devices, but is opportunistic now."""
+    """It keeps its devices, but is opportunistic now."""
     OUTSIDE = "outside"
-    """Its devices are not in the cluster any more, or belong to another. It is not counted; ending it is not decided here."""
+    """Its devices are not in the cluster any more, or belong to another job. It is not counted, and not stopped here."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ class JobChange:
 
 
 def bindings_of(cluster: CellCluster) -> Bindings:
-    """What to store."""
+    """The state to store."""
     return Bindings(
         (*map(_stored, cluster.jobs.values()), *cluster.outside.values()),
         tuple(
@@ -99,11 +102,11 @@ def bindings_of(cluster: CellCluster) -> Bindings:
 
 
 def rebuild(spec: CellSpec, bindings: Bindings) -> tuple[CellCluster, list[JobChange]]:
-    """The cluster that the bindings describe. Changes are to be expected only if the specification is another one."""
+    """The cluster that the bindings describe, and the jobs that another specification changes."""
     cluster = CellCluster(spec)
     changes: dict[str, JobChange] = {}
     order = {binding.job: place for place, binding in enumerate(bindings.jobs)}
-    # Guaranteed jobs first, the highest priorities before others: who comes late may find the tenant's cells gone.
+    # Guaranteed jobs first, by descending priority: later ones may find the tenant's cells taken.
     for binding in sorted(bindings.jobs, key=lambda binding: -binding.priority):
         change = restore(cluster, binding)
         if change is not None:
@@ -115,7 +118,7 @@ def rebuild(spec: CellSpec, bindings: Bindings) -> tuple[CellCluster, list[JobCh
 
 
 def reconfigured(cluster: CellCluster, spec: CellSpec) -> tuple[CellCluster, list[JobChange]]:
-    """The cluster under another specification, on the fly: jobs keep their devices."""
+    """The cluster with another specification. Jobs keep their devices."""
     return rebuild(spec, bindings_of(cluster))
 
 
@@ -143,7 +146,7 @@ def _stored(grant: Grant) -> JobBinding:
 
 def _shown_as(pool: PhysicalCells, device: int) -> int | None:
     owner = locate_owner(pool, device)
-    return None if owner is None else owner[0].carved.get(device)
+    return None if owner is None else owner[0].bad_idle.get(device)
 
 
 class _Place(NamedTuple):
@@ -154,7 +157,7 @@ class _Place(NamedTuple):
 
 
 def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
-    """One job into a cluster; what has become of it if it could not have exactly its cells."""
+    """Restore one job; returns the change if it could not have exactly its cells."""
     found = _cells_of(cluster, binding) or _devices_of(cluster, binding)
     if found is None:
         cluster.outside[binding.job] = binding
@@ -167,18 +170,18 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
             placed = _guarantee(cluster, pool, binding, every, exact)
             if placed is not None:
                 pinned = binding.pinned if exact else None
-                cluster.record(_grant(pool, binding, binding.priority, pinned, _like(places, placed)))
+                cluster.record(_grant(pool, binding, binding.priority, pinned, _by_pod(places, placed)))
                 if exact:
                     return None
                 return JobChange(
                     binding.job, BindingChange.REBOUND, f"it counts as other cells of {binding.vc} now"
                 )
-        reason = f"{binding.vc} has no cells left that its devices could be; "
+        reason = f"{binding.vc} has no free cells for its devices; "
     if not all(pool.idle.is_free(place.level, place.at) for place in every):
         cluster.outside[binding.job] = binding
         return JobChange(binding.job, BindingChange.OUTSIDE, reason + "its devices belong to another job")
     apart = [
-        [GrantedCell(*cell, None, -1) for cell in pool.apart([(p.level, p.at) for p in pod])]
+        [GrantedCell(*cell, None, -1) for cell in pool.split_at_bounds([(p.level, p.at) for p in pod])]
         for pod in places
     ]
     for pieces in apart:
@@ -191,7 +194,7 @@ def restore(cluster: CellCluster, binding: JobBinding) -> JobChange | None:
 
 
 def _cells_of(cluster: CellCluster, binding: JobBinding) -> tuple[PhysicalCells, list[list[_Place]]] | None:
-    """The cells of a binding in this cluster, if they are there as they were."""
+    """The cells of a binding in this cluster, if all exist with the same devices."""
     pool = cluster.pools.get(binding.hierarchy)
     if pool is None:
         return None
@@ -232,7 +235,7 @@ def _devices_of(cluster: CellCluster, binding: JobBinding) -> tuple[PhysicalCell
 def _guarantee(
     cluster: CellCluster, pool: PhysicalCells, binding: JobBinding, places: Iterable[_Place], exact: bool
 ) -> list[GrantedCell] | None:
-    """The job's cells as its tenant's: exactly those that it had, or any. None, and no change, if there are none."""
+    """Restore the job in cells of its tenant: exactly its own, or any. None, and no change, if they are not free."""
     tenant = cluster.tenants.get(binding.vc)
     if tenant is None:
         return None
@@ -241,13 +244,13 @@ def _guarantee(
         found: tuple[VirtualCells, int] | None = None
         if exact and place.root is not None:
             group = tenant.group(pool, place.root, binding.pinned)
-            found = None if group is None else _same(group, place)
+            found = None if group is None else _bind_same(group, place)
         elif not exact:
             groups = tenant.groups.get(pool.hierarchy.name, [])
-            found = next((fit for group in groups if (fit := _other(group, place))), None)
+            found = next((fit for group in groups if (fit := _bind_other(group, place))), None)
         if found is None:
             for group, piece in reversed(done):
-                drop_piece(group, piece.level, piece.virtual, piece.at)
+                release_cell(group, piece.level, piece.virtual, piece.at)
             return None
         group, virtual = found
         group.users[virtual * group.sizes[place.level] // group.sizes[-1]] += 1
@@ -257,8 +260,8 @@ def _guarantee(
     return [piece for _, piece in done]
 
 
-def _same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
-    """The very virtual cell that the binding names, if the physical one can be bound to it."""
+def _bind_same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
+    """The virtual cell that the binding names, if the physical one can be bound to it."""
     pool, (level, at, _, virtual) = group.pool, place
     ratio = group.sizes[-1] // group.sizes[level] if level <= group.root else 0
     if not ratio or not 0 <= virtual // ratio < group.count or not pool.idle.is_free(level, at):
@@ -276,8 +279,8 @@ def _same(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None
     return None
 
 
-def _other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
-    """A virtual cell of the group's that the physical one can be bound to."""
+def _bind_other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | None:
+    """A virtual cell of the group that the physical one can be bound to."""
     pool, (level, at, _, _) = group.pool, place
     if level > group.root or not pool.idle.is_free(level, at):
         return None
@@ -291,17 +294,17 @@ def _other(group: VirtualCells, place: _Place) -> tuple[VirtualCells, int] | Non
         group.bind_root(owner[1], around)
     elif owner[0] is not group:
         return None
-    virtual = group.partner(level, at, owner[1])
+    virtual = group.virtual_for(level, at, owner[1])
     if virtual is not None and group.views[0].is_free(level, virtual):
         return group, virtual
     if virtual is not None:
-        group.loosen(level, virtual)
+        group.unpin(level, virtual)
     if fresh:
         group.unbind_root(owner[1])
     return None
 
 
-def _like(places: list[list[_Place]], pieces: list[GrantedCell]) -> list[list[GrantedCell]]:
+def _by_pod(places: list[list[_Place]], pieces: list[GrantedCell]) -> list[list[GrantedCell]]:
     """The pieces, pod by pod."""
     rest = iter(pieces)
     return [[next(rest) for _ in pod] for pod in places]

@@ -1,7 +1,7 @@
-"""How many opportunistic devices each tenant may have: weighted max-min fairness in whole devices. Pure.
+"""Shares of opportunistic devices: weighted max-min fairness in whole devices (HiveD §3.3). Pure.
 
-Nobody gets more than it asks for; what one leaves goes to the others by weight; and nobody could get more without taking from
-someone who has less for its weight (HiveD §3.3).
+No tenant gets more than it demands; the rest goes to the others by weight; and no tenant could get more without taking from
+one with a smaller share per weight.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from fractions import Fraction
 def fair_shares(
     capacity: int, demands: Mapping[str, int], weights: Mapping[str, int | float]
 ) -> dict[str, int]:
-    """Devices for each tenant that demands some, out of `capacity`. Ties go to the first in order of name."""
+    """Devices of `capacity` for each tenant with a demand. Ties go to the first name."""
     shares = dict.fromkeys(demands, 0)
-    hungry = sorted(name for name, demand in demands.items() if demand > 0)
-    exact = {name: Fraction(weights.get(name, 1)) for name in hungry}
-    # Whole rounds at once, while that leaves something over, then device by device.
-    while hungry:
-        level = Fraction(capacity, 1) / sum(exact[name] for name in hungry)
-        content = [name for name in hungry if demands[name] <= level * exact[name]]
-        if not content:
+    unsatisfied = sorted(name for name, demand in demands.items() if demand > 0)
+    exact = {name: Fraction(weights.get(name, 1)) for name in unsatisfied}
+    # First the tenants whose whole demand is below their share, then rounded shares, then device by device.
+    while unsatisfied:
+        level = Fraction(capacity, 1) / sum(exact[name] for name in unsatisfied)
+        satisfied = [name for name in unsatisfied if demands[name] <= level * exact[name]]
+        if not satisfied:
             break
-        for name in content:
+        for name in satisfied:
             shares[name] = demands[name]
             capacity -= demands[name]
-        hungry = [name for name in hungry if name not in content]
-    if hungry:
-        level = Fraction(capacity, 1) / sum(exact[name] for name in hungry)
-        for name in hungry:
+        unsatisfied = [name for name in unsatisfied if name not in satisfied]
+    if unsatisfied:
+        level = Fraction(capacity, 1) / sum(exact[name] for name in unsatisfied)
+        for name in unsatisfied:
             shares[name] = int(level * exact[name])
             capacity -= shares[name]
-    queue = [(Fraction(shares[name] + 1) / exact[name], name) for name in hungry]
+    queue = [(Fraction(shares[name] + 1) / exact[name], name) for name in unsatisfied]
     heapq.heapify(queue)
     while capacity > 0 and queue:
         _, name = heapq.heappop(queue)

@@ -1,6 +1,8 @@
-"""The cell file: its format as types, which are also its JSON schema, and a reader that knows the line of everything.
+"""The cell file: its format as types, from which the JSON schema is generated, and a reader that records line numbers.
 
-The reader goes on after an error, so that all of them are told at once. What the contents mean is for `spec`.
+The reader continues after an error, so that all errors are reported at once. `load` checks the contents.
+
+File format: the fields of the Structs below are the keys of the file. Do not rename them.
 """
 
 from __future__ import annotations
@@ -20,15 +22,15 @@ Above0 = Annotated[float, Meta(gt=0)]
 
 
 class CellTypeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """One level of a hierarchy: so many cells, or devices, of another kind."""
+    """One level of a hierarchy: a number of cells, or devices, of another type."""
 
     of: Annotated[
         Name,
         Meta(
-            description="What it consists of: another cell type, or a device type, which has no entry of its own."
+            description="The type of its parts: another cell type, or a device type, which has no entry of its own."
         ),
     ]
-    count: Annotated[Positive, Meta(description="How many of them.")]
+    count: Annotated[Positive, Meta(description="Number of its parts.")]
     node: Annotated[
         bool, Meta(description="Whether this is a machine. Exactly one type of each hierarchy is.")
     ] = False
@@ -40,55 +42,54 @@ class TopCellEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     cell: Annotated[Name, Meta(description="Their type.")]
     nodes: Annotated[
         list[str],
-        Meta(
-            description="The machines they consist of, in order; node[0-7] and 10.0.1.0~7 stand for eight each."
-        ),
+        Meta(description="Their machines, in order; node[0-7] and 10.0.1.0~7 stand for eight each."),
     ]
 
 
 class PinnedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A virtual cell that is always the same physical one."""
+    """A virtual cell that is always bound to the same physical cell."""
 
     cell: Annotated[str, Meta(description="Its type.")]
     at: Annotated[
-        str, Meta(description="A machine in it or, for cells smaller than a machine, a device: node3/4.")
+        str,
+        Meta(description="A machine in the cell or, for cells smaller than a machine, a device: node3/4."),
     ]
 
 
 class VirtualClusterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What one tenant has."""
+    """The cells and the weight of one tenant."""
 
     cells: Annotated[
         dict[str, Positive],
-        Meta(description="How many cells of which type; HIERARCHY/TYPE where the type alone is not clear."),
+        Meta(description="Number of cells by type; HIERARCHY/TYPE where the type alone is ambiguous."),
     ] = {}
     pinned: Annotated[
         dict[Name, PinnedEntry],
         Meta(
-            description="Cells that are always the same physical ones, by the name that jobs ask for them with."
+            description="Cells that are always bound to the same physical cells, by the name that jobs request them with."
         ),
     ] = {}
     weight: Annotated[
-        float, Meta(gt=0, description="Its share of opportunistic devices, relative to others'.")
+        float, Meta(gt=0, description="Its share of opportunistic devices, relative to other tenants.")
     ] = 1.0
 
 
 class DeviceTypeEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What one device of a type is, where `gyrostat up` makes it out of a part of this machine."""
+    """One device of a type that `gyrostat up` makes of a part of this machine."""
 
     pace: Annotated[
         Above0 | None,
-        Meta(description="Samples per second of a paced slot, which waits instead of computing."),
+        Meta(description="Samples per second of a paced slot, which sleeps instead of computing."),
     ] = None
-    cpus: Annotated[Above0 | None, Meta(description="CPUs that a slot stands for.")] = None
-    memory: Annotated[Positive | None, Meta(description="Bytes of memory that a slot stands for.")] = None
+    cpus: Annotated[Above0 | None, Meta(description="CPUs of a slot.")] = None
+    memory: Annotated[Positive | None, Meta(description="Bytes of memory of a slot.")] = None
 
 
 class CellFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A cluster of cells and its tenants."""
 
     cell_types: Annotated[dict[Name, CellTypeEntry], Meta(description="The hierarchies, type by type.")]
-    physical_cluster: Annotated[list[TopCellEntry], Meta(description="The machines there are.")]
+    physical_cluster: Annotated[list[TopCellEntry], Meta(description="The machines of the cluster.")]
     virtual_clusters: Annotated[dict[Name, VirtualClusterEntry], Meta(description="The tenants.")]
     priorities: Annotated[
         dict[Name, Annotated[int, Meta(ge=0, le=1000)]],
@@ -98,7 +99,9 @@ class CellFile(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ] = {}
     device_types: Annotated[
         dict[Name, DeviceTypeEntry],
-        Meta(description="What devices of a type are, where they are slots of one machine (`gyrostat up`)."),
+        Meta(
+            description="Properties of device types whose devices are slots of one machine (`gyrostat up`)."
+        ),
     ] = {}
 
 
@@ -109,7 +112,7 @@ def schema() -> dict[str, Any]:
 
 @dataclass(frozen=True, order=True)
 class CellFileProblem:
-    """What is wrong in a line of a file."""
+    """An error in a line of a file."""
 
     line: int
     reason: str
@@ -123,12 +126,12 @@ Path = tuple[str | int, ...]
 _DEEPEST = 8
 """The format needs five."""
 _LONGEST = 1_000_000
-"""Things in a file. Anchors that refer to anchors can stand for any number of them."""
+"""Most nodes of a file. YAML anchors that refer to anchors can expand to any number of them."""
 
 
 @dataclass(frozen=True)
 class LineIndex:
-    """Where everything stands: the line of a path of keys and positions, or of the nearest thing around it."""
+    """Line numbers: of a path of keys and positions, or of its nearest ancestor."""
 
     of: dict[Path, int]
 
@@ -139,7 +142,7 @@ class LineIndex:
 
 
 def read(text: str) -> tuple[CellFile | None, LineIndex, list[CellFileProblem]]:
-    """What the file says, as far as it can be read; the lines of it; and what cannot be read."""
+    """The contents of the file without invalid parts (None if too much is invalid), line numbers, and errors."""
     lines: dict[Path, int] = {(): 1}
     problems: list[CellFileProblem] = []
     try:
@@ -157,14 +160,14 @@ def read(text: str) -> tuple[CellFile | None, LineIndex, list[CellFileProblem]]:
         return None, LineIndex(lines), [CellFileProblem(1, "the file is empty")]
     plain = _plain(root, (), lines, problems)
     where = LineIndex(lines)
-    misshapen = list(_misshapen(plain, CellFile, (), where))
-    problems += [problem for _, problem in misshapen]
-    while misshapen:
-        if any(not path or path[0] == "cell_types" for path, _ in misshapen):
-            return None, where, problems  # without all cell types the rest would only seem wrong
-        for path in sorted({path for path, _ in misshapen}, key=_order, reverse=True):
-            _leave_out(plain, path)
-        misshapen = list(_misshapen(plain, CellFile, (), where))
+    mismatches = list(_mismatches(plain, CellFile, (), where))
+    problems += [problem for _, problem in mismatches]
+    while mismatches:
+        if any(not path or path[0] == "cell_types" for path, _ in mismatches):
+            return None, where, problems  # errors in the rest would follow from the missing cell types
+        for path in sorted({path for path, _ in mismatches}, key=_order, reverse=True):
+            _delete(plain, path)
+        mismatches = list(_mismatches(plain, CellFile, (), where))
     return msgspec.convert(plain, CellFile), where, problems
 
 
@@ -172,7 +175,7 @@ def _order(path: Path) -> list[tuple[bool, str | int]]:
     return [(isinstance(key, str), key) for key in path]
 
 
-def _leave_out(plain: Any, path: Path) -> None:
+def _delete(plain: Any, path: Path) -> None:
     for key in path[:-1]:
         plain = plain[key]
     del plain[path[-1]]
@@ -211,50 +214,52 @@ def _plain(node: yaml.Node, path: Path, lines: dict[Path, int], problems: list[C
         return None
 
 
-def _misshapen(
+def _mismatches(
     value: Any, wanted: Any, path: Path, lines: LineIndex
 ) -> Iterator[tuple[Path, CellFileProblem]]:
-    """Every place where `value` does not have the shape of `wanted`."""
+    """Every place where `value` does not have the type `wanted`."""
     origin, args = typing.get_origin(wanted), typing.get_args(wanted)
     while origin is Annotated and typing.get_origin(args[0]) is not None:
         wanted = args[0]
         origin, args = typing.get_origin(wanted), typing.get_args(wanted)
     if isinstance(wanted, type) and issubclass(wanted, msgspec.Struct) and isinstance(value, dict):
-        yield from _misshapen_struct(value, wanted, path, lines)
+        yield from _struct_mismatches(value, wanted, path, lines)
     elif origin is dict and isinstance(value, dict):
         for key, item in value.items():
-            yield from _misshapen(key, args[0], (*path, key), lines)
-            yield from _misshapen(item, args[1], (*path, key), lines)
+            yield from _mismatches(key, args[0], (*path, key), lines)
+            yield from _mismatches(item, args[1], (*path, key), lines)
     elif origin is list and isinstance(value, list):
         for place, item in enumerate(value):
-            yield from _misshapen(item, args[0], (*path, place), lines)
+            yield from _mismatches(item, args[0], (*path, place), lines)
     else:
         try:
             msgspec.convert(value, wanted)
         except msgspec.ValidationError as error:
-            yield path, CellFileProblem(lines(*path), f"{_told(path)} {_short(value)}: {error}")
+            yield path, CellFileProblem(lines(*path), f"{_path_name(path)} {_short(value)}: {error}")
 
 
-def _misshapen_struct(
+def _struct_mismatches(
     value: dict[str, Any], wanted: type[msgspec.Struct], path: Path, lines: LineIndex
 ) -> Iterator[tuple[Path, CellFileProblem]]:
     fields = {field.name: field for field in msgspec.structs.fields(wanted)}
     for key in value.keys() - fields.keys():
         yield (
             (*path, key),
-            CellFileProblem(lines(*path, key), f"{_told(path)} has no {key!r}; it has {', '.join(fields)}"),
+            CellFileProblem(
+                lines(*path, key), f"{_path_name(path)} has no {key!r}; it has {', '.join(fields)}"
+            ),
         )
     for name, field in fields.items():
         if name in value:
-            yield from _misshapen(value[name], field.type, (*path, name), lines)
+            yield from _mismatches(value[name], field.type, (*path, name), lines)
         elif field.required:
-            yield path, CellFileProblem(lines(*path), f"{_told(path)} needs {name!r}")
+            yield path, CellFileProblem(lines(*path), f"{_path_name(path)} needs {name!r}")
 
 
-def _told(path: Path) -> str:
+def _path_name(path: Path) -> str:
     return ".".join(map(str, path)) or "the file"
 
 
 def _short(value: Any) -> str:
-    told = repr(value)
-    return told if len(told) <= 40 else told[:37] + "..."
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

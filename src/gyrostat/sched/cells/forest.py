@@ -1,15 +1,15 @@
-"""Equal trees of cells, and which of their devices are free: the counting behind every view of a cluster.
+"""Equal trees of cells, and which of their devices are free: the data structure behind every view of a cluster.
 
 A forest has `roots` equal trees. A cell is a level and an index: level 0 is a device, and the cell `index` at `level` has the
-cells `index * split … ` one level below. Indices are all there is, so nothing is searched and no objects are made.
+cells `index * split …` one level below. Cells are indices only, so no search and no objects are needed.
 
-Two ordered listings answer "which cell has room for d devices" without looking at cells one by one:
+Two sorted listings find a cell with room for d devices without iterating over cells:
 
-- `whole`, per level: cells that are free altogether and whose parent is not. These are the free lists of buddy allocation.
-- `partial`, per level and number of free devices: cells of which a part is taken.
+- `whole`, per level: cells that are entirely free and whose parent is not. These are the free lists of buddy allocation.
+- `partial`, per level and number of free devices: cells that are partly taken.
 
-Cells are taken and given back as a whole; below a taken cell nothing is recorded. Listings are sorted, so what is chosen
-depends on what is taken and never on the order in which it was.
+Cells are taken and given back as a whole; below a taken cell nothing is recorded. The listings are sorted, so a choice
+depends on which cells are taken, and never on the order in which they were.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Cell(NamedTuple):
 
 
 class Room(NamedTuple):
-    """A cell with enough room. Smaller is the better fit: the block it would be cut from, then what is free in it."""
+    """A cell with enough room. A smaller value fits better: the level of the free block around it, then its free devices."""
 
     block: int
     free: int
@@ -36,6 +36,8 @@ class Room(NamedTuple):
 
 
 class Forest:
+    """Free devices of equal trees."""
+
     __slots__ = ("_masks", "free", "left", "partial", "sizes", "splits", "top", "whole")
 
     def __init__(self, sizes: Sequence[int], roots: int) -> None:
@@ -49,10 +51,10 @@ class Forest:
         self.whole[-1].extend(range(roots))
         self.partial: list[dict[int, list[int]]] = [{} for _ in sizes]
         self._masks = [0] * len(sizes)
-        """Bit f is set while some cell of the level has f devices free, but not all."""
+        """Per level: bit f is set while a partly taken cell has f free devices."""
 
     def find(self, level: int, devices: int) -> Room | None:
-        """The best cell at `level` with so many `devices` free."""
+        """The best fitting cell at `level` with `devices` free devices."""
         mask = self._masks[level] >> devices
         if mask:
             free = devices + (mask & -mask).bit_length() - 1
@@ -64,7 +66,7 @@ class Forest:
         return None
 
     def is_free(self, level: int, index: int) -> bool:
-        """Whether a cell is wholly free."""
+        """Whether a cell is entirely free."""
         size = self.sizes[level]
         if self.free[level][index] != size:
             return False
@@ -85,7 +87,7 @@ class Forest:
         return Room(self.top, free, self.partial[self.top][free][0])
 
     def carve(self, level: int, index: int, devices: int) -> list[Cell]:
-        """The cells that so many of a cell's free devices are best taken as: few, and from its fullest corners."""
+        """The cells as which to take `devices` of a cell's free devices: few, and from its fullest parts."""
         if devices == self.sizes[level]:
             return [Cell(level, index)]
         split, row = self.splits[level], self.free[level - 1]
@@ -103,7 +105,7 @@ class Forest:
         return pieces
 
     def take(self, level: int, index: int) -> None:
-        """Take a cell that is wholly free."""
+        """Take a cell that is entirely free."""
         free, sizes, splits, top = self.free, self.sizes, self.splits, self.top
         size = sizes[level]
         self.left -= size
@@ -150,7 +152,7 @@ class Forest:
         self._change_above(level, index, size)
 
     def _change_above(self, level: int, index: int, change: int) -> None:
-        """Count `change` devices more in all cells around a cell: all of them are partly taken, before or after."""
+        """Count `change` more free devices in all cells around a cell; each is partly taken before or after."""
         free, splits, masks = self.free, self.splits, self._masks
         for above in range(level + 1, self.top + 1):
             index //= splits[above]

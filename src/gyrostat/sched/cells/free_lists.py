@@ -1,15 +1,15 @@
-"""Which physical cells can be bound, in the order in which they should be: buddy allocation's free lists.
+"""The free lists of buddy allocation: which physical cells can be bound, in order of preference.
 
-Everything is counted up the tree, per level and index, as cells come and go:
+Counts per level and index, updated up the tree:
 
-- `bound`: devices that belong to bound virtual cells (or to machines that are not there).
-- `bad`: devices that do not work.
-- `blocked`: either of the two. The free lists hold the cells with none blocked and a parent with some.
-- `low`: devices of opportunistic jobs, and `clear`, counting from 1, the level of the largest cell within that has none of
-  them; 0 if there is none.
+- `bound`: devices of bound virtual cells (and of absent machines).
+- `bad`: devices that are marked bad.
+- `blocked`: devices that are bound or bad. The free lists contain the cells with none blocked and a parent with some.
+- `low`: devices of opportunistic (low-priority) jobs; and `clear`, the level of the largest cell within that has none of
+  them, counted from 1; 0 if there is none.
 
-The lists are kept by `clear` and ordered by `low`, so that neither a cell without opportunistic jobs nor one with few of
-them is ever searched for. Who uses which devices is for `physical`.
+The lists are grouped by `clear` and sorted by `low`, so that a cell without opportunistic jobs, or with few of them, is
+found without a search. Which job uses which device is recorded in `physical`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.shortfall import gaps
 
 TAKEN = 1 << 40
-"""More opportunistic devices than any cell has: the cost of a cell that a virtual cell has already."""
+"""More opportunistic devices than any cell has: the cost of a cell that is bound to a virtual cell already."""
 
 
 class FreeLists:
+    """Free physical cells of one hierarchy, and the counts by which they are chosen."""
+
     def __init__(self, sizes: Sequence[int], splits: Sequence[int], roots: int) -> None:
         """`roots` trees; `sizes` are the devices of a cell at each level, `splits` its children."""
         self.sizes = sizes
@@ -38,17 +40,17 @@ class FreeLists:
         self.low = [[0] * row for row in rows]
         self.clear = [bytearray([level + 1]) * row for level, row in enumerate(rows)]
         self.within = [[0] * row for row in rows]
-        """For cells within bound ones: `low`, or out of reach because a virtual cell has it already."""
-        self.touched = [bytearray(row) for row in rows]
-        """Whether `within` is not 0: bytes are searched faster than numbers."""
+        """The cost of cells within bound ones: `low`, plus `TAKEN` for cells that are bound to a virtual cell."""
+        self.nonzero = [bytearray(row) for row in rows]
+        """Whether `within` is not 0: bytes are faster to search than numbers."""
         self.lists: list[list[list[int]]] = [[[] for _ in range(level + 2)] for level in range(len(sizes))]
         """Free cells by level and `clear`, as `low` * width + index, sorted."""
         self.free = [0] * len(sizes)
-        """How many cells the lists of each level hold: f_k of healthy cells."""
+        """Number of cells in the lists of each level: f_k of healthy cells."""
         self.total = [0] * len(sizes)
-        """The same, were all devices healthy."""
+        """The same if all devices were healthy."""
         self.needed = [0] * len(sizes)
-        """r_k - a_k: cells that tenants have, and have not bound."""
+        """r_k - a_k: cells that tenants have and that are not bound."""
         self.bad_devices: set[int] = set()
         self.low_devices = 0
         for root in range(roots):
@@ -60,8 +62,8 @@ class FreeLists:
     def choose(self, level: int) -> int | None:
         """The cell to bind: healthy, with the fewest opportunistic devices, from the smallest free block.
 
-        None if that would take what other tenants may still ask for. Larger blocks than necessary are split only where
-        cells are over.
+        None if that would take cells that other tenants may still request. Larger blocks than necessary are split only if
+        there is a surplus of them.
         """
         over = total_over = None
         best: tuple[int, int] | None = None
@@ -84,7 +86,7 @@ class FreeLists:
         return None if best is None else best[1]
 
     def _best_in(self, block: int, level: int, total_over: list[int] | None) -> tuple[int, int] | None:
-        """Opportunistic devices in, and index of, the best cell of `level` in a free block of the level `block`."""
+        """Opportunistic devices and index of the best cell of `level` in a free block of level `block`."""
         lists = self.lists[block]
         for clear in range(level + 1, block + 2):
             for key in lists[clear]:
@@ -96,21 +98,21 @@ class FreeLists:
             for key in lists[clear]:
                 index = key % self.width
                 if total_over is None or self._leaves_enough(block, index, level, total_over):
-                    found = self._quietest_within(block, index, level)
+                    found = self._least_used_within(block, index, level)
                     if best is None or found < best:
                         best = found
                     break
         return best
 
     def _leaves_enough(self, block: int, index: int, level: int, total_over: list[int]) -> bool:
-        """Whether splitting the block around a cell leaves enough cells for all, counting bad ones too."""
+        """Whether splitting the block around a cell leaves enough cells for all tenants, counting bad ones too."""
         while block < self.top and not self.bound[block + 1][index // self.splits[block + 1]]:
             block += 1
             index //= self.splits[block]
         return all(total_over[between] >= 1 for between in range(level + 1, block + 1))
 
     def _clear_within(self, block: int, index: int, level: int, *, last: bool) -> int:
-        """A cell of `level` without opportunistic devices, in one that has such cells: the closest fit on the way down."""
+        """A cell of `level` without opportunistic devices, in a block that has such cells: the best fit on the way down."""
         while block > level:
             if self.clear[block][index] == block + 1:
                 ratio = self.sizes[block] // self.sizes[level]
@@ -126,7 +128,7 @@ class FreeLists:
                     break
         return index
 
-    def _quietest_within(self, block: int, index: int, level: int) -> tuple[int, int]:
+    def _least_used_within(self, block: int, index: int, level: int) -> tuple[int, int]:
         while block > level:
             split = self.splits[block]
             block -= 1
@@ -135,9 +137,9 @@ class FreeLists:
         return self.low[level][index], index
 
     def choose_any(self, level: int) -> int:
-        """When no healthy cell is to be had: the free cell with the fewest bad, then opportunistic, devices.
+        """If no healthy cell is free: the cell with the fewest bad, then opportunistic, devices.
 
-        There always is one: with all devices counted as healthy every legal request is served.
+        There always is one: if all devices were healthy, every legal request would succeed.
         """
         over = gaps(self.total, self.needed, self.splits)
         size = self.sizes[level]
@@ -156,7 +158,7 @@ class FreeLists:
         return min(found)[1]
 
     def may_bind(self, level: int, index: int) -> bool:
-        """Whether this very cell could be bound without taking what tenants may still ask for."""
+        """Whether this cell can be bound without taking cells that tenants may still request."""
         if self.bound[level][index]:
             return False
         return self._leaves_enough(level, index, level, gaps(self.total, self.needed, self.splits))
@@ -178,7 +180,7 @@ class FreeLists:
         self._raise_bound(level, index, -self.sizes[level])
 
     def _raise_bound(self, level: int, index: int, change: int) -> None:
-        """Count bound devices in the cells around a cell, and the free cells that there would be if all were healthy."""
+        """Count bound devices in the cells around a cell, and the free cells if all devices were healthy."""
         bound, total, splits = self.bound, self.total, self.splits
         sign = 1 if change > 0 else -1
         whole = True
@@ -196,7 +198,7 @@ class FreeLists:
             total[self.top] -= sign
 
     def _block(self, level: int, index: int) -> None:
-        """Take a cell out of the free lists, splitting the block that it is part of."""
+        """Remove a cell from the free lists, splitting the block around it."""
         blocked, splits, sizes = self.blocked, self.splits, self.sizes
         block, at = level, index
         while block < self.top and not blocked[block + 1][at // splits[block + 1]]:
@@ -257,28 +259,28 @@ class FreeLists:
     # Cells within bound ones ---------------------------------------------------------------------------------
 
     def child_to_bind(self, level: int, parent: int) -> int:
-        """The cell of `level` in a bound `parent` that no virtual cell has yet, with the fewest opportunistic devices."""
+        """The cell of `level` in a bound `parent` that is not bound yet, with the fewest opportunistic devices."""
         split = self.splits[level + 1]
         first = parent * split
-        untouched = self.touched[level].find(0, first, first + split)
+        untouched = self.nonzero[level].find(0, first, first + split)
         if untouched >= 0:
             return untouched
         children = self.within[level][first : first + split]
         return first + children.index(min(children))
 
-    def hand_out(self, level: int, index: int) -> None:
-        """A virtual cell within a bound one has this cell."""
+    def mark_assigned(self, level: int, index: int) -> None:
+        """This cell, within a bound one, is bound to a virtual cell."""
         self.within[level][index] += TAKEN
-        self.touched[level][index] = True
+        self.nonzero[level][index] = True
 
-    def hand_back(self, level: int, index: int) -> None:
+    def mark_unassigned(self, level: int, index: int) -> None:
         self.within[level][index] -= TAKEN
-        self.touched[level][index] = self.within[level][index] > 0
+        self.nonzero[level][index] = self.within[level][index] > 0
 
     # Counting ------------------------------------------------------------------------------------------------
 
     def mark_low(self, level: int, index: int, *, lent: bool) -> None:
-        """Count opportunistic devices, and keep the free lists in the order of these counts."""
+        """Count opportunistic devices, and keep the free lists sorted by these counts."""
         listed = self._listed_about(level, index)
         for cell in listed:
             self._unlist(*cell)
@@ -292,7 +294,7 @@ class FreeLists:
             cells = slice(index * ratio, (index + 1) * ratio)
             costs = [cost + each for cost in self.within[below][cells]]
             self.within[below][cells] = costs
-            self.touched[below][cells] = bytes(map(bool, costs))
+            self.nonzero[below][cells] = bytes(map(bool, costs))
             self.clear[below][cells] = bytes([0 if lent else below + 1]) * ratio
         while level < self.top:
             split = self.splits[level + 1]
@@ -302,7 +304,7 @@ class FreeLists:
             index //= split
             cost = self.within[level][index] + change
             self.within[level][index] = cost
-            self.touched[level][index] = cost > 0
+            self.nonzero[level][index] = cost > 0
             left = self.low[level][index] + change
             self.low[level][index] = left
             if left:
@@ -316,7 +318,7 @@ class FreeLists:
             self._list(*cell)
 
     def _listed_about(self, level: int, index: int) -> list[Cell]:
-        """The cells of the free lists that a cell is part of, or that are part of it."""
+        """The cells of the free lists that contain a cell, or are within it."""
         blocked = self.blocked[level][index]
         if not blocked:
             while level < self.top and not self.blocked[level + 1][index // self.splits[level + 1]]:
@@ -330,7 +332,7 @@ class FreeLists:
         return [cell for child in children for cell in self._listed_about(level - 1, child)]
 
     def bad_within(self, level: int, index: int) -> list[int]:
-        """The bad devices of a cell, in order."""
+        """The bad devices of a cell, ascending."""
         if not self.bad[level][index]:
             return []
         size = self.sizes[level]
@@ -340,7 +342,7 @@ class FreeLists:
         return [device for device in devices if self.bad[0][device]]
 
     def _raise(self, rows: list[list[int]], level: int, index: int, change: int) -> None:
-        """Count `change` devices more in all cells around a cell."""
+        """Count `change` more devices in all cells around a cell."""
         splits = self.splits
         while level < self.top:
             level += 1
@@ -348,7 +350,7 @@ class FreeLists:
             rows[level][index] += change
 
     def _fill(self, rows: list[list[int]], level: int, index: int, *, full: bool) -> None:
-        """Count all devices, or none, of a cell and the cells within."""
+        """Count all devices, or none, of a cell and of the cells within it."""
         size = self.sizes[level]
         rows[level][index] = size if full else 0
         for below in range(level - 1, -1, -1):

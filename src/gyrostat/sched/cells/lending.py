@@ -1,4 +1,4 @@
-"""Which tenants opportunistic devices go to: the one with the least for its weight first (HiveD §3.3)."""
+"""Which tenants get opportunistic devices: the one with the fewest per weight first (HiveD §3.3)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from gyrostat.sched.cells.request import OPPORTUNISTIC, CellRefusal, CellRequest
 
 
 def lend_fairly(cluster: CellCluster, requests: Sequence[CellRequest]) -> list[Grant | CellRefusal]:
-    """Serve opportunistic requests that wait, each tenant's in order: always the tenant with the least for its weight."""
+    """Serve waiting opportunistic requests, each tenant's in order; the tenant with the fewest devices per weight is next."""
     queues: dict[str, list[int]] = {}
     use: dict[str, int] = {}
     for place, request in enumerate(requests):
         if request.priority != OPPORTUNISTIC:
             raise UsageError(
-                f"job {request.job} has priority {request.priority}: only opportunistic jobs share"
+                f"job {request.job} has priority {request.priority}; idle devices are lent to opportunistic jobs only"
             )
         if request.vc not in queues:
             use[request.vc] = sum(by_vc.get(request.vc, 0) for by_vc in cluster.opportunistic.values())
@@ -35,7 +35,7 @@ def lend_fairly(cluster: CellCluster, requests: Sequence[CellRequest]) -> list[G
 
 
 def over_share(cluster: CellCluster, device_type: str, demands: Mapping[str, int]) -> list[str]:
-    """Opportunistic jobs to end so that no tenant has more than its fair share of a type; of each, the newest first."""
+    """Opportunistic jobs to evict so that no tenant exceeds its fair share of a type; of each tenant the newest first."""
     shares = opportunistic_shares(cluster, device_type, demands)
     over = {vc: has - shares.get(vc, 0) for vc, has in cluster.opportunistic.get(device_type, {}).items()}
     ending = []
@@ -55,7 +55,7 @@ def _weight(cluster: CellCluster, vc: str) -> float:
 def opportunistic_shares(
     cluster: CellCluster, device_type: str, demands: Mapping[str, int]
 ) -> dict[str, int]:
-    """How many opportunistic devices each tenant may have, were all of them divided anew among the `demands`."""
+    """The fair share of each tenant if all opportunistic and idle devices were divided among the `demands`."""
     pools = [pool for pool in cluster.pools.values() if pool.hierarchy.device_type == device_type]
     capacity = sum(pool.idle.left + pool.low_devices for pool in pools)
     return fair_shares(capacity, demands, {name: tenant.weight for name, tenant in cluster.tenants.items()})

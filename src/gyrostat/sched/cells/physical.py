@@ -1,6 +1,6 @@
-"""The physical cluster of one hierarchy: which devices are used, idle, lent to opportunistic jobs or broken; and their names.
+"""The physical cluster of one hierarchy: which devices are used, idle, lent to opportunistic jobs or bad; and their names.
 
-A pool is the free lists of its cells and a forest of idle devices: those that nobody uses and that work, wherever they are.
+A pool consists of the free lists of its cells and a forest of idle devices: healthy devices that no job uses.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 
 class PhysicalCells(FreeLists):
+    """A pool: the physical cells of one hierarchy."""
+
     def __init__(self, hierarchy: Hierarchy, layout: CellLayout) -> None:
         sizes = hierarchy.sizes
         super().__init__(sizes, hierarchy.splits, layout.roots)
@@ -26,11 +28,11 @@ class PhysicalCells(FreeLists):
         self.roots = layout.roots
         self.idle = Forest(sizes, layout.roots)
         self.used: list[dict[int, str]] = [{} for _ in sizes]
-        """Which guaranteed job has a cell."""
+        """By level and cell: the guaranteed job that has it."""
         self.lent: list[dict[int, str]] = [{} for _ in sizes]
-        """Which opportunistic job has a cell."""
+        """By level and cell: the opportunistic job that has it."""
         self.owners: list[dict[int, tuple[VirtualCells, int]]] = [{} for _ in sizes]
-        """Whose cell, and which of them, a bound one is."""
+        """By level and bound cell: the tenant's group of cells, and the index in it."""
         for place, node in enumerate(layout.nodes):
             if node is None:
                 self.bind(hierarchy.node_level, place)
@@ -39,21 +41,21 @@ class PhysicalCells(FreeLists):
     # Devices in use -----------------------------------------------------------------------------------------------
 
     def use(self, level: int, index: int, job: str) -> None:
-        """A guaranteed job runs in a cell that nobody else uses any more."""
+        """Give an idle cell to a guaranteed job."""
         self.idle.take(level, index)
         self.used[level][index] = job
 
-    def leave(self, level: int, index: int) -> None:
+    def release(self, level: int, index: int) -> None:
         del self.used[level][index]
         self._idle_again(level, index)
 
     def lend(self, level: int, index: int, job: str) -> None:
-        """An opportunistic job runs in an idle cell."""
+        """Give an idle cell to an opportunistic job."""
         self.idle.take(level, index)
         self.lent[level][index] = job
         self.mark_low(level, index, lent=True)
 
-    def take_back(self, level: int, index: int) -> None:
+    def reclaim(self, level: int, index: int) -> None:
         del self.lent[level][index]
         self.mark_low(level, index, lent=False)
         self._idle_again(level, index)
@@ -86,21 +88,21 @@ class PhysicalCells(FreeLists):
 
     # Opportunistic jobs -------------------------------------------------------------------------------------------
 
-    def far_away(self, level: int, devices: int) -> list[Cell] | None:
+    def farthest_idle(self, level: int, devices: int) -> list[Cell] | None:
         """Idle devices within one cell of `level`, farthest from cells that are bound."""
         for block in range(self.top, level - 1, -1):
             for clear in range(level + 1, block + 2):
                 listed = self.lists[block][clear]
                 if listed:
                     cell = self._clear_within(block, listed[-1] % self.width, level, last=True)
-                    return self.apart(self.idle.carve(level, cell, devices))
+                    return self.split_at_bounds(self.idle.carve(level, cell, devices))
         room = self.idle.find(level, devices)
         if room is None:
             return None
-        return self.apart(self.idle.carve(level, room.at, devices))
+        return self.split_at_bounds(self.idle.carve(level, room.at, devices))
 
-    def anywhere(self, devices: int) -> list[Cell] | None:
-        """Idle devices with no regard to where they are."""
+    def any_idle(self, devices: int) -> list[Cell] | None:
+        """Any idle devices, wherever they are."""
         if devices > self.idle.left:
             return None
         pieces: list[Cell] = []
@@ -109,7 +111,7 @@ class PhysicalCells(FreeLists):
             room = self.idle.fullest()
             assert room is not None
             share = min(devices, room.free)
-            for piece in self.apart(self.idle.carve(self.top, room.at, share)):
+            for piece in self.split_at_bounds(self.idle.carve(self.top, room.at, share)):
                 self.idle.take(*piece)
                 taken.append(piece)
             devices -= share
@@ -118,22 +120,22 @@ class PhysicalCells(FreeLists):
             pieces.append(piece)
         return pieces[::-1]
 
-    def apart(self, pieces: Sequence[tuple[int, int]]) -> list[Cell]:
-        """Pieces that lie wholly in or wholly outside bound cells (pinned cells are bound without being used)."""
+    def split_at_bounds(self, pieces: Sequence[tuple[int, int]]) -> list[Cell]:
+        """Split cells until each is entirely within or entirely outside bound ones (pinned cells are bound while idle)."""
         result: list[Cell] = []
         for level, index in pieces:
             bound = self.bound[level][index]
             if bound and bound != self.sizes[level]:
                 split = self.splits[level]
                 children = [Cell(level - 1, child) for child in range(index * split, (index + 1) * split)]
-                result += self.apart(children)
+                result += self.split_at_bounds(children)
             else:
                 result.append(Cell(level, index))
         return result
 
     # Health -------------------------------------------------------------------------------------------------------
 
-    def break_device(self, device: int) -> None:
+    def mark_bad(self, device: int) -> None:
         self.bad_devices.add(device)
         self.bad[0][device] = 1
         self._raise(self.bad, 0, device, 1)
@@ -142,7 +144,7 @@ class PhysicalCells(FreeLists):
         if self.user_of(device) is None:
             self.idle.take(0, device)
 
-    def mend_device(self, device: int) -> None:
+    def mark_healthy(self, device: int) -> None:
         self.bad_devices.discard(device)
         self.bad[0][device] = 0
         self._raise(self.bad, 0, device, -1)
@@ -177,7 +179,7 @@ class PhysicalCells(FreeLists):
         return f"{self.hierarchy.types[level]}@{at}"
 
     def virtual_name(self, vc: str, pinned: str | None, piece: GrantedCell) -> str:
-        """`VC/TYPE[i]`, or `VC/PINNED`, and where in it the piece is, if it is not all of it."""
+        """`VC/TYPE[i]`, or `VC/PINNED`, and the position within it, if the piece is a part of it."""
         assert piece.root is not None
         ratio = self.sizes[piece.root] // self.sizes[piece.level]
         number, place = divmod(piece.virtual, ratio)
@@ -185,7 +187,7 @@ class PhysicalCells(FreeLists):
         return name if ratio == 1 else f"{name}/{self.hierarchy.types[piece.level]}[{place}]"
 
     def common_level(self, pieces: Sequence[GrantedCell]) -> int:
-        """The level, as the paper counts, of the smallest cell around all pieces; 0 if there is none."""
+        """The level of the smallest cell around all pieces, counted as in the paper; 0 if there is none."""
         for level in range(max(piece.level for piece in pieces), self.top + 1):
             around = {piece.at // (self.sizes[level] // self.sizes[piece.level]) for piece in pieces}
             if len(around) == 1:

@@ -1,4 +1,4 @@
-"""Where a tenant's pods go among its own cells, and which of these need a physical one. No other tenant is looked at."""
+"""Placement of a tenant's pods in its own virtual cells, and binding of the cells used. Other tenants do not matter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gyrostat.sched.cells.virtual import VirtualCells
 
 
 class PlannedCell(NamedTuple):
-    """A piece of a plan: whose cells, and which virtual cell."""
+    """A virtual cell of a plan."""
 
     group: VirtualCells
     level: int
@@ -18,13 +18,15 @@ class PlannedCell(NamedTuple):
 
 
 class PlannedPod(NamedTuple):
+    """A pod to place: its number in the request, its devices, and the level of its cell."""
+
     number: int
     devices: int
     level: int
 
 
-class TooLittle(NamedTuple):
-    """Why there is no plan: the first pod that had no room, and how many like it."""
+class NoRoom(NamedTuple):
+    """Why there is no plan: the first pod without room, and the number of equal pods left."""
 
     pod: PlannedPod
     short: int
@@ -32,32 +34,32 @@ class TooLittle(NamedTuple):
 
 def plan_pods(
     request: CellRequest, groups: list[VirtualCells], pods: list[PlannedPod]
-) -> list[list[PlannedCell]] | TooLittle:
-    """Virtual cells for every pod: without preemption if possible, else at the cost of the lowest priorities."""
+) -> list[list[PlannedCell]] | NoRoom:
+    """Virtual cells for every pod: without preemption if possible, else preempting the lowest priorities."""
     plan = _plan_seen_by(0, request, groups, pods)
-    if not request.priority or not isinstance(plan, TooLittle):
+    if not request.priority or not isinstance(plan, NoRoom):
         return plan
     lower = {held for group in groups for held in group.priorities if held < request.priority}
     for priority in sorted(lower):
         plan = _plan_seen_by(priority + 1, request, groups, pods)
-        if not isinstance(plan, TooLittle):
+        if not isinstance(plan, NoRoom):
             break
     return plan
 
 
 def _plan_seen_by(
     priority: int, request: CellRequest, groups: list[VirtualCells], pods: list[PlannedPod]
-) -> list[list[PlannedCell]] | TooLittle:
-    """The plan of one who sees only jobs of this priority and above."""
+) -> list[list[PlannedCell]] | NoRoom:
+    """The plan if all jobs below this priority were preempted."""
     if len(pods) == 1:
         placed = _place(priority, request.affinity, groups, pods[0], alone=True)
-        return TooLittle(pods[0], 1) if placed is None else [placed]
+        return NoRoom(pods[0], 1) if placed is None else [placed]
     plan: list[list[PlannedCell]] = []
     failed = None
     for place, pod in enumerate(pods):
         placed = _place(priority, request.affinity, groups, pod, alone=False)
         if placed is None:
-            failed = TooLittle(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
+            failed = NoRoom(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
             break
         plan.append(placed)
     for group, level, index in (piece for placed in reversed(plan) for piece in reversed(placed)):
@@ -68,7 +70,7 @@ def _plan_seen_by(
 def _place(
     priority: int, affinity: CellAffinity, groups: list[VirtualCells], pod: PlannedPod, alone: bool
 ) -> list[PlannedCell] | None:
-    """Where one pod goes. Unless it is alone its cells are taken, for the next to see."""
+    """Cells for one pod. Unless it is the only one, they are taken, so that the next pod gets others."""
     best: tuple[Room, VirtualCells] | None = None
     devices = pod.devices
     for level in range(pod.level, groups[-1].root + 1 if affinity is CellAffinity.SOFT else pod.level + 1):
@@ -92,7 +94,7 @@ def _place(
 def _scatter(
     priority: int, groups: list[VirtualCells], devices: int, alone: bool
 ) -> list[PlannedCell] | None:
-    """Any free devices of the tenant, from its emptiest cells."""
+    """Any free devices of the tenant, from the cells with most of them."""
     if sum(group.view(priority).left for group in groups) < devices:
         return None
     placed: list[PlannedCell] = []
@@ -120,7 +122,7 @@ def _take_all(forest: Forest, pieces: list[Cell]) -> None:
 
 
 def bind_roots(plan: list[list[PlannedCell]], bound: list[tuple[VirtualCells, int]]) -> bool:
-    """Give physical cells to those of the tenant's cells that the plan needs. True if some of them came with bad devices."""
+    """Bind the tenant's cells that the plan uses to physical ones. True if one of these has bad devices."""
     bad = False
     for pod in plan:
         for group, level, index in pod:

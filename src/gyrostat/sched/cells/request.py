@@ -1,4 +1,4 @@
-"""What the allocator is asked, and what it answers. Names are made only when somebody asks for them."""
+"""Requests to the allocator, and its grants and refusals. Names are computed on first access."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 
 class CellAffinity(StrEnum):
-    """What to do when a pod does not fit into one cell of the wanted level."""
+    """What to do when a pod does not fit into one cell of the requested level."""
 
     HARD = "hard"
     """Refuse."""
     SOFT = "soft"
-    """Take a larger cell, and in the end any devices of the tenant."""
+    """Take a larger cell, or as a last resort any devices of the tenant."""
 
 
 @dataclass(frozen=True)
 class PodGroup:
-    """So many pods alike: each with its `devices` in one cell."""
+    """`count` equal pods, each with `devices` devices in one cell."""
 
     devices: int
     count: int = 1
@@ -35,17 +35,17 @@ class PodGroup:
 
 @dataclass(frozen=True, kw_only=True)
 class CellRequest:
-    """A gang: all of its pods, or nothing."""
+    """A gang: all of its pods are placed, or none."""
 
     job: str
     vc: str
     pods: tuple[PodGroup, ...]
     priority: int = 0
     device_type: str | None = None
-    """None takes the first type of the tenant's that has room."""
+    """None: the first type of the tenant with room."""
     affinity: CellAffinity = CellAffinity.HARD
     level: str | None = None
-    """The cell type that each pod is to lie in. None is the smallest that holds it."""
+    """The cell type for each pod. None: the smallest that holds it."""
     pinned: str | None = None
     """Only this pinned cell of the tenant."""
 
@@ -65,15 +65,15 @@ class CellRequest:
 
 
 class GrantedCell(NamedTuple):
-    """A whole cell, or device, that a pod has: where it is, and which of its tenant's cells it counts as."""
+    """A whole cell, or device, of a pod: its physical cell, and the virtual cell of its tenant."""
 
     level: int
     at: int
-    """Of the physical cell, in its pool."""
+    """Index of the physical cell in its pool."""
     root: int | None
-    """The level of the tenant's cell that it lies in; None for opportunistic jobs."""
+    """The level of the tenant's cell that contains it; None for opportunistic jobs."""
     virtual: int
-    """Of the virtual cell, among those of `root`; for pinned cells, see the grant."""
+    """Index of the virtual cell within the tenant's cells of level `root`, or within the pinned cell of the grant."""
 
 
 class PodGrant(msgspec.Struct, frozen=True, dict=True):
@@ -84,7 +84,7 @@ class PodGrant(msgspec.Struct, frozen=True, dict=True):
     pinned: str | None
     pieces: tuple[GrantedCell, ...]
     wanted_level: int
-    """The level that it lies in one cell of, as the paper counts: 1 is a device."""
+    """The level of the cell that the pod requested, counted as in the paper: 1 is a device."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -98,14 +98,14 @@ class PodGrant(msgspec.Struct, frozen=True, dict=True):
 
     @cached_property
     def virtual_cells(self) -> tuple[str, ...]:
-        """`TENANT/TYPE[i]` is the tenant's i-th cell, and what follows the place of the piece in it. Empty if opportunistic."""
+        """`TENANT/TYPE[i]` is the tenant's i-th cell; the rest is the position in it. Empty for opportunistic jobs."""
         if self.pieces[0].root is None:
             return ()
         return tuple(self.pool.virtual_name(self.vc, self.pinned, piece) for piece in self.pieces)
 
     @cached_property
     def level(self) -> int:
-        """The level of the smallest physical cell around all its devices, as the paper counts; 0 if there is none."""
+        """The level of the smallest physical cell with all its devices, counted as in the paper; 0 if there is none."""
         return self.pool.common_level(self.pieces)
 
     @property
@@ -114,7 +114,7 @@ class PodGrant(msgspec.Struct, frozen=True, dict=True):
 
 
 class Grant(msgspec.Struct, frozen=True, dict=True):
-    """A job's devices, pod by pod in the order of the request, and who has to go for it."""
+    """A job's devices, pod by pod in the order of the request, and the jobs that were preempted for it."""
 
     job: str
     vc: str
@@ -122,7 +122,7 @@ class Grant(msgspec.Struct, frozen=True, dict=True):
     device_type: str
     pods: tuple[PodGrant, ...]
     preempted: tuple[str, ...]
-    """Jobs that have lost their devices by this: opportunistic ones first, then lower priorities of the same tenant."""
+    """Opportunistic jobs first, then jobs of lower priority of the same tenant."""
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
@@ -135,10 +135,10 @@ class Grant(msgspec.Struct, frozen=True, dict=True):
 
 @dataclass(frozen=True)
 class CellRefusal:
-    """Nothing has changed, and why."""
+    """Why a request was refused. Nothing has changed."""
 
     job: str
     reason: str
     cell_type: str | None = None
     short: int = 0
-    """How many pods of the group that did not fit were left over."""
+    """Number of pods without room, of the group that did not fit."""

@@ -1,8 +1,8 @@
-"""Whether free cells suffice for what tenants may still ask for, level by level: the arithmetic of HiveD's Theorem 1. Pure.
+"""Whether free cells suffice for all requests that tenants may still make, level by level (HiveD, Theorem 1). Pure.
 
-With f_k free cells at level k and n_k = r_k - a_k that tenants may still ask for, F_k = max(0, gap_{k+1}) * h_{k+1} are to
-be had by splitting larger ones that nobody needs, and gap_k = f_k + F_k - n_k. While no gap is negative every legal request
-is served. A negative gap is a shortfall; it does not weigh on the levels below, since fragments would not help there.
+With f_k free cells at level k and n_k = r_k - a_k cells that tenants may still request, splitting larger cells that no
+tenant needs gives F_k = max(0, gap_{k+1}) * h_{k+1} more, and gap_k = f_k + F_k - n_k. While no gap is negative, every legal
+request succeeds. A negative gap is a shortfall; it does not reduce the levels below, because fragments are of no use there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, order=True)
 class Shortfall:
-    """A virtual cluster could not have so many of its cells now."""
+    """The number of a virtual cluster's cells that do not fit on healthy devices now."""
 
     vc: str
     cell_type: str
@@ -26,7 +26,7 @@ class Shortfall:
 
 
 def gaps(free: Sequence[int], needed: Sequence[int], splits: Sequence[int]) -> list[int]:
-    """For each level, how many cells are over, or if negative missing, after larger needs are met."""
+    """For each level, the surplus of cells, or if negative the shortfall, after larger cells are served."""
     result = [0] * len(free)
     spare = 0
     for level in range(len(free) - 1, -1, -1):
@@ -36,8 +36,8 @@ def gaps(free: Sequence[int], needed: Sequence[int], splits: Sequence[int]) -> l
     return result
 
 
-def divide(missing: int, needs: Mapping[str, int]) -> dict[str, int]:
-    """Who lacks the `missing` cells: whoever needs most, one by one; ties go to the first name."""
+def missing_by_tenant(missing: int, needs: Mapping[str, int]) -> dict[str, int]:
+    """Divide the `missing` cells among tenants: one by one to the tenant with the most needs; ties go to the first name."""
     left = dict(needs)
     lacking: dict[str, int] = {}
     for _ in range(missing):

@@ -1,4 +1,4 @@
-"""A tenant's cells, and what a cluster tells about them."""
+"""A tenant's cells, and reports about them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Tenant:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a virtual cluster has of one cell type, and how much of it is in use."""
+    """A virtual cluster's cells of one type, and their use."""
 
     vc: str
     cell_type: str
@@ -42,16 +42,16 @@ class Usage:
     devices: int
     free_devices: int
     bad_devices: int
-    """Bad devices in its bound cells that it has been shown."""
+    """Bad devices in its bound cells."""
 
 
 @dataclass(frozen=True)
 class HealthChange:
-    """What a change of health means to others."""
+    """The jobs and tenants that a change of health concerns."""
 
     devices: tuple[str, ...]
-    """Those that changed."""
+    """Devices that changed."""
     jobs: tuple[str, ...]
     """Jobs that run on them."""
     virtual_clusters: tuple[str, ...]
-    """Tenants in whose bound cells they are."""
+    """Tenants whose bound cells contain them."""

@@ -1,9 +1,9 @@
-"""A tenant's cells of one level, and what its jobs have of them. Nothing here depends on other tenants.
+"""A tenant's virtual cells of one level, and the jobs in them. Nothing here depends on other tenants.
 
-The cells are a forest as each priority sees it, so without jobs that it may preempt. The forest of priority 0 counts
-everybody; others are made when somebody has to be preempted, and kept while there are jobs of the priority just below.
-Virtual cells get physical ones only when something runs in them: first the tenant's cell as a whole, then, on the way down,
-those within that are needed. They lose them when nothing runs there any more.
+There is one forest per priority, without the jobs that the priority may preempt. The forest of priority 0 counts all jobs;
+others are made for the first preemption, and kept while there are jobs of the priority just below. Virtual cells are bound
+to physical ones only while a job runs in them: first the tenant's cell as a whole, then the cells within it that the job
+uses.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from gyrostat.sched.cells.free_lists import TAKEN
 from gyrostat.sched.cells.physical import PhysicalCells
 
 _NOBODY = ""
-"""Whose the bad devices within a tenant's bound cells are."""
+"""The holder of bad devices within a tenant's bound cells."""
 _ALWAYS = 1 << 30
 """The priority that nothing preempts."""
 
 
 class VirtualCells:
-    """The tenant's cells of level `root` in one pool; or one pinned cell, which is bound for good."""
+    """The tenant's cells of level `root` in one pool; or one pinned cell, which is bound permanently."""
 
     def __init__(
         self, vc: str, pool: PhysicalCells, root: int, count: int, pinned: str | None = None
@@ -33,27 +33,27 @@ class VirtualCells:
         self.pinned = pinned
         self.sizes = pool.sizes[: root + 1]
         self.views: dict[int, Forest] = {0: Forest(self.sizes, count)}
-        """By priority, ascending."""
+        """The forest that each priority sees, ascending."""
         self.priorities: dict[int, int] = {}
-        """How many cells jobs of each priority hold."""
+        """Number of cells that jobs of each priority hold."""
         devices = count * self.sizes[-1]
         self.physical = [[-1] * (devices // size) for size in self.sizes]
-        """Which physical cell a virtual one is bound to."""
+        """By level and virtual cell: the physical cell that it is bound to, or -1."""
         self.bound = 0
-        """How many of the tenant's cells are bound."""
+        """Number of the tenant's cells that are bound."""
         self.users = [0] * count
-        """How many pieces jobs have of each of the tenant's cells."""
+        """Number of cells that jobs hold within each of the tenant's cells."""
         self.holders: list[dict[int, tuple[str, int]]] = [{} for _ in self.sizes]
-        """Which job has a virtual cell, and its priority."""
-        self.carved: dict[int, int] = {}
-        """Bad devices in bound cells that no guaranteed job has, and the virtual devices that stand for them."""
-        self.spoiled: dict[int, tuple[int, int]] = {}
-        """Bad devices that a job still has: virtual device and the job's priority. Higher ones must not take them over."""
+        """By level and virtual cell: the job that holds it, and its priority."""
+        self.bad_idle: dict[int, int] = {}
+        """Bad devices in bound cells that no guaranteed job has, and the virtual devices that represent them."""
+        self.bad_in_use: dict[int, tuple[int, int]] = {}
+        """Bad devices that a job still has: virtual device, and the job's priority. Higher priorities must not get them."""
 
     @property
     def bad(self) -> int:
-        """Bad devices in bound cells: those that the tenant has been shown."""
-        return len(self.carved) + len(self.spoiled)
+        """Number of bad devices in bound cells."""
+        return len(self.bad_idle) + len(self.bad_in_use)
 
     def view(self, priority: int) -> Forest:
         forest = self.views.get(priority)
@@ -63,7 +63,7 @@ class VirtualCells:
                 for index, (_, held_by) in held.items():
                     if held_by >= priority:
                         forest.take(level, index)
-            for virtual, held_by in self.spoiled.values():
+            for virtual, held_by in self.bad_in_use.values():
                 if held_by < priority:
                     forest.take(0, virtual)
             self.views[priority] = forest
@@ -113,7 +113,7 @@ class VirtualCells:
     # Binding ------------------------------------------------------------------------------------------------------
 
     def bind_root(self, root: int, physical: int) -> bool:
-        """Bind one of the tenant's cells as a whole. True if bad devices came with it, which its forests now show."""
+        """Bind one of the tenant's cells. True if it has bad devices, which the forests then count as taken."""
         self.pool.bind(self.root, physical)
         self.pool.owners[self.root][physical] = (self, root)
         self.physical[self.root][root] = physical
@@ -122,15 +122,15 @@ class VirtualCells:
             self.pool.needed[self.root] -= 1
         bad = self.pool.bad_within(self.root, physical)
         for device in bad:
-            self.carve(device, root)
+            self.reserve_bad(device, root)
         return bool(bad)
 
     def unbind_root(self, root: int) -> None:
-        """Nothing runs in the cell any more."""
+        """Unbind one of the tenant's cells, in which no job runs any more."""
         physical = self.physical[self.root][root]
         for device in self.pool.bad_within(self.root, physical):
-            if device in self.carved:
-                self.uncarve(device)
+            if device in self.bad_idle:
+                self.release_bad(device)
         self.physical[self.root][root] = -1
         del self.pool.owners[self.root][physical]
         self.bound -= 1
@@ -139,7 +139,7 @@ class VirtualCells:
         self.pool.unbind(self.root, physical)
 
     def bind(self, level: int, index: int) -> int:
-        """The physical cell for a virtual one, in a tenant's cell that is bound."""
+        """Bind a virtual cell within a bound cell of the tenant. Returns its physical cell."""
         row = self.physical[level]
         if row[index] >= 0:
             return row[index]
@@ -150,64 +150,64 @@ class VirtualCells:
 
     def pin(self, level: int, index: int, physical: int) -> None:
         self.physical[level][index] = physical
-        self.pool.hand_out(level, physical)
+        self.pool.mark_assigned(level, physical)
 
-    def loosen(self, level: int, index: int) -> None:
-        """Take physical cells from virtual ones, from this one upwards, in which nothing is any more."""
+    def unpin(self, level: int, index: int) -> None:
+        """Unbind this cell and the cells around it, as far up as no job is in them."""
         free, pool = self.views[0].free, self.pool
         while level < self.root and free[level][index] == self.sizes[level]:
             physical = self.physical[level][index]
             if physical >= 0:
-                pool.hand_back(level, physical)
+                pool.mark_unassigned(level, physical)
                 self.physical[level][index] = -1
             level += 1
             index //= pool.splits[level]
 
     # Bad devices --------------------------------------------------------------------------------------------------
 
-    def carve(self, device: int, root: int, virtual: int | None = None) -> None:
-        """Let a virtual device stand for a bad one that no job has, so that nothing is placed there."""
-        if virtual is None or not self._can_stand(virtual, device, root):
-            virtual = self.partner(0, device, root)
-            assert virtual is not None, "a bad device in a bound cell has a partner, bound or to be bound"
-        self.carved[device] = virtual
+    def reserve_bad(self, device: int, root: int, virtual: int | None = None) -> None:
+        """Take a virtual device for a bad one that no job has, so that no job is placed there."""
+        if virtual is None or not self._can_represent(virtual, device, root):
+            virtual = self.virtual_for(0, device, root)
+            assert virtual is not None, "a bad device in a bound cell has a virtual device"
+        self.bad_idle[device] = virtual
         self.hold(0, virtual, _NOBODY, _ALWAYS)
 
-    def _can_stand(self, virtual: int, device: int, root: int) -> bool:
+    def _can_represent(self, virtual: int, device: int, root: int) -> bool:
         if virtual // self.sizes[-1] != root or not self.views[0].is_free(0, virtual):
             return False
         return self.pin_path(0, virtual, device)
 
-    def uncarve(self, device: int) -> None:
-        virtual = self.carved.pop(device)
+    def release_bad(self, device: int) -> None:
+        virtual = self.bad_idle.pop(device)
         self.drop(0, virtual)
-        self.loosen(0, virtual)
+        self.unpin(0, virtual)
 
-    def show_mended(self, device: int) -> None:
-        if device in self.carved:
-            self.uncarve(device)
+    def repair(self, device: int) -> None:
+        if device in self.bad_idle:
+            self.release_bad(device)
         else:
-            self.unspoil(device)
+            self.remove_bad_in_use(device)
 
-    def spoil(self, device: int, virtual: int, priority: int) -> None:
-        """A device broke under a job of this priority."""
-        self.spoiled[device] = (virtual, priority)
+    def add_bad_in_use(self, device: int, virtual: int, priority: int) -> None:
+        """A device of a job of this priority became bad."""
+        self.bad_in_use[device] = (virtual, priority)
         for seen_by, forest in self.views.items():
             if seen_by > priority:
                 forest.take(0, virtual)
 
-    def unspoil(self, device: int) -> int:
-        """The virtual device that stood for it."""
-        virtual, priority = self.spoiled.pop(device)
+    def remove_bad_in_use(self, device: int) -> int:
+        """Returns the virtual device that represented it."""
+        virtual, priority = self.bad_in_use.pop(device)
         for seen_by, forest in self.views.items():
             if seen_by > priority:
                 forest.give(0, virtual)
         return virtual
 
-    def partner(self, level: int, physical: int, root: int) -> int | None:
-        """The virtual cell for a physical one: cells on the way that are not bound yet get the first free partners.
+    def virtual_for(self, level: int, physical: int, root: int) -> int | None:
+        """The virtual cell for a physical one in the tenant's cell `root`; binds the first unbound ones on the way down.
 
-        None if the physical cell, or one around it, cannot be one of this tenant's cell `root`.
+        None if the physical cell, or one around it, cannot be bound there.
         """
         pool, index = self.pool, root
         for below in range(self.root - 1, level - 1, -1):
@@ -225,9 +225,9 @@ class VirtualCells:
         return index
 
     def pin_path(self, level: int, virtual: int, physical: int) -> bool:
-        """Bind a virtual cell, and those around it, to a certain physical one, in a tenant's cell that is bound.
+        """Bind a virtual cell, and those around it, to a given physical one, in a bound cell of the tenant.
 
-        False, and nothing has changed, if they are bound to others.
+        False, and no change, if one of them is bound to another.
         """
         missing = []
         for above in range(level, self.root + 1):

@@ -1,7 +1,7 @@
-"""What a placer is: it turns "so many devices of this type for that job" into devices, or says why not.
+"""The interface of placers: a placer turns a number of devices of a type into devices, or refuses with a reason.
 
-It keeps the physical side of the books: which device belongs to which part of which job. A job has up to two parts,
-its share of its VC's guarantee and what it borrows. Placers know nothing of time, order or policies.
+It records which device belongs to which part of which job. A job has up to two parts: its guaranteed allocation and its
+borrowed (opportunistic) one. Placers know nothing of time, rank or policies.
 """
 
 from __future__ import annotations
@@ -12,28 +12,30 @@ from typing import Protocol
 
 from gyrostat.core.devices import Counts, DeviceId, Devices
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.sched.placers.room import Candidate
+from gyrostat.sched.placers.preemption import Candidate
 
 
 @dataclass(frozen=True, slots=True)
 class DevicesPlaced:
-    """All devices that this part of the job now has."""
+    """A placement: all devices that this part of the job has now."""
 
     devices: Devices
     victims: tuple[JobId, ...] = ()
-    """Jobs whose borrowed part was taken away for it, all of it."""
+    """Jobs whose borrowed devices were reclaimed for it, all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementRefused:
+    """Why there is no placement."""
+
     reason: str
     victims: tuple[JobId, ...] = ()
-    """Borrowers that were driven out before it turned out to be in vain; seldom any."""
+    """Borrowers that had been evicted before the placement failed; rare."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobPart:
-    """One of the two parts of a job."""
+    """The guaranteed or the borrowed part of a job's devices."""
 
     job: JobId
     borrowed: bool
@@ -41,46 +43,48 @@ class JobPart:
 
 class Placer(Protocol):
     lends: bool
-    """Whether devices that a VC does not use may be borrowed by others."""
+    """Whether other VCs may borrow idle devices of a VC."""
 
     def capacity(self, vc: str) -> Counts:
-        """What the VC is guaranteed and can have, by type, with the devices that are there now."""
+        """Guaranteed devices of the VC that are available now, by type."""
 
     def lendable(self) -> Counts:
-        """Devices that nobody uses, by type; empty if nothing is lent."""
+        """Idle devices, by type; empty if nothing is lent."""
 
     def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
-        """Let this part of the job have so many devices: first ones, more or fewer. What it has stays where it can.
+        """Set the number of devices of this part: start, grow or shrink it. Devices that it has are kept where possible.
 
-        Refused: the part is as it was.
+        If refused, the part has not changed.
         """
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
-        """Which of the `candidates` (of the same VC, the last first) must give up their guaranteed part for `place`
-        to find room; None if not even all of them are enough. Changes nothing.
+        """The `candidates` (of the same VC, the lowest rank first) whose guaranteed devices must be preempted for `place`
+        to succeed; None if not even all of them make room. Changes nothing.
         """
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
-        """Give the part exactly these devices, if they are free (a job that ran before; an exchange that was called
-        off).
+        """Give the part exactly these devices, if they are free: a job that was running already, or a preemption that is
+        undone.
         """
 
     def release(self, job: JobId, borrowed: bool) -> None:
-        """The part holds nothing any more."""
+        """Free all devices of the part."""
 
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
-        """Turn the borrowed part into the guaranteed one, if the job holds nothing else: in place, or moved."""
+        """Turn the borrowed part into a guaranteed one, if the job has no other devices: in place, or migrated."""
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
-        """Move the part to where it leaves the larger holes; refused if it is best where it is."""
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
+        """Migrate the part if that leaves larger blocks of free devices; else refuse."""
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
-        """These are gone. Returns the parts that lost some, each with what it has left."""
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+        """Make these devices unavailable. Returns the parts that lost some, each with its remaining devices."""
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
-        """These are there again, and free."""
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
+        """Make these devices available again, and free."""
 
-    def choose(self, type_: str, number: int) -> Devices:
-        """Devices whose loss hurts least, for those who may take so many: free ones, then borrowed, then the rest."""
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
+        """This many devices of a type, or fewer, whose withdrawal disrupts least: free ones, then borrowed, then the rest."""

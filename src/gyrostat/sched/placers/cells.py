@@ -1,11 +1,11 @@
-"""Cells: a VC has at any time the places that a cluster of its own would give it (HiveD).
+"""Placement by cells: a VC can at any time place what it could place in a private cluster (HiveD).
 
-`sched.cells` decides; this module speaks its language. A part of a job is one or more gangs there: the first one as
-large as it started, further ones where it grew. A gang larger than a node is one pod per node.
+`sched.cells` decides; this module translates. A part of a job is one or more gangs there: the first one of its initial
+size, further ones for what it grew by. A gang larger than a node is one pod per node.
 
-Two things that HiveD is compared with differ in little and are here, too. With `dynamic=False` every cell of a VC is
-bound once and for all (§5.3). With `quotas` the whole cluster belongs to one tenant, `EVERYBODY`, and VCs are only
-limited in the number of devices that they have: places are found in the same way, but nobody is promised any (§2).
+Two baselines of the HiveD paper are variants of it. With `dynamic=False` every cell of a VC is bound permanently (§5.3).
+With `quotas` the whole cluster belongs to one tenant, `SHARED_POOL`, and VCs are limited in their number of devices only:
+placement is the same, but no VC is guaranteed any place (§2).
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ from gyrostat.sched.cells.request import (
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.cells.virtual import VirtualCells
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
-from gyrostat.sched.placers.room import Candidate, Want, choose_victims
-from gyrostat.sched.placers.withdraw import least_harm
+from gyrostat.sched.placers.preemption import Candidate, PlacementDemand, choose_victims
+from gyrostat.sched.placers.quota import Quotas
+from gyrostat.sched.placers.withdraw import least_disruptive
 
 
 def fleet_of(spec: CellSpec) -> Fleet:
@@ -43,11 +44,12 @@ def fleet_of(spec: CellSpec) -> Fleet:
     )
 
 
-EVERYBODY = "everybody"
+SHARED_POOL = "the pool"
+"""The one tenant of a cluster with quotas; refusals name it."""
 
 
 class CellPlacer:
-    """HiveD behind the placers' interface."""
+    """HiveD's cells behind the interface of placers."""
 
     def __init__(
         self,
@@ -58,7 +60,7 @@ class CellPlacer:
         dynamic: bool = True,
         quotas: Mapping[str, Counts] | None = None,
     ) -> None:
-        """`fleet`: of which the specification's machines are a part; by default they are all of it."""
+        """`fleet` contains the machines of the specification; by default nothing else."""
         self.fleet = fleet_of(spec) if fleet is None else fleet
         self.lends = lends
         self._cells = CellCluster(spec)
@@ -67,18 +69,16 @@ class CellPlacer:
         """By the name of a gang."""
         self._held: dict[JobPart, Devices] = {}
         self._owner: dict[DeviceId, JobPart] = {}
-        self._quotas = quotas
-        self._used: dict[tuple[str, str], int] = {}
-        """With quotas, by VC and type."""
+        self._quotas = Quotas(quotas)
         self._vcs: dict[JobPart, str] = {}
         self._numbers = count()
         self._gone: set[DeviceId] = set()
         self._on_node: dict[tuple[str, int], int] = {}
-        """By tenant and node: devices that its guaranteed jobs have there."""
+        """By tenant and node: devices of its guaranteed jobs."""
         self._pools: dict[str, list[PhysicalCells]] = {}
         """By device type."""
         self._ids: dict[PhysicalCells, list[DeviceId]] = {}
-        """By the pool's own number of a device: the fleet's."""
+        """Maps a pool's device numbers to the fleet's."""
         for pool in self._cells.pools.values():
             self._pools.setdefault(pool.hierarchy.device_type, []).append(pool)
             per_node = pool.sizes[pool.hierarchy.node_level]
@@ -91,11 +91,11 @@ class CellPlacer:
         if not dynamic:
             self._bind_all()
 
-    # What the scheduler asks.
+    # The interface of placers.
 
     def capacity(self, vc: str) -> Counts:
-        if self._quotas is not None:
-            return self._quotas.get(vc, {})
+        if self._quotas.limits is not None:
+            return self._quotas.limits.get(vc, {})
         counts: dict[str, int] = {}
         for groups in self._cells.tenants[vc].groups.values():  # requests cannot ask for pinned cells
             for group in groups:
@@ -125,7 +125,7 @@ class CellPlacer:
             added.append(answer)
         return DevicesPlaced(self._held.get(part, ()), tuple(dict.fromkeys(victims)))
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
@@ -139,7 +139,7 @@ class CellPlacer:
             for level, whole in enumerate(group.views[0].whole)
             if level >= hierarchy.node_level
         )
-        want = Want(
+        demand = PlacementDemand(
             devices=wanted,
             short=wanted - self._room(request.vc, type_),
             fits=str(request.affinity) == "soft",
@@ -147,7 +147,7 @@ class CellPlacer:
             empty=empty,
             available=lambda node: size - self._on_node.get((tenant, node), 0),
         )
-        return choose_victims(candidates, want, self.fleet.node_of)
+        return choose_victims(candidates, demand, self.fleet.node_of)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
         part = JobPart(request.id, borrowed)
@@ -165,18 +165,16 @@ class CellPlacer:
             self._drop(part, grant)
 
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
-        """Where the VC's own cells have room, which is seldom where it borrowed; under a quota any place is as good."""
+        """Usually a migration into the VC's own cells; under a quota the job keeps its devices."""
         devices = self._held[JobPart(request.id, True)]
         counts = self.fleet.count(devices)
-        if self._quotas is not None:
+        if self._quotas.limits is not None:
             for type_, number in counts.items():
-                if number > self._room(request.vc, type_):
-                    return PlacementRefused(
-                        f"{number} {type_} wanted, {self._room(request.vc, type_)} left of the quota"
-                    )
+                if number > (room := self._room(request.vc, type_)):
+                    return PlacementRefused(f"{number} {type_} requested, {room} left of the quota")
             self.release(request.id, True)
             kept = self.restore(request, devices, False)
-            assert kept, f"{request.id} cannot keep what it borrowed"
+            assert kept, f"{request.id} cannot keep its borrowed devices"
             return DevicesPlaced(devices)
         placed = self.place(request, counts, False)
         if isinstance(placed, DevicesPlaced):
@@ -184,10 +182,12 @@ class CellPlacer:
             placed = DevicesPlaced(placed.devices, tuple(job for job in placed.victims if job != request.id))
         return placed
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
         part = JobPart(request.id, borrowed)
         if borrowed or self.fleet.spread(devices) != 1 or len(self._gangs[part]) != 1:
-            return PlacementRefused("only a guaranteed job within one node is moved to pack nodes")
+            return PlacementRefused("only a guaranteed job within one node is migrated to defragment nodes")
         (old,) = self._gangs[part]
         here = self.fleet.node_of[devices[0]]
         victims: list[JobId] = []
@@ -202,10 +202,10 @@ class CellPlacer:
         return (
             DevicesPlaced(self._held[part], tuple(victims))
             if better or victims
-            else PlacementRefused("it is best where it is")
+            else PlacementRefused("no placement leaves larger free blocks")
         )
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         gone = [device for device in devices if device not in self._gone]
         lost: dict[JobPart, Devices] = {}
         for device in gone:
@@ -227,26 +227,24 @@ class CellPlacer:
             left.append((part, self._held.get(part, ())))
         return left
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         for device in devices:
             if device in self._gone:
                 self._gone.remove(device)
                 self._cells.set_health(self._name(device), True)
 
-    def choose(self, type_: str, number: int) -> Devices:
-        return least_harm(self.fleet, type_, number, self._owner, self._gone)
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
+        return least_disruptive(self.fleet, type_, number, self._owner, self._gone)
 
-    # How it asks for cells.
+    # Requests for cells.
 
     def _tenant(self, vc: str) -> str:
-        return vc if self._quotas is None else EVERYBODY
+        return vc if self._quotas.limits is None else SHARED_POOL
 
     def _room(self, vc: str, type_: str) -> int:
-        """Devices that the VC may have besides those that its guaranteed jobs have."""
+        """Devices that the VC may still allocate to guaranteed jobs."""
         left = sum(group.views[0].left for group in self._groups(vc, type_))
-        if self._quotas is not None:
-            left = min(left, self._quotas[vc].get(type_, 0) - self._used.get((vc, type_), 0))
-        return left
+        return int(min(left, self._quotas.left(vc, type_)))
 
     def _groups(self, vc: str, type_: str) -> list[VirtualCells]:
         tenant = self._cells.tenants[self._tenant(vc)]
@@ -256,15 +254,15 @@ class CellPlacer:
         self, part: JobPart, request: JobRequest, type_: str, number: int, victims: list[JobId]
     ) -> Grant | PlacementRefused:
         if type_ not in self._pools:
-            return PlacementRefused(f"there are no {type_} here")
+            return PlacementRefused(f"this cluster has no {type_}")
         if part.borrowed:
             if not self.lends:
-                return PlacementRefused("nothing is lent here")
+                return PlacementRefused("this cluster lends no devices")
             room = self._lendable[type_]
         else:
             room = self._room(request.vc, type_)
         if number > room:
-            return PlacementRefused(f"{number} {type_} wanted, {room} free")
+            return PlacementRefused(f"{number} {type_} requested, {room} free")
         hierarchy = self._pools[type_][0].hierarchy
         whole, rest = divmod(number, hierarchy.sizes[hierarchy.node_level])
         pods = [PodGroup(hierarchy.sizes[hierarchy.node_level], whole)] if whole else []
@@ -291,7 +289,7 @@ class CellPlacer:
     def _shrink(
         self, part: JobPart, request: JobRequest, counts: Counts, now: Counts
     ) -> DevicesPlaced | PlacementRefused:
-        """Keep what is on the nodes where the part has most; what is missing of other types is then added."""
+        """Keep the devices on the nodes where the part has most; then add what is missing of other types."""
         had = self._held[part]
         per_node: dict[int, int] = {}
         for device in had:
@@ -303,7 +301,7 @@ class CellPlacer:
             of_type.sort(key=lambda device: (-per_node[self.fleet.node_of[device]], device))
             keep += of_type[: min(number, counts.get(type_, 0))]
         restored = self.restore(request, tuple(sorted(keep)), part.borrowed)
-        assert restored, f"{part} cannot keep a part of what it has"
+        assert restored, f"{part} cannot keep a subset of its devices"
         grown = self.place(request, counts, part.borrowed) if len(keep) < sum(counts.values()) else None
         if isinstance(grown, PlacementRefused):
             self.restore(request, had, part.borrowed)
@@ -311,7 +309,7 @@ class CellPlacer:
         return grown or DevicesPlaced(self._held.get(part, ()))
 
     def _restore(self, part: JobPart, vc: str, type_: str, devices: list[DeviceId]) -> bool:
-        """The part has exactly these once more."""
+        """Give the part exactly these devices of one type, if they are free."""
         per_node: dict[int, list[str]] = {}
         for device in devices:
             per_node.setdefault(self.fleet.node_of[device], []).append(self._name(device))
@@ -330,7 +328,7 @@ class CellPlacer:
         return True
 
     def _bind_all(self) -> None:
-        """Every cell of every VC to a physical one, for good: it always has a user."""
+        """Bind every cell of every VC permanently: it always counts as used."""
         groups = [group for tenant in self._cells.tenants.values() for group in tenant.all_groups()]
         for group in sorted(groups, key=lambda group: -group.root):
             for root in range(group.count):
@@ -340,7 +338,7 @@ class CellPlacer:
                     group.bind_root(root, physical)
                     group.users[root] += 1
 
-    # The books.
+    # Records of who has which device.
 
     def _new_name(self, part: JobPart) -> str:
         return f"{part.job}{'~' if part.borrowed else '.'}{next(self._numbers)}"
@@ -370,7 +368,7 @@ class CellPlacer:
             self._count(grant, vc, devices, 1)
 
     def _drop(self, part: JobPart, grant: Grant, *, lost: bool = False) -> None:
-        """`lost`: its cells are gone already."""
+        """`lost`: its cells have been released already."""
         if not lost:
             self._cells.release(grant.job)
         del self._parts[grant.job]
@@ -392,13 +390,11 @@ class CellPlacer:
         for device in devices:
             key = (tenant, node_of[device])
             on_node[key] = on_node.get(key, 0) + sign
-        if self._quotas is not None:
-            used = (vc, grant.device_type)
-            self._used[used] = self._used.get(used, 0) + sign * len(devices)
+        self._quotas.count(vc, grant.device_type, sign * len(devices))
 
 
 class _Idle(Mapping[str, int]):
-    """Devices that nobody uses, by type, as it is when looked at."""
+    """A live view of the number of idle devices, by type."""
 
     def __init__(self, pools: Mapping[str, list[PhysicalCells]]) -> None:
         self._pools = pools

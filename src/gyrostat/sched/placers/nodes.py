@@ -1,13 +1,12 @@
-"""A pool of nodes: every VC may use any device. With quotas it is how most clusters are shared; without, one big
-cluster.
+"""A pool of nodes: every VC may use any device. With quotas this is how most clusters are shared; without, one pool.
 
-A quota is a number of devices per VC and nothing else. It says nothing about where they are, which is why a VC with
-quota left may still wait for eight devices of one node (HiveD's sharing anomaly, §2).
+A quota is a number of devices per VC and says nothing about where they are, which is why a VC with quota left may still
+wait for eight devices of one node (HiveD's sharing anomaly, §2).
 
-Packing is best fit: a job that fits into one node goes to the fullest one that has room, a larger one takes whole
-nodes and packs its rest. An elastic job may at any size lie on as many nodes as it would need for what it asked for.
-A job with soft affinity takes the emptiest nodes if no good place is free. A guaranteed job that finds no place drives
-out borrowers where the fewest devices of theirs are in its way.
+Placement is best fit: a job that fits into one node goes to the fullest one with room, a larger one takes whole nodes and
+packs its rest. An elastic job may at any size span as many nodes as the size that it requests would need. A job with soft
+affinity takes the emptiest nodes if no better placement is free. A guaranteed job without a placement reclaims the nodes
+with the fewest borrowed devices in its way.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from itertools import islice
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused
-from gyrostat.sched.placers.room import Candidate, Want, choose_victims
-from gyrostat.sched.placers.withdraw import least_harm
+from gyrostat.sched.placers.preemption import Candidate, PlacementDemand, choose_victims
+from gyrostat.sched.placers.quota import Quotas
+from gyrostat.sched.placers.withdraw import least_disruptive
 
 
 class NodePlacer:
-    """All nodes of `fleet` in one pool; `quotas` by VC and type, or None: no limits and only one guarantee, the whole."""
+    """All nodes of `fleet` in one pool; `quotas` by VC and type, or None: every VC may use all devices."""
 
     def __init__(
         self, fleet: Fleet, *, quotas: Mapping[str, Counts] | None = None, lends: bool = False
     ) -> None:
         self.fleet = fleet
         self.lends = lends
-        self._quotas = quotas
-        self._used: dict[tuple[str, str], int] = {}
+        self._quotas = Quotas(quotas)
         self._free: list[list[DeviceId]] = [list(node.devices) for node in fleet.nodes]
         self._borrowers: list[dict[JobId, int]] = [{} for _ in fleet.nodes]
-        """By node: how many of its devices which borrower has, in the order in which they came."""
+        """By node: its borrowers and their devices there, in the order of arrival."""
         self._owner: dict[DeviceId, JobPart] = {}
         self._held: dict[JobPart, Devices] = {}
         self._vc: dict[JobId, str] = {}
@@ -52,14 +51,14 @@ class NodePlacer:
         for position, node in enumerate(fleet.nodes):
             self._by_free[node.type][node.count].append(position)
 
-    # What the scheduler asks.
+    # The interface of placers.
 
     def capacity(self, vc: str) -> Counts:
-        if self._quotas is None:
+        limits = self._quotas.limits
+        if limits is None:
             return self._totals
         return {
-            type_: min(number, self._totals.get(type_, 0))
-            for type_, number in self._quotas.get(vc, {}).items()
+            type_: min(number, self._totals.get(type_, 0)) for type_, number in limits.get(vc, {}).items()
         }
 
     def lendable(self) -> Counts:
@@ -79,27 +78,24 @@ class NodePlacer:
         for type_, number in more.items():
             if not self._grow(part, request, type_, number, victims):
                 assert not victims
-                self._become(part, request, has)
+                self._set_held(part, request, has)
                 return PlacementRefused(f"no {number} {type_} close enough together")
         return DevicesPlaced(self._held.get(part, ()), tuple(victims))
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
         ((type_, wanted),) = counts.items()
-        short = wanted - self._free_totals.get(type_, 0) - self._lent_totals.get(type_, 0)
-        if self._quotas is not None:
-            left = self._quotas.get(request.vc, {}).get(type_, 0) - self._used.get((request.vc, type_), 0)
-            short = max(short, wanted - left)
-        want = Want(
+        available = self._free_totals.get(type_, 0) + self._lent_totals.get(type_, 0)
+        demand = PlacementDemand(
             devices=wanted,
-            short=short,
+            short=wanted - int(min(available, self._quotas.left(request.vc, type_))),
             fits=request.affinity is Affinity.SOFT or self._find(type_, wanted, request.affinity) is not None,
             size=self._largest[type_],
             empty=len(self._by_free[type_][-1]),
             available=self._available,
         )
-        return choose_victims(candidates, want, self.fleet.node_of)
+        return choose_victims(candidates, demand, self.fleet.node_of)
 
     def _available(self, position: int) -> int:
         borrowers = self._borrowers[position]
@@ -109,85 +105,77 @@ class NodePlacer:
         part = JobPart(request.id, borrowed)
         if any(device in self._gone or self._owner.get(device, part) != part for device in devices):
             return False
-        self._become(part, request, devices)
+        self._set_held(part, request, devices)
         return True
 
     def release(self, job: JobId, borrowed: bool) -> None:
         part = JobPart(job, borrowed)
-        self._give(part, self._held.get(part, ()))
+        self._release(part, self._held.get(part, ()))
 
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
         borrowed = JobPart(request.id, True)
         devices = self._held[borrowed]
-        if (refusal := self._over_quota(request, self.fleet.count(devices))) is not None:
+        if (refusal := self._quotas.refusal(request.vc, self.fleet.count(devices))) is not None:
             return refusal
-        self._give(borrowed, devices)
+        self._release(borrowed, devices)
         self._take(JobPart(request.id, False), request, list(devices))
         return DevicesPlaced(devices)
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
         part = JobPart(request.id, borrowed)
         if self.fleet.spread(devices) != 1 or request.devices != len(devices):
-            return PlacementRefused("only a job within one node is moved to pack nodes")
+            return PlacementRefused("only a job within one node is migrated to defragment nodes")
         here = self.fleet.node_of[devices[0]]
         type_ = self.fleet.nodes[here].type
         room = len(self._free[here])
         for free in range(len(devices), room + 1):
             for position in self._by_free[type_][free]:
                 if position != here and free < room + len(devices):
-                    self._give(part, devices)
+                    self._release(part, devices)
                     self._take(part, request, self._free[position][: len(devices)])
                     return DevicesPlaced(self._held[part])
-        return PlacementRefused("it is best where it is")
+        return PlacementRefused("no placement leaves larger free blocks")
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         lost: dict[JobPart, list[DeviceId]] = {}
         for device in devices:
             if device in self._gone:
                 continue
             if (part := self._owner.get(device)) is not None:
                 lost.setdefault(part, []).append(device)
-                self._give(part, (device,))
+                self._release(part, (device,))
             self._set_free(device, False)
             self._gone.add(device)
             self._totals[self.fleet.type_of(device)] -= 1
         return [(part, self._held.get(part, ())) for part in lost]
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         for device in devices:
             if device in self._gone:
                 self._gone.remove(device)
                 self._set_free(device, True)
                 self._totals[self.fleet.type_of(device)] += 1
 
-    def choose(self, type_: str, number: int) -> Devices:
-        return least_harm(self.fleet, type_, number, self._owner, self._gone)
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
+        return least_disruptive(self.fleet, type_, number, self._owner, self._gone)
 
-    # How it finds a place.
+    # Finding a placement.
 
     def _over_limit(self, request: JobRequest, more: Counts, borrowed: bool) -> PlacementRefused | None:
         for type_, number in more.items():
             room = self._free_totals.get(type_, 0) + (0 if borrowed else self._lent_totals.get(type_, 0))
             if number > room:
-                return PlacementRefused(f"{number} {type_} wanted, {room} free")
+                return PlacementRefused(f"{number} {type_} requested, {room} free")
         if borrowed:
-            return None if self.lends else PlacementRefused("nothing is lent here")
-        return self._over_quota(request, more)
-
-    def _over_quota(self, request: JobRequest, more: Counts) -> PlacementRefused | None:
-        if self._quotas is None:
-            return None
-        for type_, number in more.items():
-            quota = self._quotas.get(request.vc, {}).get(type_, 0)
-            left = quota - self._used.get((request.vc, type_), 0)
-            if number > left:
-                return PlacementRefused(f"{number} {type_} wanted, {left} left of the VC's {quota}")
-        return None
+            return None if self.lends else PlacementRefused("this cluster lends no devices")
+        return self._quotas.refusal(request.vc, more)
 
     def _grow(
         self, part: JobPart, request: JobRequest, type_: str, number: int, victims: list[JobId]
     ) -> bool:
-        """Take so many more devices, if they are close enough together."""
+        """Take `number` more devices, if they are close enough together."""
         has = self._held.get(part, ())
         beside = self._beside(has, type_, number)
         if beside is not None:
@@ -201,25 +189,25 @@ class NodePlacer:
         if found is None and request.elastic and not same_type:
             found = self._within(type_, number, -(-request.devices // self._largest[type_]))
         if found is None and not part.borrowed:
-            found = self._drive_out(type_, number, request.affinity, victims)
+            found = self._reclaim(type_, number, request.affinity, victims)
         if found is None:
             return False
         self._take(part, request, found)
         return True
 
     def _beside(self, has: Devices, type_: str, number: int) -> list[DeviceId] | None:
-        """Free devices of a node where the part already is."""
+        """Free devices of a node on which the part already has some."""
         for position in sorted({self.fleet.node_of[device] for device in has}):
             if self.fleet.nodes[position].type == type_ and len(self._free[position]) >= number:
                 return self._free[position][:number]
         return None
 
     def _move(self, part: JobPart, request: JobRequest, type_: str, old: list[DeviceId], whole: int) -> bool:
-        """Leave a node that is too small for another that holds the whole."""
+        """Migrate from a node that is too small to another one that holds the whole part."""
         found = self._find(type_, whole, Affinity.HARD)
         if found is None:
             return False
-        self._give(part, tuple(old))
+        self._release(part, tuple(old))
         self._take(part, request, found)
         return True
 
@@ -246,7 +234,7 @@ class NodePlacer:
         return None
 
     def _within(self, type_: str, number: int, nodes: int) -> list[DeviceId] | None:
-        """Free devices of so many nodes at most, the emptiest."""
+        """Free devices of at most `nodes` nodes, the emptiest."""
         by_free = self._by_free[type_]
         emptiest = (position for free in range(len(by_free) - 1, 0, -1) for position in by_free[free])
         found: list[DeviceId] = []
@@ -254,10 +242,10 @@ class NodePlacer:
             found += self._free[position][: number - len(found)]
         return found if len(found) == number else None
 
-    def _drive_out(
+    def _reclaim(
         self, type_: str, number: int, affinity: Affinity, victims: list[JobId]
     ) -> list[DeviceId] | None:
-        """Make room where the fewest borrowed devices are in the way."""
+        """Evict borrowers from the nodes where that costs the fewest borrowed devices."""
         if not self._lent_totals.get(type_):
             return None
         largest = self._largest[type_]
@@ -291,7 +279,7 @@ class NodePlacer:
         return found
 
     def _shrink(self, part: JobPart, fewer: Counts) -> None:
-        """Give up devices where the part has the fewest on a node."""
+        """Release devices on the nodes where the part has the fewest."""
         for type_, number in fewer.items():
             per_node: dict[int, list[DeviceId]] = {}
             for device in self._held[part]:
@@ -302,13 +290,13 @@ class NodePlacer:
                 for p in sorted(per_node, key=lambda p: (len(per_node[p]), -p))
                 for d in reversed(per_node[p])
             ]
-            self._give(part, tuple(order[:number]))
+            self._release(part, tuple(order[:number]))
 
-    # The books.
+    # Records of who has which device.
 
-    def _become(self, part: JobPart, request: JobRequest, devices: Devices) -> None:
+    def _set_held(self, part: JobPart, request: JobRequest, devices: Devices) -> None:
         has = self._held.get(part, ())
-        self._give(part, tuple(device for device in has if device not in devices))
+        self._release(part, tuple(device for device in has if device not in devices))
         self._take(part, request, [device for device in devices if device not in has])
 
     def _take(self, part: JobPart, request: JobRequest, devices: list[DeviceId]) -> None:
@@ -331,10 +319,9 @@ class NodePlacer:
                 at = self._borrowers[position]
                 at[part.job] = at.get(part.job, 0) + number
             else:
-                key = (request.vc, node.type)
-                self._used[key] = self._used.get(key, 0) + number
+                self._quotas.count(request.vc, node.type, number)
 
-    def _give(self, part: JobPart, devices: Devices) -> None:
+    def _release(self, part: JobPart, devices: Devices) -> None:
         if not devices:
             return
         gone = set(devices)
@@ -359,7 +346,7 @@ class NodePlacer:
                 if not at[part.job]:
                     del at[part.job]
             else:
-                self._used[self._vc[part.job], node.type] -= number
+                self._quotas.count(self._vc[part.job], node.type, -number)
         if not left and JobPart(part.job, not part.borrowed) not in self._held:
             del self._vc[part.job]
 

@@ -1,6 +1,6 @@
-"""A cluster of its own for each VC: what sharing is measured against. Nothing is lent, nobody is in anybody's way.
+"""A private cluster for each VC: the baseline for every way of sharing. Nothing is lent, and VCs cannot affect each other.
 
-Each VC has its own nodes and its own placer; only their numbers of devices are those of one fleet.
+Each VC has its own nodes and its own placer; device numbers are those of one fleet.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from gyrostat.core.devices import Counts, DeviceId, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.placers.base import DevicesPlaced, JobPart, PlacementRefused, Placer
-from gyrostat.sched.placers.room import Candidate
+from gyrostat.sched.placers.preemption import Candidate
 
 
 class PrivatePlacer:
+    """One placer per VC behind the interface of one."""
+
     lends = False
 
     def __init__(
         self, fleet: Fleet, placers: Mapping[str, Placer], nodes: Mapping[str, Iterable[str]]
     ) -> None:
-        """`placers` by VC, all of which speak of devices of `fleet`; `nodes`: the names of each VC's."""
+        """`placers` by VC, with the device numbers of `fleet`; `nodes`: names of each VC's nodes."""
         self.fleet = fleet
         self._placers = placers
         self._vc: dict[JobId, str] = {}
@@ -38,14 +40,14 @@ class PrivatePlacer:
 
     def place(self, request: JobRequest, counts: Counts, borrowed: bool) -> DevicesPlaced | PlacementRefused:
         if borrowed:
-            return PlacementRefused("nothing is lent here")
+            return PlacementRefused("this cluster lends no devices")
         self._vc[request.id] = request.vc
         return self._placers[request.vc].place(request, counts, borrowed)
 
-    def make_room(
+    def victims_for(
         self, request: JobRequest, counts: Counts, candidates: Iterator[Candidate]
     ) -> tuple[JobId, ...] | None:
-        return self._placers[request.vc].make_room(request, counts, candidates)
+        return self._placers[request.vc].victims_for(request, counts, candidates)
 
     def restore(self, request: JobRequest, devices: Devices, borrowed: bool) -> bool:
         self._vc[request.id] = request.vc
@@ -55,24 +57,28 @@ class PrivatePlacer:
         self._placers[self._vc.pop(job)].release(job, borrowed)
 
     def promote(self, request: JobRequest) -> DevicesPlaced | PlacementRefused:
-        return PlacementRefused("nothing is lent here")
+        return PlacementRefused("this cluster lends no devices")
 
-    def pack(self, request: JobRequest, devices: Devices, borrowed: bool) -> DevicesPlaced | PlacementRefused:
-        return self._placers[request.vc].pack(request, devices, borrowed)
+    def defragment(
+        self, request: JobRequest, devices: Devices, borrowed: bool
+    ) -> DevicesPlaced | PlacementRefused:
+        return self._placers[request.vc].defragment(request, devices, borrowed)
 
-    def take_away(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
+    def remove_devices(self, devices: Iterable[DeviceId]) -> list[tuple[JobPart, Devices]]:
         return [
-            loss for vc, mine in self._split(devices).items() for loss in self._placers[vc].take_away(mine)
+            loss
+            for vc, mine in self._split(devices).items()
+            for loss in self._placers[vc].remove_devices(mine)
         ]
 
-    def give_back(self, devices: Iterable[DeviceId]) -> None:
+    def add_devices(self, devices: Iterable[DeviceId]) -> None:
         for vc, mine in self._split(devices).items():
-            self._placers[vc].give_back(mine)
+            self._placers[vc].add_devices(mine)
 
-    def choose(self, type_: str, number: int) -> Devices:
+    def choose_to_withdraw(self, type_: str, number: int) -> Devices:
         chosen: list[DeviceId] = []
         for placer in self._placers.values():
-            chosen += placer.choose(type_, number - len(chosen))
+            chosen += placer.choose_to_withdraw(type_, number - len(chosen))
         return tuple(sorted(chosen))
 
     def _split(self, devices: Iterable[DeviceId]) -> dict[str, list[DeviceId]]:

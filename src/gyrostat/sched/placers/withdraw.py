@@ -1,4 +1,4 @@
-"""Which devices to take when others need some (a serving load): those whose loss hurts least."""
+"""Which devices to withdraw for a serving load: those whose loss disrupts training least."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from gyrostat.core.devices import DeviceId, Devices, Fleet
 from gyrostat.sched.placers.base import JobPart
 
 
-def least_harm(
+def least_disruptive(
     fleet: Fleet, type_: str, number: int, owner: Mapping[DeviceId, JobPart], gone: Container[DeviceId]
 ) -> Devices:
-    """Free ones, then borrowed ones, then the rest; of each kind those on nodes where least is in use. Fewer if there
-    are not
-    so many."""
+    """Free devices, then borrowed ones, then the rest; of each kind those on the least used nodes. Fewer than `number` if
+    the fleet has fewer."""
 
     def kind(device: DeviceId) -> int:
         part = owner.get(device)

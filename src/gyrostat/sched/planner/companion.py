@@ -1,10 +1,9 @@
-"""What a running job knows about its own speed: EasyScale's companion module (§3.4), as a value.
+"""EasyScale's companion module (§3.4): the throughput estimates of one job, as an immutable value.
 
-A companion answers for one job: the best split on devices it has (role 1), which devices would help most (role 2, the top-K
-proposals for the inter-job scheduler), and after a measurement whether what it was given last should go back (role 3).
-It estimates from a profile. A measurement that disagrees by more than `BIAS` corrects the profile of the types in use, and
-the measured value itself stands for that set of devices from then on. Nothing is changed in place: `measured` returns the
-companion that knows more.
+A companion has three roles: the best split over given devices (role 1), the devices that would help most (role 2, the top-K
+proposals for the inter-job scheduler), and after a measurement whether to release the devices added last (role 3). It
+estimates from a profile. A measurement that differs by more than `BIAS` corrects the profile of the types in use, and the
+measured value is used for that set of devices from then on. `measured` returns a new companion.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CountsKey = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True)
 class DeviceProposal:
-    """So many devices of one type more, and what they would bring: throughput in micro-batches per second."""
+    """Further devices of one type, and the throughput before and after in micro-batches per second."""
 
     type: str
     devices: int
@@ -43,14 +42,14 @@ class DeviceProposal:
 
 @dataclass(frozen=True, kw_only=True)
 class Companion:
-    """One job's table of plans."""
+    """The estimates of one job."""
 
     profile: Profile
     batch: int
     """Samples per virtual worker and step."""
     virtual_workers: int
     mixed: bool = True
-    """Whether the job may use several device types at once; not if its model must stay on one (see `gyrostat scan`)."""
+    """Whether the job may use several device types at once (see `gyrostat scan`)."""
     facts: Mapping[CountsKey, float] = field(default_factory=dict)
     """Measured throughput by devices."""
     _table: dict[CountsKey, FewestDevices | None] = field(default_factory=dict, repr=False, compare=False)
@@ -75,7 +74,7 @@ class Companion:
         return min((plan for plan in plans if plan is not None), key=lambda plan: plan.step, default=None)
 
     def throughput(self, devices: Mapping[str, int]) -> float:
-        """Micro-batches per second on exactly these devices: measured if it was, else estimated; 0 if it cannot run."""
+        """Micro-batches per second on exactly these devices: measured if known, else estimated; 0 if it cannot run."""
         key = devices_key(devices)
         if key in self.facts:
             return self.facts[key]
@@ -87,7 +86,7 @@ class Companion:
     ) -> list[DeviceProposal]:
         """Role 2: the `top` increments of one type that raise throughput most; of equal ones the smaller.
 
-        More devices than virtual workers, and devices that the best split would leave unused, are not asked for.
+        There is no proposal for more devices than virtual workers, nor for devices that the best split would not use.
         """
         before = self.throughput(held)
         room = self.virtual_workers - sum(held.values())
@@ -109,14 +108,14 @@ class Companion:
         return found[:top]
 
     def measured(self, devices: Mapping[str, int], throughput: float) -> Companion:
-        """What is known after `throughput` was measured on `devices`."""
+        """The companion after `throughput` was measured on `devices`."""
         if throughput <= 0:
             raise UsageError(f"a measured throughput is positive, got {throughput}")
         split = self.best(devices)
         facts = {**self.facts, devices_key(devices): throughput}
         if split is None or abs(throughput / split.throughput - 1) <= BIAS:
             return replace(self, facts=facts)
-        # The exchange is a constant of the profile, so the computing part takes the blame; at least a hundredth is left of it.
+        # The exchange is a constant of the profile, so the difference is in computing; at least a hundredth of it is left.
         computing = max(self.virtual_workers / throughput - split.exchange, split.overload / 100)
         factor = computing / split.overload
         speeds = {
@@ -125,8 +124,8 @@ class Companion:
         }
         return replace(self, profile=replace(self.profile, speeds=speeds), facts=facts, _table={})
 
-    def to_give_back(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
-        """Role 3: what was added since `before`, if what was measured says that it did not help. Nothing otherwise."""
+    def to_release(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
+        """Role 3: the devices added since `before`, if measurements show that they did not help; else none."""
         then, since = self.facts.get(devices_key(before)), self.facts.get(devices_key(now))
         if then is None or since is None or since > then:
             return {}
@@ -135,5 +134,5 @@ class Companion:
 
 
 def devices_key(devices: Mapping[str, int]) -> CountsKey:
-    """The same for the same devices, in whatever order they are named."""
+    """A key for a set of devices, independent of the order of types."""
     return tuple(sorted((name, count) for name, count in devices.items() if count))

@@ -1,14 +1,15 @@
-"""When a job is defined: which micro-batch sizes on which devices process a global batch fastest (VirtualFlow's solver, §5.1).
+"""The definition of a job: the micro-batch sizes by device type that process a global batch fastest (VirtualFlow §5.1).
 
-Every device of type i takes v_i micro-batches of b_i samples, one after the other; together that is the global batch B:
+Every device of type i takes v_i micro-batches of b_i samples, one after the other; all together are the global batch B:
 
     minimise  max over used types of  v_i t_i(b_i)  +  exchange      such that  sum n_i v_i b_i = B
 
-b_i is one of the measured sizes, n_i at most the devices there are. Branch and bound over types: what a device can take
-within the best time so far bounds what the types yet to come can add. Exact while there are few choices; above
-`EXACT_CHOICES` a branch must promise more than `TOLERANCE`, so the result is within that of the optimum.
+b_i is a measured size, n_i at most the number of devices. Branch and bound over types: the samples that a device can process
+within the best time so far bound what the remaining types can add. The result is exact for few choices; above
+`EXACT_CHOICES` a branch must improve by more than `TOLERANCE`, so the result is within that of the optimum.
 
-The result fixes the job's virtual workers and their batch sizes (`batch_size=[…]` in the script). From then on they only move.
+The result fixes the job's virtual workers and their batch sizes (`batch_size=[…]` in the script), which a placement only
+moves.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class BatchShare:
 
 @dataclass(frozen=True)
 class Definition:
-    """A job's batch, shared out."""
+    """The division of a job's global batch over devices."""
 
     parts: tuple[BatchShare, ...]
     exchange: float
@@ -65,14 +66,14 @@ class Definition:
 
     @property
     def batch_sizes(self) -> list[int]:
-        """One per virtual worker, in placement order: what the script gives to `job.dataloader(batch_size=…)`."""
+        """One per virtual worker, in placement order: the argument of `job.dataloader(batch_size=…)`."""
         return [part.batch for part in self.parts for _ in range(part.devices * part.virtual_workers)]
 
 
 def define(
     profile: Profile, *, global_batch: int, devices: Mapping[str, int], most_per_device: int = 64
 ) -> Definition | None:
-    """The fastest definition on at most these devices, with at most so many virtual workers on one. None if none fits."""
+    """The fastest definition on at most these devices and `most_per_device` virtual workers on each. None if none fits."""
     if global_batch < 1 or most_per_device < 1:
         raise UsageError(f"a batch and a device need at least one, got {global_batch} and {most_per_device}")
     kinds = [
@@ -83,7 +84,7 @@ def define(
     kinds.sort(key=lambda kind: -kind.devices * max(kind.most, default=0))
     choices = math.prod(1 + kind.devices * len(kind.loads) for kind in kinds[:-1])
     search = _Search(profile, kinds, tolerance=TOLERANCE if choices > EXACT_CHOICES else 0.0)
-    for kind in kinds:  # each type alone first: a good bound, and the fallback where mixing does not pay
+    for kind in kinds:  # each type alone first: a good bound, and the result where mixing does not pay
         search.complete(kind, global_batch, ())
     if kinds:
         search.branch(0, global_batch, ())
@@ -92,7 +93,7 @@ def define(
 
 @dataclass(frozen=True)
 class _Load:
-    """What one device may be given, and how long it takes."""
+    """Micro-batches of one device, and their time."""
 
     samples: int
     time: float
@@ -102,7 +103,7 @@ class _Load:
 
 @dataclass(frozen=True)
 class _Kind:
-    """One type: its loads ascending in time, and the most samples among those up to each."""
+    """One type: its loads by ascending time, and the most samples of the loads up to each."""
 
     name: str
     devices: int
@@ -126,13 +127,13 @@ class _Kind:
         return cls(name, devices, loads, fastest, [load.time for load in loads], most)
 
     def capacity(self, time: float) -> int:
-        """Samples that all its devices take within `time`."""
+        """Samples that all its devices process within `time`."""
         index = bisect_right(self.times, time)
         return self.devices * self.most[index - 1] if index else 0
 
 
 _Chosen = tuple[tuple[_Kind, int, _Load], ...]
-"""A type, how many of its devices, and what each of them is given."""
+"""A type, the number of its devices, and the load of each."""
 
 
 class _Search:
@@ -144,14 +145,14 @@ class _Search:
         self._bound = math.inf
 
     def branch(self, index: int, left: int, chosen: _Chosen) -> None:
-        """`left` samples are still to be shared out among `kinds[index:]`."""
+        """Divide the `left` samples among `kinds[index:]`."""
         kind, later = self._kinds[index], self._kinds[index + 1 :]
         if not later:
             self.complete(kind, left, chosen)
             return
         self.branch(index + 1, left, chosen)
         for load in reversed(kind.loads[: bisect_left(kind.times, self._bound)]):
-            if load.time >= self._bound:  # it was lowered meanwhile
+            if load.time >= self._bound:  # the bound has decreased meanwhile
                 continue
             elsewhere = sum(each.capacity(self._bound) for each in later)
             fewest = max(1, -(-(left - elsewhere) // load.samples))
@@ -163,7 +164,7 @@ class _Search:
                     self._consider(more)
 
     def complete(self, kind: _Kind, left: int, chosen: _Chosen) -> None:
-        """One type takes all that is left, each of its devices the same."""
+        """One type takes all remaining samples, each of its devices the same number."""
         for count in range(1, kind.devices + 1):
             load = None if left % count else kind.by_samples.get(left // count)
             if load is not None and load.time < self._bound:

@@ -1,9 +1,9 @@
-"""A first profile for a job that has never run, from what other jobs measured (EasyScale's companion is seeded like this).
+"""A first profile for a job that has never run, from measurements of other jobs (so EasyScale seeds its companion).
 
-Known for the workload and the type: the median of what was measured. Known for the workload, but not on this type: its
-speed elsewhere, times how much faster or slower the type was for the workloads that ran on both. Nothing known about the
-workload: only ratios between types matter for a first decision, so the median ratios stand in for it, relative to the
-slowest type. The first measurement corrects all of it (`companion.Companion.measured`).
+If the workload was measured on the type: the median. If it was measured on other types only: its speed there, times the
+median ratio between the types over workloads that ran on both. If the workload was never measured: the median ratios
+relative to the slowest type, because only ratios between types matter for a first decision. The first measurement corrects
+the profile (`companion.Companion.measured`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Observation:
 def seed_profile(
     history: Iterable[Observation], *, workload: str, batch: int, types: Sequence[str]
 ) -> Profile:
-    """For `workload` with micro-batches of `batch` on each of `types` that history knows anything about."""
+    """The profile of `workload` with micro-batches of `batch` on each of `types` with any measurement."""
     seen = list(history)
     measured = _seconds_by_type(seen, workload, batch)
     relative = _relative_seconds(seen)
@@ -42,7 +42,7 @@ def seed_profile(
             known[name] = scale * relative[name]
     if not known:
         raise UsageError(
-            f"nothing is known about {workload} on {', '.join(types)}: measure it on one of them first, or give a profile"
+            f"{workload} was measured on none of {', '.join(types)}: measure it on one of them first, or give a profile"
         )
     return Profile(
         workload, {name: Speed(((batch, batch / known[name]),)) for name in types if name in known}
@@ -50,7 +50,7 @@ def seed_profile(
 
 
 def _seconds_by_type(seen: Iterable[Observation], workload: str, batch: int) -> dict[str, float]:
-    """Median seconds of one micro-batch; at another size than was measured, in proportion to the nearest one."""
+    """Median seconds of one micro-batch; for an unmeasured size, in proportion to the nearest measured one."""
     rates: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in seen:
         if each.workload == workload:
@@ -62,7 +62,7 @@ def _seconds_by_type(seen: Iterable[Observation], workload: str, batch: int) -> 
 
 
 def _relative_seconds(seen: Sequence[Observation]) -> dict[str, float]:
-    """Per type, the median over (workload, batch) of its seconds relative to the slowest type measured for the same."""
+    """By type, the median over (workload, batch) of its seconds relative to the slowest type measured for the same."""
     rates: dict[tuple[str, int], dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for each in seen:
         rates[each.workload, each.batch][each.type].append(each.samples_per_second)

@@ -1,17 +1,15 @@
 """The fastest split of N virtual workers over devices of several types.
 
-Virtual workers on one device run in turn, all devices at once, and then gradients are exchanged. So a step takes as long as
-the device with the most to do (EasyScale's overload factor, Eq. 1b), and then the exchange (VirtualFlow's communication
-term):
+Virtual workers on one device run in turn, all devices in parallel, and then gradients are exchanged. So a step takes the time
+of the slowest device (EasyScale's overload factor, Eq. 1b) plus the exchange (VirtualFlow's communication term):
 
     step = max over used devices of (its virtual workers x its type's seconds per micro-batch) + exchange
 
-`best_split` is exact, whatever the size. Some device sets the pace, so the time before the exchange is k micro-batches of
-some type. Given that time, a device of type i has room for so many virtual workers; whatever covers all N does, and the
-fewest devices do it cheapest, because an exchange among more devices never takes less: those with the most room, first.
-That leaves N candidates per type and set of types, of which only those near the optimum are looked at, from the shortest on.
-Devices that do not help are left unused: the solver gives them back by itself, and falls back to one type where mixing
-does not pay.
+`best_split` is exact. The slowest device determines the time before the exchange, so this time is k micro-batches of some
+type. That time limits the virtual workers of each device. Of the sets of devices that hold all N, the smallest is best,
+because an exchange among more devices never takes less time: devices with the most room first. That leaves N candidates per
+type and set of types, of which only those near the optimum are evaluated, in ascending order of time. Devices that do not
+help are left unused, also all but one type where mixing does not pay.
 """
 
 from __future__ import annotations
@@ -28,12 +26,12 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement, apportion
 from gyrostat.core.profile import Profile
 
-_ROUNDING = 1e-9  # k micro-batches fit into the time of k micro-batches, whatever floating point says
+_ROUNDING = 1e-9  # k micro-batches fit into the time of k micro-batches in spite of rounding
 
 
 @dataclass(frozen=True)
 class TypeShare:
-    """What one device type has to do: `counts[d]` virtual workers on its d-th device, each taking `seconds`."""
+    """The share of one device type: `counts[d]` virtual workers on its d-th device, each taking `seconds`."""
 
     type: str
     counts: tuple[int, ...]
@@ -72,7 +70,7 @@ class Split:
 
     @cached_property
     def overload(self) -> float:
-        """Eq. 1b: seconds until the device with the most to do is done."""
+        """Eq. 1b: seconds of the slowest device."""
         return max(share.most * share.seconds for share in self.shares)
 
     @property
@@ -87,7 +85,7 @@ class Split:
 
     @property
     def waste(self) -> float:
-        """Eq. 1c, micro-batches per second: idle devices' share, and room that no virtual worker fills.
+        """Eq. 1c, micro-batches per second: idle time of devices, and room that no virtual worker uses.
 
         The paper's sum is over types; it balances Eq. 1d only if a type's idle speed counts once per device, as here.
         """
@@ -96,7 +94,7 @@ class Split:
 
     @property
     def throughput(self) -> float:
-        """Micro-batches per second. Without an exchange this is Eq. 1d: the devices' speed less `waste`."""
+        """Micro-batches per second. Without an exchange this is Eq. 1d: the speed of the devices minus `waste`."""
         return self.virtual_workers / self.step
 
     @property
@@ -119,7 +117,7 @@ def best_split(
 def fastest(
     profile: Profile, *, batch: int, virtual_workers: int, devices: Mapping[str, int]
 ) -> FewestDevices | None:
-    """The same, without sharing out virtual workers: for those who only ask how fast, and on how many."""
+    """The same without the assignment of virtual workers: only the step time and the number of devices."""
     if virtual_workers < 1:
         raise UsageError(f"a job has at least one virtual worker, got {virtual_workers}")
     if any(number < 0 for number in devices.values()):
@@ -143,7 +141,7 @@ class _Kind(NamedTuple):
 
 
 class FewestDevices(NamedTuple):
-    """How long a step takes, and how many devices of each kind do it at least."""
+    """The time of a step, and the fewest devices of each kind for it."""
 
     step: float
     devices: int
@@ -153,7 +151,7 @@ class FewestDevices(NamedTuple):
     exchange: float
 
     def split(self, virtual_workers: int) -> Split:
-        """Every device gets its part of the virtual workers, in proportion to its room and never more than it has room for."""
+        """Assign virtual workers to devices in proportion to their room."""
         spare = [
             _room(kind.seconds, self.time) - 1
             for kind, number in zip(self.kinds, self.used, strict=True)
@@ -174,7 +172,7 @@ def _room(seconds: float, time: float) -> int:
 
 
 class _Choice(NamedTuple):
-    """Types to be used together, fastest first, and the least that a step on them takes: all busy, one of each exchanging."""
+    """A set of types, fastest first, and a lower bound of the step time: all devices busy, one of each exchanging."""
 
     bound: float
     types: int
@@ -194,11 +192,11 @@ def _choices(usable: Sequence[_Kind], virtual_workers: int, profile: Profile) ->
 def _better(
     best: FewestDevices | None, choice: _Choice, virtual_workers: int, profile: Profile
 ) -> FewestDevices | None:
-    """`best`, or a faster plan over these kinds; of equally fast ones that with fewer devices, then fewer types."""
+    """`best`, or a faster plan over these kinds; of equally fast ones the one with fewer devices, then fewer types."""
     kinds = choice.kinds
     types = [kind.name for kind in kinds]
     slowest = virtual_workers * kinds[-1].seconds
-    for time in _paces(kinds, choice.shortest):
+    for time in _step_times(kinds, choice.shortest):
         if best is not None and time + choice.exchange > best.step * (1 + _ROUNDING):
             break
         used = _fewest(kinds, virtual_workers, time)
@@ -221,8 +219,8 @@ def _better(
     return best
 
 
-def _paces(kinds: Sequence[_Kind], shortest: float) -> Iterator[float]:
-    """The times before the exchange that are worth a look, ascending: none is shorter than if all devices were always busy."""
+def _step_times(kinds: Sequence[_Kind], shortest: float) -> Iterator[float]:
+    """Candidate times before the exchange, ascending, from the time in which all devices are always busy."""
     if len(kinds) == 1:
         return _multiples(kinds[0].seconds, shortest)
     return merge(*(_multiples(kind.seconds, shortest) for kind in kinds))
@@ -233,7 +231,7 @@ def _multiples(seconds: float, shortest: float) -> Iterator[float]:
 
 
 def _fewest(kinds: Sequence[_Kind], virtual_workers: int, time: float) -> list[int] | None:
-    """How many devices of each kind it takes at least: those with the most room come first. None: all are too few."""
+    """The fewest devices of each kind: those with the most room first. None: all of them are too few."""
     used, left = [], virtual_workers
     for seconds, _, devices in kinds:
         room = _room(seconds, time)

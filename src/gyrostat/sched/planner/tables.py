@@ -1,5 +1,5 @@
-"""Profiles out of published files: VirtualFlow's (samples per second by batch size) and Gavel's (steps per second by number
-of devices). A parsed JSON document in, profiles by workload out; our own form and lists of it, too.
+"""Profiles from published files: VirtualFlow's (samples per second by batch size) and Gavel's (steps per second by number
+of devices), and from our own format or a list of it. A parsed JSON document in, profiles by workload out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _BATCH = re.compile(r"^(?P<name>.*?) \(batch size (?P<batch>\d+)\)$")
 
 
 def profiles_of(document: object) -> dict[str, Profile]:
-    """By workload, whichever of the known forms the document has."""
+    """By workload, from a document in any of the known formats."""
     if isinstance(document, list):
         found = [Profile.from_json(each) for each in document]
         return {profile.workload: profile for profile in found}
@@ -40,10 +40,10 @@ def _virtualflow(document: Mapping[str, object]) -> dict[str, Profile]:
 def _gavel(document: Mapping[str, object]) -> dict[str, Profile]:
     """type → "workload (batch size b)" → devices → steps per second of all devices together (0.0: does not fit).
 
-    Each device takes b samples per step, so n devices take n / rate seconds for a round of one micro-batch each. What that
-    exceeds one device's time by is the exchange: of the smallest batch measured, as VirtualFlow does it (§5.1.2), so
-    that as little computing as possible is mistaken for it. A workload without a batch size in its name has size 1.
-    Types that are called …_unconsolidated are the same devices spread over nodes.
+    Each device takes b samples per step, so n devices take n / rate seconds for a round of one micro-batch each. The exchange
+    is this time minus that of one device, for the smallest measured batch, as in VirtualFlow (§5.1.2), so that it contains as
+    little computing as possible. A workload without a batch size in its name has size 1. Types named …_unconsolidated are the
+    same devices spread over nodes.
     """
     rates: dict[str, dict[str, dict[int, Points]]] = defaultdict(lambda: defaultdict(dict))
     for device_type, entry, by_devices in _entries(document):
@@ -71,7 +71,7 @@ def _entries(document: Mapping[str, object]) -> Iterator[tuple[str, str, object]
         if not isinstance(workloads, Mapping):
             raise UsageError(
                 f"expected device types with their workloads, but {device_type!r} holds {workloads!r}; "
-                "see docs/howto/plan.md for the forms that are read"
+                "see docs/howto/plan.md for the formats"
             )
         for workload, rates in workloads.items():
             yield device_type, str(workload), rates

@@ -1,6 +1,6 @@
-"""Expected throughput of jobs by their profiles: the planner's best split, as schedulers and the simulator ask for it.
+"""Expected throughput of jobs from profiles: the planner's best split, behind `sched.throughput.Throughput`.
 
-A workload is called as in Gavel's tables, `ResNet-50 (batch size 64)`: a profile's name and the samples per virtual worker.
+A workload is named as in Gavel's tables, `ResNet-50 (batch size 64)`: a profile's name and the samples per virtual worker.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def workload_name(profile: str, batch: int) -> str:
 
 
 def profile_and_batch(request: JobRequest) -> tuple[str, int]:
-    """What a job trains: a profile's name, and the samples of each virtual worker."""
+    """The workload of a job: a profile's name, and the samples of each virtual worker."""
     match = _WORKLOAD.match(request.workload or "")
     if match is None:
         raise UsageError(
@@ -32,7 +32,7 @@ def profile_and_batch(request: JobRequest) -> tuple[str, int]:
 
 
 def companion_of(request: JobRequest, profile: Profile, batch: int) -> Companion:
-    """What plans for a job."""
+    """The companion of a job with this profile."""
     return Companion(
         profile=profile,
         batch=batch,
@@ -58,13 +58,13 @@ class PlannedThroughput:
         return rate
 
     def companion(self, request: JobRequest) -> Companion:
-        """What plans for such a job, as long as nothing was measured."""
+        """The companion of such a job before any measurement."""
         key = (request.workload, _virtual_workers(request), request.mixes_types)
         if key not in self._companions:
             name, batch = profile_and_batch(request)
             if name not in self._profiles:
                 raise UsageError(
-                    f"job {request.id} trains {request.workload!r}, for which there is no profile; there are "
+                    f"job {request.id} trains {request.workload!r}, which has no profile; known are "
                     f"{', '.join(self._profiles)}, written NAME (batch size N)"
                 )
             self._companions[key] = companion_of(request, self._profiles[name], batch)

@@ -1,4 +1,4 @@
-"""Policies by name: those of this package, and everybody's own through the entry point group `gyrostat.policies`."""
+"""Policies by name: those of this package, and others through the entry point group `gyrostat.policies`."""
 
 from __future__ import annotations
 

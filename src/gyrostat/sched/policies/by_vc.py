@@ -1,4 +1,4 @@
-"""Policies that differ by VC, as one writes them down: `fifo;prod=tiresias:queues=500/10000`."""
+"""Policies that differ by VC, as text: `fifo;prod=tiresias:queues=500/10000`."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
-"""EasyScale's inter-job scheduler (§3.4): devices go where they speed up most.
+"""EasyScale's inter-job scheduler (§3.4): devices go to the jobs that gain most from them.
 
-Every job's intra-job planner proposes further devices of one type; the proposal with the highest speed-up per device wins,
-among equal ones the larger. Minimum 0: a job starts on its first device and grows, so nobody waits for a gang. When all
-devices are taken, a waiting job gets its first one from the running job that loses least by giving it up. Jobs whose
-model may (`mixes_types`) use several types at once, unless `mixed` is off (EasyScale's homogeneous mode); a job moves to
-another type where that alone is faster. Inelastic jobs get what they asked for when it is free, and keep it.
+Every job's intra-job planner proposes further devices of one type; the proposal with the highest speedup per device wins,
+among equal ones the larger. A job starts on its first device and grows, so no job waits for a gang. When all devices are in
+use, a waiting job gets its first one from the running job that loses least. Jobs with `mixes_types` use several types at
+once, unless `mixed` is off (EasyScale's homogeneous mode); a job migrates to another type if that alone is faster. Inelastic
+jobs get the devices that they request when these are free, and keep them.
 
-What a job is expected to gain comes from its companion (`sched.estimates`), which measurements correct. A job that has been no
-faster since it was given more goes back to what it had.
+The expected gain comes from the job's companion (`sched.estimates`), which measurements correct. A job that has not become
+faster after a growth returns to its former size.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from __future__ import annotations
 import heapq
 import math
 
-from gyrostat.core.devices import told
+from gyrostat.core.devices import format_counts
 from gyrostat.sched.estimates import unhelpful
-from gyrostat.sched.policies.proposals import Table, grow, grow_borrowed
+from gyrostat.sched.policies.proposals import TentativeAllocation, grow, grow_borrowed
 from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy
-from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -30,7 +30,7 @@ class EasyScale(SteadyPolicy):
         super().__init__(price=price, hold=hold)
         self.mixed = mixed
         self.timeout = timeout
-        """A job that has waited for so long is served before all others, from whoever has most."""
+        """A job that has waited for this many seconds ranks before all others."""
 
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         if job.running:
@@ -39,19 +39,19 @@ class EasyScale(SteadyPolicy):
         return (0 if now >= overdue else 1, job.request.submitted), overdue if now < overdue else math.inf
 
     def assign(self, view: VcView, now: float) -> DeviceTargets:
-        table = Table(view, mixed=self.mixed)
-        self._give_back(table, view)
+        table = TentativeAllocation(view, mixed=self.mixed)
+        self._release_unhelpful(table, view)
         self._start(table, view)
         if any(table.free.values()):
             self._grow(table, view, now)
         return table.assignment
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
-    def _give_back(self, table: Table, view: VcView) -> None:
-        """Devices that were added and did not help; a job that moved to another type moves back if there is room."""
+    def _release_unhelpful(self, table: TentativeAllocation, view: VcView) -> None:
+        """Release devices that did not help; a job that migrated to another type migrates back if there is room."""
         for job in view.holding:
             if not (added := unhelpful(job)) or job.borrowed:
                 continue
@@ -61,25 +61,25 @@ class EasyScale(SteadyPolicy):
                 kept = dict(job.before)
             fits = all(table.free.get(type_, 0) + held.get(type_, 0) >= n for type_, n in kept.items())
             if fits and sum(kept.values()) >= max(job.request.smallest, 1):
-                table.give(job, kept, f"no faster since it was given {told(added)} more")
+                table.assign(job, kept, f"no faster with {format_counts(added)} more")
                 table.assignment.released.add(job.id)
 
-    def _start(self, table: Table, view: VcView) -> None:
-        """Everybody who waits gets a first device, free or from whoever loses least by giving one up."""
+    def _start(self, table: TentativeAllocation, view: VcView) -> None:
+        """Give every waiting job its first device: a free one, or one of the running job that loses least."""
         donors: _Donors | None = None
         for job in sorted((*view.waiting, *view.borrowing), key=lambda each: each.entry or ()):
             first = max(job.request.smallest, 1) if job.request.elastic else job.request.devices
             if (type_ := table.fastest(job, first)) is not None:
-                table.give(
+                table.assign(
                     job, {type_: first}, "a first device" if first == 1 else f"the first {first} devices"
                 )
             elif job.request.elastic and first == 1:
                 donors = donors or _Donors(table, view)
-                if not donors.help(job):
+                if not donors.take_for(job):
                     return
 
-    def _grow(self, table: Table, view: VcView, now: float) -> None:
-        """Those that were not resized just now make proposals; nor did they give devices back at this very instant."""
+    def _grow(self, table: TentativeAllocation, view: VcView, now: float) -> None:
+        """Grow jobs that were not resized within `hold` and have not released devices at this instant."""
         jobs = [job for job in view.jobs.values() if job.request.elastic and table.held(job)]
         released = table.assignment.released
         ready = [
@@ -92,9 +92,9 @@ class EasyScale(SteadyPolicy):
 
 
 class _Donors:
-    """Running jobs that can give up a device, by its type, those first that lose least."""
+    """Running jobs that can lose a device, by its type; the one that loses least speed first."""
 
-    def __init__(self, table: Table, view: VcView) -> None:
+    def __init__(self, table: TentativeAllocation, view: VcView) -> None:
         self._table = table
         self._heaps: dict[str, list[tuple[float, int, JobView]]] = {type_: [] for type_ in view.capacity}
         for job in view.holding:
@@ -106,7 +106,7 @@ class _Donors:
                 heapq.heappush(self._heaps[type_], (loss, job.number, job))
 
     def _least(self, type_: str) -> tuple[float, JobView] | None:
-        """Who loses least by giving up one of this type; offers that no longer hold are dropped."""
+        """The job that loses least by losing one device of this type; outdated offers are dropped."""
         heap = self._heaps.get(type_, [])
         while heap:
             loss, _, donor = heap[0]
@@ -115,8 +115,8 @@ class _Donors:
             heapq.heappop(heap)
         return None
 
-    def help(self, job: JobView) -> bool:
-        """Take a device for `job` where its speed there outweighs the donor's loss most."""
+    def take_for(self, job: JobView) -> bool:
+        """Take a device for `job` where its speed exceeds the donor's loss most."""
         speeds = {type_: self._table.view.rate(job, {type_: 1}) for type_ in self._table.types(job)}
         best: tuple[float, str, JobView] | None = None
         for type_, speed in speeds.items():
@@ -129,7 +129,7 @@ class _Donors:
             return False
         _, type_, donor = best
         table, held = self._table, self._table.held(donor)
-        table.give(donor, {**held, type_: held[type_] - 1}, f"{job.id} starts")
-        table.give(job, {type_: 1}, f"a first device, from {donor.id}, which loses least")
+        table.assign(donor, {**held, type_: held[type_] - 1}, f"{job.id} starts")
+        table.assign(job, {type_: 1}, f"a first device, from {donor.id}, which loses least")
         self._offer(donor)
         return True

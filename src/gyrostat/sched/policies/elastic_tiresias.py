@@ -1,20 +1,21 @@
-"""Elastic-Tiresias: Tiresias with two rules on top (EDL §5.1). Inelastic jobs have what they asked for, or nothing.
+"""Elastic-Tiresias: Tiresias with two rules on top (EDL §5.1). Inelastic jobs have the devices that they request, or none.
 
-- R1, compaction, before Tiresias decides, so that whom it can help preempts nobody. If more than `crowd` jobs wait, they are
-  looked at in their order. Each is given the number of devices p, up to what it asked for, that raises the efficiency of
-  devices most: its own, less what running jobs lose that give devices up. Running jobs of the first queue give nothing, and
-  none is left with less than `least` of what it asked for; a job may be started on fewer. What running jobs give up for it
-  comes from no more nodes than it would need for all that it asked for: one node, or those that can give most. A job with soft
-  affinity has no such limit.
-- R2, expansion, after it. If nobody waits, idle devices go one by one to the job that gains most by it, (S(p+1) - S(p)) / S(p);
-  where one more does not help because virtual workers are whole, as many as do, by their gain per device.
+- R1, compaction, before Tiresias decides, so that a job that compaction starts preempts none. If more than `crowd` jobs
+  wait, each in order of rank gets the number of devices p, up to its request, that raises the efficiency of devices most:
+  its own, less the loss of the running jobs (donors) whose devices it gets. Jobs of the first queue are no donors, and no
+  donor keeps less than `least` of its request; a job may be started on fewer. The devices of donors come from at most as
+  many nodes as the whole request would need: one node, or those with most to give. Jobs with soft affinity have no such
+  limit.
+- R2, expansion, after Tiresias. If no job waits, idle devices go one by one to the job with the largest relative gain,
+  (S(p+1) - S(p)) / S(p); where one more does not help because virtual workers are not divisible, as many as do, by gain per
+  device.
 
-When somebody waits again, jobs that were expanded first give back what they have beyond their request. When the crowd has gone
-but some still wait, idle devices, which then are of no use to those, go to jobs that were compacted, up to their request.
+When a job waits again, expanded jobs first release their devices beyond their request. When at most `crowd` jobs wait, idle
+devices, which none of them can use, go to compacted jobs, up to their request.
 
-The efficiency of p devices is their throughput per device relative to the best such; p devices at that efficiency are worth
-S(p) / max_q S(q)/q devices (`worth`). A running job is resized at most every `hold` seconds for its own sake, and only
-if what it gains in that time outweighs standing still for `price` seconds.
+The efficiency of p devices is their throughput per device relative to the best p; p devices are worth S(p) / max_q S(q)/q
+devices (`worth`). A running job is resized for its own sake at most every `hold` seconds, and only if its gain in that time
+exceeds a pause of `price` seconds.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ from gyrostat.core.request import Affinity, JobRequest
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import check_price, limit
 from gyrostat.sched.policies.tiresias import Tiresias
-from gyrostat.sched.policy import RunOn, Wake, Wish, Wishes
+from gyrostat.sched.policy import PolicyAction, PolicyActions, RunOn, Wake
 from gyrostat.sched.views import JobView, Key, VcView
 
-_REFUSALS = 8  # so many jobs that cannot grow where they are end the search for one that can
+_REFUSALS = 8  # the search for a job that can grow ends after this many that cannot
 
 
 @dataclass(frozen=True)
 class _Donor:
-    """A job that may be left with `least` devices; those that it gives up until then are on one node."""
+    """A job that keeps at least `least` devices; those that it loses until then are on one node."""
 
     job: JobView
     node: int
@@ -48,28 +49,28 @@ class _Donor:
 
 @dataclass(frozen=True)
 class _Step:
-    """So many devices more, and by what share they make a job faster, each."""
+    """A number of further devices, and the relative gain in throughput of each."""
 
     more: int
     gain: float
 
 
 _Growing = tuple[float, int, int, int]
-"""-gain, the job's number, its devices, how many more; outdated ones are dropped when met."""
+"""-gain, the job's number, its devices, further devices; outdated entries are dropped when popped."""
 
 
 @dataclass
 class _Index:
-    """Running elastic jobs of a VC by what may be done with them. Only a shortcut: `rank` sees every change of a job."""
+    """Running elastic jobs of a VC by role. A cache: `rank` is called for every change of a job and updates it."""
 
     jobs: dict[int, JobView] = field(default_factory=dict)
     expanded: dict[int, JobView] = field(default_factory=dict)
     donors: dict[int, _Donor] = field(default_factory=dict)
-    """Those with more than their least."""
+    """Jobs with more devices than they must keep."""
     compacted: list[_Growing] = field(default_factory=list)
-    """A heap of those with less than they asked for that would be faster with more."""
+    """A heap of jobs below their request that would be faster with more devices."""
     others: list[_Growing] = field(default_factory=list)
-    """The same for those that could have more than they asked for."""
+    """The same for jobs at or above their request."""
 
 
 class ElasticTiresias(Tiresias):
@@ -100,24 +101,24 @@ class ElasticTiresias(Tiresias):
         self._note(job)
         return super().rank(job, now)
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         if len(view.waiting):
-            yield from self._give_back(view)
+            yield from self._release_expanded(view)
         if len(view.waiting) > self.crowd:
             yield from self._compact(view)
         yield from super().decide(view, now)
         if len(view.waiting) <= self.crowd:
             yield from self._expand(view, now)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from super().borrow(view, now)
         yield from grow_borrowed(view)
 
     def floor(self, request: JobRequest) -> int:
-        """The fewest devices that a running job is left with when it gives some up."""
+        """The fewest devices that a running job keeps as a donor."""
         return max(request.smallest, math.ceil(self.least * request.devices), 1)
 
-    # What each job is.
+    # The index of jobs by role.
 
     def _note(self, job: JobView) -> None:
         if not job.request.elastic:
@@ -142,13 +143,13 @@ class ElasticTiresias(Tiresias):
             heapq.heappush(heap, (-step.gain, job.number, held, step.more))
 
     def _donor(self, job: JobView) -> _Donor:
-        """Placers take from where a job has the fewest devices; that may be less than it could give in all."""
+        """Placers shrink a job on the node where it has the fewest devices; that may be less than it could give in all."""
         per_node = Counter(job.vc.fleet.node_of[device] for device in job.devices)
         node = min(per_node, key=lambda position: (per_node[position], -position))
         return _Donor(job, node, max(self.floor(job.request), len(job.devices) - per_node[node]))
 
     def _next_step(self, job: JobView) -> _Step | None:
-        """The fewest further devices that make it faster: whole virtual workers may need several."""
+        """The fewest further devices that make it faster: virtual workers are not divisible, so it may take several."""
         ((type_, held),) = job.counts.items()
         before = job.vc.rate(job, {type_: held})
         for more in range(1, limit(job) - job.held + 1):
@@ -158,7 +159,7 @@ class ElasticTiresias(Tiresias):
         return None
 
     def worth(self, job: JobView, type_: str, devices: int) -> float:
-        """S(p) / max_q S(q)/q: what p devices of the job count for when each counts for its efficiency."""
+        """S(p) / max_q S(q)/q: p devices of the job, weighted by their efficiency."""
         if not devices:
             return 0.0
         request = job.request
@@ -173,29 +174,29 @@ class ElasticTiresias(Tiresias):
 
     # R1.
 
-    def _compact(self, view: VcView) -> Wishes:
+    def _compact(self, view: VcView) -> PolicyActions:
         blocked: set[object] = set()
         donors = self._donors(view)
-        while (donors or any(view.frees().values())) and len(view.waiting) > self.crowd:
+        while (donors or any(view.free_by_type().values())) and len(view.waiting) > self.crowd:
             job = view.waiting.best(blocked)
             if job is None:
                 return
             for type_ in view.types_for(job.request):
-                if (yield from self._squeeze_in(view, job, type_, donors)):
+                if (yield from self._start_compacted(view, job, type_, donors)):
                     donors = self._donors(view)
                     break
             else:
                 blocked.add(job.request.kind)
 
-    def _squeeze_in(
+    def _start_compacted(
         self, view: VcView, job: JobView, type_: str, donors: Mapping[int, Sequence[_Donor]]
-    ) -> Generator[Wish, bool, bool]:
-        """Start a waiting job on what is free, or on that and what running jobs give up on one node."""
+    ) -> Generator[PolicyAction, bool, bool]:
+        """Start a waiting job on free devices, or on these and devices of donors."""
         floor, wanted = max(job.request.smallest, 1), job.request.devices
         for number in range(min(wanted, view.free(type_)), floor - 1, -1):
             if (
                 yield RunOn(
-                    job, {type_: number}, f"compaction: {number} of the {wanted} that it asked for are free"
+                    job, {type_: number}, f"compaction: {number} of the {wanted} requested devices are free"
                 )
             ):
                 return True
@@ -205,9 +206,9 @@ class ElasticTiresias(Tiresias):
         number, giving = plan
         for donor, left in giving:
             yield RunOn(donor, {type_: left}, f"compaction: {job.id} makes better use of them")
-        for devices in range(wanted, number - 1, -1):  # the node may have had free devices, too
+        for devices in range(wanted, number - 1, -1):  # the node may have free devices, too
             if (
-                yield RunOn(job, {type_: devices}, f"compaction: {devices} of the {wanted} that it asked for")
+                yield RunOn(job, {type_: devices}, f"compaction: {devices} of the {wanted} requested devices")
             ):
                 return True
         return False
@@ -215,7 +216,7 @@ class ElasticTiresias(Tiresias):
     def _best_plan(
         self, job: JobView, type_: str, floor: int, groups: Iterable[Sequence[_Donor]]
     ) -> tuple[int, list[tuple[JobView, int]]] | None:
-        """The number of devices, and the donors with what is left to them, that gain most; all donors of one group."""
+        """The number of devices with the largest gain, and the donors of one group with the devices that each keeps."""
         best: tuple[float, int, list[tuple[JobView, int]]] | None = None
         for donors in groups:
             loss, taken, left = 0.0, 0, {donor.job.number: len(donor.job.devices) for donor in donors}
@@ -240,7 +241,7 @@ class ElasticTiresias(Tiresias):
         return self.worth(donor, type_, devices) - self.worth(donor, type_, devices - 1)
 
     def _donors(self, view: VcView) -> dict[int, list[_Donor]]:
-        """Running jobs that may give devices up, by the node where they would; none of the first queue."""
+        """Running jobs that may lose devices, by the node of these devices; none of the first queue."""
         found: dict[int, list[_Donor]] = {}
         index = self._indices.get(view)
         for number in sorted(index.donors) if index is not None else ():
@@ -253,20 +254,20 @@ class ElasticTiresias(Tiresias):
                 found.setdefault(donor.node, []).append(donor)
         return found
 
-    # R2, and back.
+    # R2 and its reversal.
 
-    def _expand(self, view: VcView, now: float) -> Wishes:
-        """Idle devices to whoever gains most; beyond what it asked for only if nobody waits."""
+    def _expand(self, view: VcView, now: float) -> PolicyActions:
+        """Give idle devices to the jobs that gain most; beyond their request only if no job waits."""
         index = self._indices.get(view)
         if index is not None:
             yield from self._grow(view, now, index, index.compacted)
             if not len(view.waiting):
                 yield from self._grow(view, now, index, index.others)
 
-    def _grow(self, view: VcView, now: float, index: _Index, gains: list[_Growing]) -> Wishes:
+    def _grow(self, view: VcView, now: float, index: _Index, gains: list[_Growing]) -> PolicyActions:
         refused: list[_Growing] = []
-        look_again = math.inf
-        while gains and len(refused) < _REFUSALS and any(view.frees().values()):
+        wake_at = math.inf
+        while gains and len(refused) < _REFUSALS and any(view.free_by_type().values()):
             entry = heapq.heappop(gains)
             number, held, more = entry[1:]
             job = index.jobs.get(number)
@@ -282,21 +283,21 @@ class ElasticTiresias(Tiresias):
             if gain * self.hold < (1 + gain) * self.price:
                 continue
             if now < job.since + self.hold:
-                look_again = min(look_again, job.since + self.hold)
+                wake_at = min(wake_at, job.since + self.hold)
                 refused.append(entry)
             elif not (
                 yield RunOn(
-                    job, {type_: held + more}, f"expansion: {gain:.0%} faster on {more} idle ones more"
+                    job, {type_: held + more}, f"expansion: {gain:.0%} faster with {more} more idle devices"
                 )
             ):
                 refused.append(entry)
         for entry in refused:
             heapq.heappush(gains, entry)
-        if look_again < math.inf:
-            yield Wake(look_again)
+        if wake_at < math.inf:
+            yield Wake(wake_at)
 
-    def _give_back(self, view: VcView) -> Wishes:
-        """Jobs with more than they asked for give it up one by one, until whoever waits fits into what is free."""
+    def _release_expanded(self, view: VcView) -> PolicyActions:
+        """Shrink expanded jobs to their request one by one, until the waiting jobs fit into the free devices."""
         index = self._indices.get(view)
         blocked: set[object] = set()
         while index is not None and index.expanded and (job := view.waiting.best(blocked)) is not None:
@@ -304,24 +305,24 @@ class ElasticTiresias(Tiresias):
                 for donor in list(_alive(index.expanded, view)):
                     ((type_, _),) = donor.counts.items()
                     yield RunOn(
-                        donor, {type_: donor.request.devices}, f"back to what it asked for: {job.id} waits"
+                        donor, {type_: donor.request.devices}, f"shrunk to its request: {job.id} waits"
                     )
                     if (yield from self._start(view, job)):
                         break
                 else:
                     blocked.add(job.request.shape)
 
-    def _start(self, view: VcView, job: JobView) -> Generator[Wish, bool, bool]:
-        """On devices that are free as it is."""
+    def _start(self, view: VcView, job: JobView) -> Generator[PolicyAction, bool, bool]:
+        """Start the job if free devices suffice."""
         for type_ in view.types_for(job.request):
             fits = view.free(type_) >= job.request.devices
-            if fits and (yield RunOn(job, {type_: job.request.devices}, "fits into what is free")):
+            if fits and (yield RunOn(job, {type_: job.request.devices}, "fits into free devices")):
                 return True
         return False
 
 
 def _groups(job: JobView, type_: str, by_node: Mapping[int, Sequence[_Donor]]) -> Iterator[Sequence[_Donor]]:
-    """Donors that may give together: those of a node, and where a job would need several, of as many that can give most."""
+    """Donors that may be combined: those of one node; and for a job of several nodes, those of the nodes with most to give."""
     nodes = [donors for donors in by_node.values() if type_ in donors[0].job.counts]
     yield from nodes
     limit = len(nodes)
@@ -333,7 +334,7 @@ def _groups(job: JobView, type_: str, by_node: Mapping[int, Sequence[_Donor]]) -
 
 
 def _alive(group: dict[int, JobView], view: VcView) -> Iterator[JobView]:
-    """Those that have not finished, in the order of their submission; the others are dropped."""
+    """Jobs that have not finished, in order of submission; the others are dropped."""
     for number in sorted(group):
         if group[number].id in view.jobs:
             yield group[number]

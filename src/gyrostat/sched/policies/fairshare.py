@@ -1,9 +1,9 @@
 """Elastic weighted fair sharing: VirtualFlow's Algorithm 1 (§4.2).
 
-Running jobs share all devices in proportion to their weights, none getting more than it can use nor less than its minimum.
-Waiting jobs are admitted one by one, the highest priority first, as long as sharing with the newcomer takes nothing from a job
-of higher priority. Weights, which are priorities too, come from `by`: `priority` (the job's own), `sjf` (one over its whole
-work) or `srtf` (one over what remains). Inelastic jobs take part with exactly what they asked for, and keep it.
+Running jobs share all devices in proportion to their weights, within the minimum and the maximum of each. Waiting jobs are
+admitted one by one, the highest priority first, as long as that takes no device from a job of higher priority. Weights,
+which are priorities too, come from `by`: `priority` (the job's own), `sjf` (one over its whole work) or `srtf` (one over its
+remaining work). Inelastic jobs get exactly the devices that they request, and keep them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy, limit
-from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions
 from gyrostat.sched.views import JobView, Key, VcView
 
 ORDERS = ("priority", "sjf", "srtf")
@@ -26,7 +26,7 @@ ORDERS = ("priority", "sjf", "srtf")
 
 @dataclass(frozen=True)
 class Claim:
-    """What one job brings to the division: it gets nothing, or from `least` to `most`."""
+    """The claim of one job: a weight, and the limits of its share unless that is 0."""
 
     weight: float
     least: int
@@ -37,7 +37,7 @@ class FairShare(SteadyPolicy):
     def __init__(self, *, by: str = "priority", price: float = 0.0, hold: float = 0.0) -> None:
         super().__init__(price=price, hold=hold)
         if by not in ORDERS:
-            raise UsageError(f"fair shares are weighed by {', '.join(ORDERS)}; not by {by!r}")
+            raise UsageError(f"fair shares are weighted by {', '.join(ORDERS)}; not by {by!r}")
         self.by = by
 
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
@@ -63,7 +63,7 @@ class FairShare(SteadyPolicy):
             if number < len(candidates):
                 break
         reasons = {id_: f"fair share {share} of {total}" for id_, share in shares.items()}
-        return DeviceTargets(hand_out(view, admitted, shares), reasons)
+        return DeviceTargets(by_type(view, admitted, shares), reasons)
 
     def _admit(
         self,
@@ -74,9 +74,9 @@ class FairShare(SteadyPolicy):
         total: int,
         now: float,
     ) -> tuple[int, dict[JobId, Claim], dict[JobId, int]]:
-        """As many candidates of one weight, in order, as get something without taking from a heavier job.
+        """Admit as many candidates of one weight, in order, as get a share without taking from a job of higher weight.
 
-        The more are admitted, the less there is for each, so the number is found by doubling and halving.
+        The more are admitted, the smaller the shares, so the number is found by doubling and halving.
         """
 
         def sharing(number: int) -> tuple[int, dict[JobId, Claim], dict[JobId, int]] | None:
@@ -97,7 +97,7 @@ class FairShare(SteadyPolicy):
                 refused, step = number, max(1, (number - best[0]) // 2)
         return best
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
@@ -109,7 +109,7 @@ class FairShare(SteadyPolicy):
 
 
 def fair_shares(claims: Mapping[JobId, Claim], total: int) -> dict[JobId, int]:
-    """Whole devices in proportion to weights, within every claim's limits; heavier claims first where not all fit."""
+    """Whole devices in proportion to weights, within the limits of every claim; higher weights first where not all fit."""
     shares = dict.fromkeys(claims, 0)
     left = total
     sharing: list[tuple[JobId, Claim]] = []
@@ -118,12 +118,12 @@ def fair_shares(claims: Mapping[JobId, Claim], total: int) -> dict[JobId, int]:
             shares[id_] = claim.least
             left -= claim.least
             sharing.append((id_, claim))
-    shares.update(_filled(sharing, left + sum(claim.least for _, claim in sharing)))
+    shares.update(_water_fill(sharing, left + sum(claim.least for _, claim in sharing)))
     return shares
 
 
-def _filled(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, int]:
-    """Water filling in whole devices: as if each went to whoever has the least for its weight."""
+def _water_fill(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, int]:
+    """Water filling in whole devices: as if each went to the claim with the smallest share per weight."""
 
     def at(level: float) -> list[int]:
         return [min(claim.most, max(claim.least, int(level * claim.weight))) for _, claim in sharing]
@@ -137,23 +137,23 @@ def _filled(sharing: Sequence[tuple[JobId, Claim]], total: int) -> dict[JobId, i
         low = high
     given = at(low)
     left = total - sum(given)
-    poorest = [
+    least_served = [
         ((given[k] + 1) / claim.weight, k) for k, (_, claim) in enumerate(sharing) if given[k] < claim.most
     ]
-    heapq.heapify(poorest)
-    while left > 0 and poorest:
-        _, k = heapq.heappop(poorest)
+    heapq.heapify(least_served)
+    while left > 0 and least_served:
+        _, k = heapq.heappop(least_served)
         given[k] += 1
         left -= 1
         if given[k] < sharing[k][1].most:
-            heapq.heappush(poorest, ((given[k] + 1) / sharing[k][1].weight, k))
+            heapq.heappush(least_served, ((given[k] + 1) / sharing[k][1].weight, k))
     return {id_: given[k] for k, (id_, _) in enumerate(sharing)}
 
 
-def hand_out(
+def by_type(
     view: VcView, jobs: Sequence[JobView], shares: Mapping[JobId, int]
 ) -> dict[JobId, dict[str, int]]:
-    """Shares as devices by type: of what a job has it keeps as much as it may, the rest it gets of its best type with room."""
+    """Shares as devices by type: a job keeps its devices up to its share, and gets the rest of its best type with room."""
     free = dict(view.capacity)
     wanted: dict[JobId, dict[str, int]] = {}
     for job in jobs:
@@ -169,12 +169,12 @@ def hand_out(
         for type_ in _types(view, job, has):
             more = min(shares[job.id] - sum(has.values()), free.get(type_, 0))
             enough = job.request.mixes_types or sum(has.values()) + more >= job.request.smallest
-            if more > 0 and enough:  # else the next type may have enough of its own
+            if more > 0 and enough:  # else the next type may have enough
                 has[type_] = has.get(type_, 0) + more
                 free[type_] -= more
                 if not job.request.mixes_types:
                     break
-        if sum(has.values()) < job.request.smallest:  # what is left of one type is too little for it
+        if sum(has.values()) < job.request.smallest:  # too few of one type are left for it
             for type_, number in has.items():
                 free[type_] += number
             has.clear()

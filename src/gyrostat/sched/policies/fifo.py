@@ -1,15 +1,14 @@
 """First in, first out, with capacity queues: YARN's capacity scheduler with gangs, as HiveD compares with (§5.1).
 
-Each VC is a queue with a guaranteed capacity. A job gets all its devices at once or waits, and the first that does
-not fit makes the others wait, unless `backfill` lets later ones pass. What does not fit into the guarantee may run on
-devices of others.
+Each VC is a queue with a guaranteed capacity. A job gets all its devices at once or waits. The first job that does not fit
+blocks the later ones, unless `backfill` is on. Jobs that do not fit into the guarantee may borrow devices.
 """
 
 from __future__ import annotations
 
 import math
 
-from gyrostat.sched.policy import Policy, Wishes, run
+from gyrostat.sched.policy import Policy, PolicyActions, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -20,7 +19,7 @@ class Fifo(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         while (job := view.next(without=blocked)) is not None:
             if not (yield from run(view, job, "next in line")):
@@ -28,7 +27,7 @@ class Fifo(Policy):
                     return
                 blocked.add(job.request.shape)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         while (job := view.waiting.best(blocked)) is not None:
             if not (yield from run(view, job, "no room in the guarantee; borrows", borrowed=True)):

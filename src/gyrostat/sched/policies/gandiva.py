@@ -1,11 +1,10 @@
-"""Gandiva-style (Xiao et al., OSDI 2018): nobody waits for a tidy place. Small jobs move, and full devices are shared.
+"""Gandiva-style (Xiao et al., OSDI 2018): small jobs migrate to defragment nodes, and jobs share devices.
 
-Jobs start in the order in which they came, later ones passing those that do not fit. For a job that finds enough
-devices, but scattered ones, running jobs migrate: each to the fullest node that takes it, those on the emptiest nodes
-first, at most `moves` of them per decision. When devices run out, jobs are packed: a waiting job shares the devices
-of a running one of its size, if two on a device get more done than one (`packed` is the speed that each keeps; 0.5 is
-no gain, and nothing is packed). What Gandiva finds by introspection, profiling pairs of jobs on the fly, is here the
-one setting.
+Jobs start in order of submission, and later ones may pass those that do not fit. When enough devices are free for a job but
+scattered, running jobs migrate: each to the fullest node with room, the smallest jobs first, at most `moves` of them per
+decision. When no device is free, a waiting job shares the devices of a running one of its size, if two jobs on a device have
+a higher total throughput than one (`packed` is the speed that each keeps; at 0.5 there is no gain, and nothing is shared).
+Gandiva finds that by profiling pairs of jobs; here it is one setting.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import math
 from collections.abc import Generator
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.policy import Defragment, Policy, ShareDevices, Wish, Wishes, run
+from gyrostat.sched.policy import Defragment, Policy, PolicyAction, PolicyActions, ShareDevices, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -28,7 +27,7 @@ class Gandiva(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         moves = self.moves
         while (job := view.next(without=blocked)) is not None:
@@ -43,19 +42,19 @@ class Gandiva(Policy):
         if self.packed > 0.5:
             yield from _share(view)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         blocked: set[object] = set()
         while (job := view.waiting.best(blocked)) is not None:
             if not (yield from run(view, job, "no room in the guarantee; borrows", borrowed=True)):
                 blocked.add(job.request.shape)
 
     def _scattered(self, view: VcView, job: JobView) -> bool:
-        """There are enough devices for it, only not together."""
+        """Whether enough devices are free for the job, though scattered."""
         return any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request))
 
 
-def _migrate(view: VcView, blocked: JobView) -> Generator[Wish, bool, bool]:
-    """Let one small job move, so that nodes are fuller and fewer. Returns whether one did."""
+def _migrate(view: VcView, blocked: JobView) -> Generator[PolicyAction, bool, bool]:
+    """Migrate one job that is smaller than the blocked one. Returns whether one migrated."""
     for job in sorted(view.holding, key=lambda job: (job.held, job.number)):
         if job.held >= blocked.request.devices:
             break
@@ -64,8 +63,8 @@ def _migrate(view: VcView, blocked: JobView) -> Generator[Wish, bool, bool]:
     return False
 
 
-def _share(view: VcView) -> Wishes:
-    """Two jobs of a size share devices: the oldest hosts first."""
+def _share(view: VcView) -> PolicyActions:
+    """Let waiting jobs share the devices of running ones of their size, the best-ranked hosts first."""
     hosts: dict[int, list[JobView]] = {}
     for job in view.holding:
         if job.host is None and job.guest is None and not job.borrowed:

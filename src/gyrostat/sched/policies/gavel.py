@@ -1,18 +1,18 @@
-"""Gavel's least-attained-service policy (Narayanan et al., OSDI 2020, §4.1): fairness that knows how fast each job is where.
+"""Gavel's least-attained-service policy (Narayanan et al., OSDI 2020, §4.1): fairness by each job's speed on each type.
 
-A linear program says which share of its time each job should spend on each device type, so that the job which is worst off,
-compared with an equal share of the cluster, is as well off as possible:
+A linear program computes the share of its time that each job should spend on each device type, so that the smallest
+normalised throughput, relative to an equal share of the cluster, is as large as possible:
 
     maximise  t + a little of all throughput
     t  <=  s_m / w_m  sum_j T_mj X_mj / (what an equal share would give m)      for each job m with s_m devices and weight w_m
     sum_j X_mj <= 1,      sum_m s_m X_mj <= devices of type j
 
-Jobs that are alike have the same solution, so the program has one row per kind of job, not per job. Devices are then dealt
-in rounds of `round` seconds: in each the jobs that are furthest behind their shares X come first. A job runs on exactly what it
-asked for, of one type.
+Equal jobs have the same solution, so the program has one row per class of jobs. Devices are then allocated in rounds of
+`round` seconds: in each, the jobs farthest below their shares X come first. A job runs on exactly the number of devices that
+it requests, of one type.
 
-With `mixed` (VirtualFlow §6.5.2) devices that a round leaves idle join jobs that may use several types, wherever they speed
-up most; in the next round they are free again for jobs that wait.
+With `mixed` (VirtualFlow §6.5.2), devices that a round leaves idle go to the jobs that may use several types and gain most;
+in the next round they are free for waiting jobs again.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from scipy.sparse import csr_matrix
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
-from gyrostat.sched.policies.proposals import Table, grow
+from gyrostat.sched.policies.proposals import TentativeAllocation, grow
 from gyrostat.sched.policies.steady import DeviceTargets
-from gyrostat.sched.policy import Policy, RunOn, Wake, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions, RunOn, Wake
 from gyrostat.sched.views import JobView, Key, VcView
 
 _ROUNDING = 1e-6
-_A_LITTLE = 1e-3  # of all throughput, so that what fairness leaves over is used well
+_A_LITTLE = 1e-3  # of all throughput, so that devices that fairness leaves over are used well
 
 
 @dataclass(frozen=True)
 class JobClass:
-    """Jobs that are alike: how many, devices each, weight, and speed by type."""
+    """A class of equal jobs: their number, devices of each, weight, and speed by type."""
 
     jobs: int
     devices: int
@@ -58,7 +58,7 @@ class Gavel(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         if not view.jobs:
             return
         late = now % self.round
@@ -77,7 +77,7 @@ class Gavel(Policy):
             yield RunOn(view.jobs[id_], counts, wanted.reasons[id_])
 
     def assign(self, view: VcView, now: float) -> DeviceTargets:
-        """One round."""
+        """The devices of each job for one round."""
         types = tuple(view.capacity)
         shares = self._shares(view, types)
         wanted = DeviceTargets()
@@ -100,7 +100,7 @@ class Gavel(Policy):
         return wanted
 
     def _mix(self, view: VcView, wanted: DeviceTargets, free: dict[str, int]) -> None:
-        table = Table(view, mixed=True)
+        table = TentativeAllocation(view, mixed=True)
         table.free, table.assignment = free, wanted
         grow(table, [view.jobs[id_] for id_ in wanted.devices if view.jobs[id_].request.elastic])
 
@@ -118,9 +118,9 @@ class Gavel(Policy):
         return {job.id: solved[row] for row, jobs in enumerate(kinds.values()) for job in jobs}
 
 
-@lru_cache(maxsize=4096)  # most rounds have the jobs of the round before
+@lru_cache(maxsize=4096)  # most rounds have the jobs of the previous round
 def max_min_shares(kinds: tuple[JobClass, ...], devices: tuple[int, ...]) -> list[list[float]]:
-    """X: by kind, the share of time that each of its jobs spends on each type."""
+    """X: by class, the share of time that each of its jobs spends on each type."""
     types, total = len(devices), sum(devices)
     usable = [any(kind.speeds) for kind in kinds]
     if not any(usable):
@@ -166,7 +166,5 @@ def max_min_shares(kinds: tuple[JobClass, ...], devices: tuple[int, ...]) -> lis
         method="highs",
     )
     if not solution.success:
-        raise AssertionError(
-            f"the program always has a solution (nothing to anybody), but: {solution.message}"
-        )
+        raise AssertionError(f"the program always has a solution (all shares 0), but: {solution.message}")
     return [[float(x) for x in solution.x[k * types : (k + 1) * types]] for k in range(len(kinds))]

@@ -1,8 +1,8 @@
-"""Optimus (Peng et al., EuroSys 2018): devices go where they shorten the remaining time most.
+"""Optimus (Peng et al., EuroSys 2018): devices go to the jobs whose remaining time they reduce most.
 
-Every `interval` all devices are dealt anew: one to each job in order of arrival, so that nobody starves; then one at a time to
-the job whose estimated remaining time shrinks most by it. Remaining time is remaining work over expected throughput; of a job
-whose owner did not say how much work there is, as much is expected to remain as is done. A job stays on one device type.
+Every `interval` all devices are allocated again: one to each job in order of arrival, so that none starves; then one at a
+time to the job whose estimated remaining time decreases most. Remaining time is remaining work over expected throughput; a
+job of unknown work is expected to be half done. A job stays on one device type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gyrostat.core.devices import Counts
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import grow_borrowed
 from gyrostat.sched.policies.steady import DeviceTargets, SteadyPolicy, limit
-from gyrostat.sched.policy import Policy, Wake, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions, Wake
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -26,12 +26,12 @@ class Optimus(SteadyPolicy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
-        yield from self.lead_to(view, self.assign(view, now), now)
+    def decide(self, view: VcView, now: float) -> PolicyActions:
+        yield from self.reconcile(view, self.assign(view, now), now)
         if view.jobs:
             yield Wake(now - now % self.interval + self.interval)
 
-    def borrow(self, view: VcView, now: float) -> Wishes:
+    def borrow(self, view: VcView, now: float) -> PolicyActions:
         yield from Policy.borrow(self, view, now)
         yield from grow_borrowed(view)
 
@@ -61,11 +61,11 @@ class Optimus(SteadyPolicy):
             free[type_] -= 1
             if (gain := _gain(view, job, given, free, now)) > 0:
                 heapq.heappush(heap, (-gain, number, job))
-        return DeviceTargets(given, dict.fromkeys(given, "shortens what remains most"))
+        return DeviceTargets(given, dict.fromkeys(given, "largest reduction of remaining time"))
 
 
 def _gain(view: VcView, job: JobView, given: dict[JobId, dict[str, int]], free: Counts, now: float) -> float:
-    """Seconds that one more device takes off the job's remaining time."""
+    """Seconds by which one more device reduces the job's remaining time."""
     if job.id not in given or not job.request.elastic:
         return 0.0
     ((type_, has),) = given[job.id].items()

@@ -1,24 +1,23 @@
-"""What policies that preempt have in common: devices go to jobs by rank, whoever has them now.
+"""The common part of preemptive policies: devices go to jobs by rank, also devices that other jobs hold.
 
-Walking down all jobs and giving each what it wants if that much is left is simple, and far too slow for every event
-of a long trace. So it is done from what is: jobs that hold devices are in rank order, and so are those that do not.
-The first of the latter either fits into what is free, or into that plus what jobs of lower rank hold; of these the
-lowest give way, as few as needed for a place where its devices are together. If it does not fit, nobody of its shape
-behind it does.
+A pass over all jobs by rank, allocating while devices last, is simple but too slow for every event of a long trace. So this
+is incremental: jobs with and without devices are both in rank order. The first job without devices fits either into the free
+devices, or into these plus devices of jobs of lower rank; of these the lowest are preempted, as few as a placement needs. If
+it does not fit, no job of its shape behind it does.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
 
-from gyrostat.sched.policy import Promote, ResetService, RunOn, Wish, Wishes
+from gyrostat.sched.policy import PolicyAction, PolicyActions, Promote, ResetService, RunOn
 from gyrostat.sched.views import JobView, VcView
 
 
 def by_rank(
     view: VcView, why: Callable[[JobView], str], *, starving: Callable[[JobView], bool] | None = None
-) -> Wishes:
-    """Wishes that give the guarantee's devices to the best-ranked jobs. Jobs that are `starving` start from anew."""
+) -> PolicyActions:
+    """Actions that give the guaranteed devices to the best-ranked jobs. The service of `starving` jobs is reset."""
     blocked: set[object] = set()
     changed = True
     while changed:
@@ -32,19 +31,19 @@ def by_rank(
             if starving is not None and starving(job):
                 yield ResetService(job)
             if (yield from _run(view, job, why(job))):
-                changed = True  # others may be first now
+                changed = True  # the order may have changed
                 break
             blocked.add(job.request.shape)
 
 
 def _may_fit(view: VcView, job: JobView) -> bool:
-    """Whether to look for a place at all: there are enough free devices, or some are held by jobs of lower rank."""
+    """Whether a placement is possible: enough devices are free, or jobs of lower rank hold some."""
     if any(view.free(type_) >= job.request.devices for type_ in view.types_for(job.request)):
         return True
-    return view.outranks_somebody(job) and not view.is_hopeless(job)
+    return view.outranks_a_holder(job) and not view.is_inadmissible(job)
 
 
-def _run(view: VcView, job: JobView, reason: str) -> Generator[Wish, bool, bool]:
+def _run(view: VcView, job: JobView, reason: str) -> Generator[PolicyAction, bool, bool]:
     if job.borrowed:
         return (yield Promote(job, reason, preempts=True))
     for type_ in view.types_for(job.request):

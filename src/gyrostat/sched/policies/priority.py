@@ -1,7 +1,7 @@
-"""Static priority: the most urgent job first, then the one that came first.
+"""Static priority: the highest priority first, then the order of submission.
 
-By default a running job is left alone, as in most clusters, and the first that does not fit makes the others wait;
-with `preempt` a more urgent job takes devices from less urgent ones.
+By default running jobs are not preempted, as in most clusters, and the first job that does not fit blocks the others; with
+`preempt` a job may preempt jobs of lower priority.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from gyrostat.sched.policies.preemptive import by_rank
-from gyrostat.sched.policy import Policy, Wishes, run
+from gyrostat.sched.policy import Policy, PolicyActions, run
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -20,7 +20,7 @@ class StaticPriority(Policy):
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (-job.request.priority, job.request.submitted), math.inf
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         if self.preempt:
             yield from by_rank(view, _why)
             return

@@ -1,7 +1,6 @@
-"""Proposals: a job's devices as they could be, and who gets them. Speed-up per device decides, the larger of equal ones.
+"""Proposals of jobs for further devices, and which of them to accept: the highest speedup per device, then the larger one.
 
-A `Table` holds who has what while an assignment is made; EasyScale's policy fills it, and Gavel's with mixed
-allocations does.
+A `TentativeAllocation` has the devices of jobs while a policy computes targets: EasyScale's, and Gavel's with `mixed`.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from gyrostat.core.devices import Counts, told
+from gyrostat.core.devices import Counts, format_counts
 from gyrostat.sched.estimates import unhelpful
 from gyrostat.sched.policies.steady import DeviceTargets, limit
-from gyrostat.sched.policy import RunOn, Wishes
+from gyrostat.sched.policy import PolicyActions, RunOn
 from gyrostat.sched.views import JobView, VcView
 
 _ROUNDING = 1e-9
@@ -21,7 +20,7 @@ _ROUNDING = 1e-9
 
 @dataclass(frozen=True)
 class JobProposal:
-    """A job's devices as they could be, `added` of them new."""
+    """Devices that a job proposes to have, `added` of them new."""
 
     target: dict[str, int]
     added: int
@@ -32,26 +31,26 @@ class JobProposal:
         return (self.speedup - 1) / self.added
 
     def better(self, other: JobProposal) -> bool:
-        """More speed-up per device, or as much for more devices."""
+        """Whether the speedup per device is higher, or equal with more devices."""
         if self.added > other.added:
             return self.per_device >= other.per_device * (1 - _ROUNDING)
         return self.per_device > other.per_device * (1 + _ROUNDING)
 
 
-class Table:
-    """Who has what while an assignment is made: at first what jobs have of the guarantee, and what is free of it."""
+class TentativeAllocation:
+    """Devices of jobs while targets are computed; at first their guaranteed devices, and the free ones."""
 
     def __init__(self, view: VcView, *, mixed: bool = True) -> None:
         self.view = view
         self.mixed = mixed
         self.moving = True
-        self.free = view.frees()
+        self.free = view.free_by_type()
         self.assignment = DeviceTargets({job.id: dict(job.counts) for job in view.holding})
 
     def held(self, job: JobView) -> dict[str, int]:
         return self.assignment.devices.get(job.id, {})
 
-    def give(self, job: JobView, counts: Counts, reason: str) -> None:
+    def assign(self, job: JobView, counts: Counts, reason: str) -> None:
         for type_, number in self.held(job).items():
             self.free[type_] += number
         for type_, number in counts.items():
@@ -63,14 +62,14 @@ class Table:
         return self.view.types_for(job.request)
 
     def fastest(self, job: JobView, number: int) -> str | None:
-        """The type on which the job is fastest, of those with so many free."""
+        """The type on which the job is fastest, of those with `number` free devices."""
         fitting = [type_ for type_ in self.types(job) if self.free.get(type_, 0) >= number]
         rated = [(self.view.rate(job, {type_: number}), -place, type_) for place, type_ in enumerate(fitting)]
         rate, _, type_ = max(rated, default=(0.0, 0, None))
         return type_ if rate > 0 else None
 
     def loss(self, job: JobView, type_: str) -> float | None:
-        """The share of its speed that a job loses with one device of a type; None if it cannot give one up."""
+        """The share of its speed that a job loses with one device of a type; None if it cannot lose one."""
         held = self.held(job)
         if (
             not job.request.elastic
@@ -82,7 +81,7 @@ class Table:
         return 1 - self.view.rate(job, fewer) / self.view.rate(job, held)
 
     def best_proposal(self, job: JobView) -> JobProposal | None:
-        """The best per device, the larger of equal ones, of what is free now."""
+        """The best proposal for devices that are free now."""
         held = self.held(job)
         before = self.view.rate(job, held)
         best: JobProposal | None = None
@@ -114,8 +113,8 @@ class Table:
 _Entry = tuple[float, int, int, JobProposal, JobView]
 
 
-def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
-    """Accept proposals of these jobs until nothing helps any more. `moving`: they may change from one type to another."""
+def grow(table: TentativeAllocation, jobs: Iterable[JobView], *, moving: bool = True) -> None:
+    """Accept proposals of these jobs until none helps any more. `moving`: they may migrate from one type to another."""
     table.moving = moving
     heap = [entry for job in jobs if (entry := _proposed(job, table)) is not None]
     heapq.heapify(heap)
@@ -125,27 +124,27 @@ def grow(table: Table, jobs: Iterable[JobView], *, moving: bool = True) -> None:
         if current is None:
             continue
         if current == proposal:
-            reason = f"{current.speedup:.2f} times as fast for {current.added} more, the best use of them"
-            table.give(job, current.target, reason)
+            reason = f"{current.speedup:.2f} times as fast with {current.added} more: the highest speedup per device"
+            table.assign(job, current.target, reason)
         if (entry := _proposed(job, table)) is not None:
             heapq.heappush(heap, entry)
 
 
-def grow_borrowed(view: VcView) -> Wishes:
-    """Opportunistic growth beyond the guarantee: jobs that hold devices are lent more, wherever they speed up most. Those
-    that have not been faster since they borrowed give it back. A VC without any guarantee lives on what is lent.
+def grow_borrowed(view: VcView) -> PolicyActions:
+    """Opportunistic growth: jobs with guaranteed devices borrow more, those first that gain most. Jobs that borrowed devices
+    have not made faster release these. In a VC without guaranteed devices, borrowing jobs grow.
     """
-    living = view.holding if any(view.capacity.values()) else view.borrowing
-    jobs = [job for job in living if job.request.elastic]
+    running = view.holding if any(view.capacity.values()) else view.borrowing
+    jobs = [job for job in running if job.request.elastic]
     for job in jobs:
         added = unhelpful(job) if job.borrowed else {}
         kept = {type_: max(0, n - added.get(type_, 0)) for type_, n in job.borrowed_counts.items()}
         if kept != job.borrowed_counts:
             kept = {type_: number for type_, number in kept.items() if number}
-            yield RunOn(job, kept, f"no faster since it was given {told(added)} more", borrowed=True)
+            yield RunOn(job, kept, f"no faster with {format_counts(added)} more", borrowed=True)
     if not any(view.lendable.values()):
         return
-    table = Table(view)
+    table = TentativeAllocation(view)
     table.free = dict(view.lendable)
     table.assignment = DeviceTargets({job.id: job.all_counts() for job in jobs})
     grow(table, jobs, moving=False)
@@ -155,10 +154,10 @@ def grow_borrowed(view: VcView) -> Wishes:
             type_: n - job.counts.get(type_, 0) for type_, n in more.items() if n > job.counts.get(type_, 0)
         }
         if borrowed != job.borrowed_counts:
-            reason = table.assignment.reasons.get(job.id, "nobody uses these")
-            yield RunOn(job, borrowed, f"{reason}; nobody uses them", borrowed=True)
+            reason = table.assignment.reasons.get(job.id, "grows")
+            yield RunOn(job, borrowed, f"{reason}; idle devices", borrowed=True)
 
 
-def _proposed(job: JobView, table: Table) -> _Entry | None:
+def _proposed(job: JobView, table: TentativeAllocation) -> _Entry | None:
     proposal = table.best_proposal(job)
     return None if proposal is None else (-proposal.per_device, -proposal.added, job.number, proposal, job)

@@ -1,12 +1,12 @@
-"""How a name such as `tiresias` or `tiresias:queues=500/10000` becomes a policy.
+"""Policies by name: `tiresias`, or with settings `tiresias:queues=500/10000`.
 
-Policies of this package are listed here. Others come by entry point: a package with
+Policies of this package are listed here. Others are found by entry point: a package with
 
     [project.entry-points."gyrostat.policies"]
     shortest = "my_package.shortest:Shortest"
 
-adds `--policy shortest`. A policy's class is called with the settings written after the name, as keyword arguments of
-the types that its constructor annotates.
+adds `--policy shortest`. The settings after the name are keyword arguments of the policy's class, converted to the types
+that its constructor annotates.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OURS: Mapping[str, str] = {
 
 
 def known_policies() -> dict[str, str]:
-    """Every name that may be asked for, and where it comes from."""
+    """All policies: name, and module and class."""
     return {**{point.name: point.value for point in entry_points(group=GROUP)}, **OURS}
 
 

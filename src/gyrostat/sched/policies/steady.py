@@ -1,14 +1,14 @@
-"""From an assignment to wishes, without flapping. What elastic policies share.
+"""From device targets to actions, without oscillation: the common part of elastic policies.
 
-An elastic policy computes who should have how many devices (an `DeviceTargets`); this module leads there:
+An elastic policy computes the devices that each job should have (`DeviceTargets`); this module finds the actions:
 
-1. A running job is resized for its own sake only if that pays: what it gains until the next resize is possible must exceed
-   what the resize costs (`price`: seconds for which it stands still), and its last resize is at least `hold` ago.
-2. A running job is shrunk only as far as devices are needed for what remains: a start, or a resize that pays; or because
-   they are of no use to it (`DeviceTargets.released`).
-3. Shrinks are wished for before what takes the devices.
+1. A running job is resized for its own sake only if that pays: its gain until the next possible resize must exceed the cost
+   (`price`: seconds of pause), and its last resize must be at least `hold` seconds ago.
+2. A running job is shrunk only if another job needs the devices, for a start or for a resize that pays; or if they are of no
+   use to it (`DeviceTargets.released`).
+3. Shrinks precede the actions that take the devices.
 
-What was put off because of `hold` is looked at again when the time has come (`Wake`).
+A resize that `hold` delays is considered again when `hold` is over (`Wake`).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from dataclasses import dataclass, field
 from gyrostat.core.devices import Counts
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
-from gyrostat.sched.policy import Policy, RunOn, StopJob, Wake, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions, RunOn, StopJob, Wake
 from gyrostat.sched.views import JobView, VcView
 
 
 @dataclass
 class DeviceTargets:
-    """Devices of the guarantee by job, in order of importance, and why. Jobs that are not in it get nothing."""
+    """Guaranteed devices by job, in order of importance, with reasons. Jobs that are not listed get none."""
 
     devices: dict[JobId, dict[str, int]] = field(default_factory=dict)
     reasons: dict[JobId, str] = field(default_factory=dict)
     released: set[JobId] = field(default_factory=set)
-    """Jobs that are to give devices up whether or not somebody needs them."""
+    """Jobs that release devices whether or not another job needs them."""
 
 
 class SteadyPolicy(Policy):
-    """A policy that computes an assignment and gets there steadily."""
+    """A policy that computes device targets."""
 
     def __init__(self, *, price: float, hold: float) -> None:
         check_price(price, hold)
@@ -44,14 +44,14 @@ class SteadyPolicy(Policy):
 
     @abstractmethod
     def assign(self, view: VcView, now: float) -> DeviceTargets:
-        """Who should have what, within the VC's guarantee."""
+        """The guaranteed devices that each job of the VC should have."""
 
-    def decide(self, view: VcView, now: float) -> Wishes:
-        yield from self.lead_to(view, self.assign(view, now), now)
+    def decide(self, view: VcView, now: float) -> PolicyActions:
+        yield from self.reconcile(view, self.assign(view, now), now)
 
-    def lead_to(self, view: VcView, wanted: DeviceTargets, now: float) -> Wishes:
-        """The wishes; see the module's docstring."""
-        takes, gives, look_again = self._sorted_out(view, wanted.devices, now)
+    def reconcile(self, view: VcView, wanted: DeviceTargets, now: float) -> PolicyActions:
+        """The actions towards these targets, by the rules of the module's docstring."""
+        takes, gives, wake_at = self._takes_and_gives(view, wanted.devices, now)
         need = {type_: -view.free(type_) for type_ in view.capacity}
         for job, counts in takes:
             for type_, number in counts.items():
@@ -68,18 +68,18 @@ class SteadyPolicy(Policy):
                     need[type_] = need.get(type_, 0) - number
         for job, counts in takes:
             if job.borrowed and not fits_besides(job, counts):
-                yield RunOn(job, {}, "gets devices of its own", borrowed=True)
+                yield RunOn(job, {}, "gets guaranteed devices", borrowed=True)
             yield RunOn(job, counts, wanted.reasons.get(job.id, "new share"))
-        if look_again is not None:
-            yield Wake(look_again)
+        if wake_at is not None:
+            yield Wake(wake_at)
 
-    def _sorted_out(
+    def _takes_and_gives(
         self, view: VcView, wanted: Mapping[JobId, Counts], now: float
     ) -> tuple[list[tuple[JobView, Counts]], list[tuple[JobView, Counts]], float | None]:
-        """Those that should take devices now, those that could give some (the least important first), when to look again."""
+        """Jobs that should grow now, jobs that could shrink (the least important first), and when to decide again."""
         takes: list[tuple[JobView, Counts]] = []
         gives: list[tuple[JobView, Counts]] = [(job, {}) for job in view.holding if job.id not in wanted]
-        look_again: float | None = None
+        wake_at: float | None = None
         shrinks = []
         for id_, counts in wanted.items():
             job = view.jobs[id_]
@@ -91,18 +91,18 @@ class SteadyPolicy(Policy):
             elif all(number <= job.counts.get(type_, 0) for type_, number in counts.items()):
                 shrinks.append((job, counts))
             elif now < job.since + self.hold:
-                look_again = min(look_again or job.since + self.hold, job.since + self.hold)
+                wake_at = min(wake_at or job.since + self.hold, job.since + self.hold)
             elif self.pays(view.rate(job, job.all_counts()), view.rate(job, counts)):
                 takes.append((job, counts))
-        return takes, gives + shrinks[::-1], look_again
+        return takes, gives + shrinks[::-1], wake_at
 
     def pays(self, before: float, after: float) -> bool:
-        """Whether a running job should be resized for its own sake, at these rates."""
+        """Whether a resize from one rate to the other pays for a running job."""
         return after > before and (after - before) * self.hold >= after * self.price
 
 
 def check_price(price: float, hold: float) -> None:
-    """Whether these settings make sense."""
+    """Raise if these settings are invalid."""
     if price < 0 or hold < 0:
         raise UsageError(f"price and hold are seconds, 0 or more; got {price} and {hold}")
     if hold <= price and price > 0:
@@ -112,11 +112,11 @@ def check_price(price: float, hold: float) -> None:
 
 
 def fits_besides(job: JobView, counts: Counts) -> bool:
-    """Whether the job may hold `counts` together with what it borrows."""
+    """Whether the job may hold `counts` together with its borrowed devices."""
     both = sum(counts.values()) + len(job.borrowed)
     return both <= limit(job) and (job.request.mixes_types or set(job.borrowed_counts) <= set(counts))
 
 
 def limit(job: JobView) -> int:
-    """The most devices that it can use."""
+    """The most devices that the job can use."""
     return min(job.request.largest, job.request.virtual_workers or job.request.largest)

@@ -1,19 +1,18 @@
-"""Tiresias (Gu et al., NSDI 2019; EDL §5.1): little served first, without knowing how long jobs will take.
+"""Tiresias (Gu et al., NSDI 2019; EDL §5.1): least attained service first, without knowing how long jobs will take.
 
-A job's attained service is two-dimensional: devices times seconds. It is discretised into queues: a job starts in the
-first and falls to the next when its service reaches a threshold. Devices go to jobs of the first queue, then the
+A job's attained service is two-dimensional: devices times seconds. It is discretised into queues: a job starts in the first
+queue and is demoted to the next when its service reaches a threshold. Devices go to jobs of the first queue, then the
 second, and so on; running jobs of lower queues are preempted for them. Within a queue:
 
-- `tiresias` (discretised 2D-LAS): in the order in which jobs were first started, then submitted; so jobs of one queue
-  do not preempt each other.
-- `gittins` (discretised 2D-Gittins): by Gittins index, from the services of the jobs that have finished so far (or a
-  given list): the chance to finish within the queue's quantum per expected service until then. In the last queue as
+- `tiresias` (discretised 2D-LAS): by first start, then by submission; so jobs of one queue do not preempt each other.
+- `gittins` (discretised 2D-Gittins): by Gittins index, from the service of the jobs that have finished so far (or a given
+  list): the probability to finish within the queue's quantum per expected service until then. The last queue is ordered as
   above.
 
-A job that has waited for `promote` times as long as it has run goes back to the first queue (0: never).
+A job that has waited for `promote` times as long as it has run is promoted to the first queue (0: never).
 
-Service on borrowed devices does not count for queues: it would let a job sink in its own VC for what it got from others, and
-a VC that lends and borrows would order its jobs otherwise than a cluster of its own.
+Service on borrowed devices does not count for queues: it would demote a job in its own VC for devices of other VCs, and the
+order of jobs would differ from that in a private cluster.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from bisect import bisect_right
 
 from gyrostat.core.errors import UsageError
 from gyrostat.sched.policies.preemptive import by_rank
-from gyrostat.sched.policy import Policy, Wishes
+from gyrostat.sched.policy import Policy, PolicyActions
 from gyrostat.sched.views import Histogram, JobView, Key, VcView
 
 _ROUNDING = 1e-9  # a job that is about to reach a threshold has reached it
@@ -61,7 +60,7 @@ class Tiresias(Policy):
             return False
         return (now - job.waiting_since) * (1 + _ROUNDING) >= self.promote * job.executed(now)
 
-    def decide(self, view: VcView, now: float) -> Wishes:
+    def decide(self, view: VcView, now: float) -> PolicyActions:
         def why(job: JobView) -> str:
             return f"queue {int(_queue(job))}, {job.recent_service(now):.0f} device-seconds so far"
 
@@ -82,7 +81,7 @@ class Gittins(Tiresias):
         self._given = Histogram(services) if services else None
 
     def within(self, job: JobView, queue: int, now: float) -> float:
-        """What remains of a job depends on all its service, borrowed or not; its quantum on what it has had of the VC."""
+        """The remaining service depends on all service, also on borrowed devices; the quantum on guaranteed service only."""
         if queue == len(self.queues):
             return super().within(job, queue, now)
         known = self._given or job.vc.history
@@ -90,7 +89,7 @@ class Gittins(Tiresias):
 
 
 def gittins_index(services: Histogram, attained: float, quantum: float) -> float:
-    """Of a job with so much attained service: P(it finishes within the quantum) / E(service it takes until then)."""
+    """P(a job with this attained service finishes within the quantum) / E(service until then)."""
     finishing, expected, alive = 0, 0.0, 0
     for service, number in services.steps():
         if service <= attained:

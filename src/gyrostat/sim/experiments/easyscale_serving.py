@@ -37,7 +37,7 @@ RESIZE = 2.0
 
 @dataclass
 class ServingWatch:
-    """Devices that serving has and that train, at every tick, and when training had refilled what it was given."""
+    """Devices for serving and for training at every tick, and the times until training used devices that serving returned."""
 
     total: int
     serving: int = 0
@@ -86,7 +86,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         jobs,
         throughput=throughput,
         costs=Costs(rescale=RESIZE),
-        happenings=[SERVING.changes()],
+        changes=[SERVING.changes()],
         horizon=DAYS * 86_400.0,
         watchers=(watch,),
     )

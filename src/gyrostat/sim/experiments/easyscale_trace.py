@@ -43,7 +43,7 @@ determinism cost too much in EasyScale, but so few types of model are profiled t
 
 @dataclass(frozen=True)
 class Demand:
-    """A job as YARN sees it: so many devices of one type for so long."""
+    """A job as YARN sees it: a number of devices of one type, and a duration."""
 
     request: JobRequest
     type: str
@@ -74,7 +74,7 @@ def demands(philly: Path, number: int, every: int) -> list[Demand]:
 
 
 def _thinned(philly: Path, number: int, every: int) -> list[tuple[float, float]]:
-    """Submission and duration of one in so many jobs from the middle of the trace on, trivial and endless ones left out."""
+    """Submission and duration of a sample of jobs from the middle of the trace on, without very short and very long ones."""
     usable = [job for job in read_trace(philly) if SHORTEST <= job.duration <= LONGEST]
     middle = len(usable) // 2
     return [(job.request.submitted, job.duration) for job in usable[middle : middle + every * number : every]]
@@ -150,7 +150,7 @@ def _fixed(each: Demand) -> TraceJob:
 
 
 def _elastic(each: Demand, throughput: PlannedThroughput) -> TraceJob:
-    """The same work, told as what it would take on V100s."""
+    """The same work, as the time it would take on V100s."""
     request = replace(each.request, min_devices=0)
     work = each.duration * throughput.rate(request, {each.type: request.devices})
     return TraceJob(request, work / throughput.rate(request, {"v100": request.devices}))

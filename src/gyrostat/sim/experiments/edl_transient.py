@@ -131,7 +131,7 @@ def _speed(throughput: PlannedThroughput, extra: int, *, elastic: bool, pause: f
         [job],
         throughput,
         costs=Costs(rescale=pause),
-        happenings=[_come_and_go(extra)],
+        changes=[_come_and_go(extra)],
     )
     return HOURS * 3600 / result.records.finished[0]
 
@@ -144,7 +144,7 @@ def _come_and_go(extra: int) -> Iterator[tuple[float, Change]]:
 
 
 def _joining(throughput: PlannedThroughput, extra: int, prepares: float) -> float:
-    """Half of the standing still per cycle that costs what preparing newcomers, and stopping for them, costs."""
+    """Half of the pause per cycle that costs as much as preparing newcomers and stopping for them."""
     few = throughput.rate(_request(elastic=True), {TYPE: PERSISTENT})
     many = throughput.rate(_request(elastic=True), {TYPE: PERSISTENT + extra})
     lost = prepares * (many - few) + EDL_STOPS * few

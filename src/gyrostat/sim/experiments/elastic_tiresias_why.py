@@ -1,4 +1,4 @@
-"""What decides how much Elastic-Tiresias gains: one thing at a time is changed, on a quarter of the Philly trace."""
+"""Which factors determine the gain of Elastic-Tiresias: one factor at a time, on a quarter of the Philly trace."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gyrostat.sim.job import TraceJob
 from gyrostat.sim.traces import read_trace
 
 EVERY = 4
-"""One in so many jobs of the whole trace, on a cluster that is smaller in proportion."""
+"""One in this many jobs of the whole trace is run, on a cluster that is smaller in proportion."""
 LOAD = 1.04
 """As in `elastic-tiresias`: 374 devices wanted on average, of 360."""
 DAY = 86_400.0
@@ -63,7 +63,7 @@ VARIANTS = (
 
 
 def prepared(jobs: Sequence[TraceJob], variant: Variant) -> tuple[list[TraceJob], int]:
-    """The jobs of a variant, without those that are too large for so small a cluster, and how many nodes make its load."""
+    """The jobs of a variant that fit into its smaller cluster, and the number of nodes for its load."""
     span = jobs[-1].request.submitted - jobs[0].request.submitted
     chosen = list(jobs)
     if variant.longest is not None:

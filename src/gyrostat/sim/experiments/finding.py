@@ -1,4 +1,4 @@
-"""What an experiment found, as values that a page and a terminal can show alike."""
+"""The result of an experiment, as values for the page and the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gyrostat.core.errors import UsageError
 
 @dataclass(frozen=True)
 class Compared:
-    """One figure: the paper's, ours, and whether ours is at least as good as it has to be."""
+    """One figure: the paper's, ours, and whether ours reaches its target."""
 
     figure: str
     paper: str
@@ -56,7 +56,7 @@ class Plot:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentFinding:
-    """What one experiment found."""
+    """The result of one experiment."""
 
     name: str
     title: str
@@ -71,7 +71,7 @@ class ExperimentFinding:
 
 @dataclass(frozen=True, kw_only=True)
 class ExperimentContext:
-    """What an experiment is given."""
+    """The inputs of an experiment."""
 
     data: Path
     """The directory of traces and tables."""

@@ -120,9 +120,9 @@ def _line(means: dict[int, tuple[float, float]], which: int) -> Sequence[tuple[f
 
 
 def _why(best: float) -> str:
-    told = "At high rates idle devices go to new jobs and there is nothing to mix, as the paper says."
+    text = "At high rates idle devices go to new jobs and there is nothing to mix, as the paper says."
     return (
-        told
+        text
         if best >= 29.2
-        else f"{told} How much is saved below depends on job sizes, which the paper does not give."
+        else f"{text} How much is saved below depends on job sizes, which the paper does not give."
     )

@@ -1,4 +1,4 @@
-"""HiveD, Figure 10 (§5.3): cells that are bound when needed spare borrowers that fixed ones drive out."""
+"""HiveD, Figure 10 (§5.3): dynamic binding preempts fewer borrowers than static binding."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _row(load: str, binding: str, comparison: SharingComparison) -> list[str]:
 
 
 def _by_tenth(comparison: SharingComparison) -> list[tuple[float, float]]:
-    """Devices preempted in each tenth of the stretch; what comes after the last submission counts for the last."""
+    """Devices preempted in each tenth of the period; preemptions after the last submission count for the last."""
     records = comparison.results["cells"].records
     began, ended = (comparison.jobs[place].request.submitted for place in (0, -1))
     lost = [0.0] * 10

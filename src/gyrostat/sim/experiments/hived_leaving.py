@@ -1,4 +1,4 @@
-"""HiveD, Figure 7 (§5.2): the tenant that suffers most takes its machines and leaves; then the next one does."""
+"""HiveD, Figure 7 (§5.2): the tenant with the longest excess queueing leaves with its machines; then the next one."""
 
 from __future__ import annotations
 

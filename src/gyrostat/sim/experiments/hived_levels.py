@@ -1,6 +1,4 @@
-"""HiveD, Figure 11 (§5.3): tenants with cells of several levels leave more nodes whole than tenants with whole
-machines.
-"""
+"""HiveD, Figure 11 (§5.3): cells of several levels fragment fewer nodes than cells of whole machines."""
 
 from __future__ import annotations
 

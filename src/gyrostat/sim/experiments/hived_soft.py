@@ -22,7 +22,7 @@ SEED = 7
 
 
 def soften(jobs: list[TraceJob], share: float) -> list[TraceJob]:
-    """So many of the jobs with several devices, drawn at random, become soft."""
+    """Give a random share of the jobs with several devices soft affinity."""
     draw = random.Random(SEED)
     return [
         replace(job, request=replace(job.request, affinity=Affinity.SOFT))

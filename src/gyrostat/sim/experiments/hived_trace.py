@@ -1,4 +1,4 @@
-"""What HiveD's experiments share: a busy stretch of the Philly trace, and clusters in the load that the paper had.
+"""The common part of HiveD's experiments: busy days of the Philly trace, and clusters with the paper's load.
 
 The paper's trace is not public; Philly's flat file is of the same cluster, a later and smaller extract. It has 15
 tenants, of which the four with fewer than 100 jobs are left out: 11, as in the paper's Table 1. What the tenants'
@@ -47,8 +47,8 @@ def tenants_jobs(context: ExperimentContext) -> list[TraceJob]:
 def busy_days(
     context: ExperimentContext, nodes: int | None = None, *, load: float = 0.9
 ) -> tuple[list[TraceJob], dict[str, int]]:
-    """The jobs of the busy stretch, and each tenant's machines: so many by load in the whole trace, or as many as make this
-    load of the stretch itself.
+    """The jobs of the busy days, and each tenant's machines: `nodes` divided by load in the whole trace, or as many as
+    result in this `load` on these days.
     """
     jobs = tenants_jobs(context)
     chosen = list(between(jobs, *DAYS))
@@ -80,7 +80,7 @@ class SharingComparison:
             )
 
     def suffering(self, sharing: str) -> list[str]:
-        """Tenants that wait longer than alone, on average."""
+        """Tenants that wait longer than in a private cluster, on average."""
         return [vc for vc, anomaly in self.summaries[sharing].anomalies.items() if anomaly.suffered]
 
     def worst(self, sharing: str) -> tuple[str, float]:
@@ -91,7 +91,7 @@ class SharingComparison:
 
 
 def removed(quota: float, cells: float) -> bool | None:
-    """Whether cells have removed an excess that quotas show. None: there was none to remove, and nothing to claim."""
+    """Whether cells remove the excess queueing of quotas. None: quotas have none."""
     return False if cells > 0 else True if quota > 0 else None
 
 

@@ -31,7 +31,7 @@ PER_NODE = 8
 
 
 def machines(jobs: Sequence[TraceJob]) -> int:
-    """As many as make 90 % of the average load while jobs are submitted, and at least what the largest jobs need."""
+    """Enough for a load of 90 % while jobs are submitted, and for the largest jobs."""
     span = jobs[-1].request.submitted - jobs[0].request.submitted
     used = sum(job.duration * job.request.devices for job in jobs) / max(span, 1.0)
     largest: dict[str, int] = {}

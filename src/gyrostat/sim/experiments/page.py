@@ -1,4 +1,4 @@
-"""Findings as a page of Markdown, with plots in files beside it. One experiment run again replaces its own section alone."""
+"""Findings as a Markdown page with plots in separate files. Running one experiment again replaces its section only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write_page(findings: Sequence[ExperimentFinding], page: Path) -> None:
 
 
 def _sections(page: Path) -> dict[str, str]:
-    """Of a page that was written before, by the experiment's name."""
+    """The sections of an existing page, by the experiment's name."""
     if not page.exists():
         return {}
     parts = re.split(r"^(?=## )", page.read_text(), flags=re.MULTILINE)[1:]

@@ -1,4 +1,4 @@
-"""One policy on one list of jobs, and what came out in numbers: what the experiments share."""
+"""One policy on one list of jobs, and its figures: the common part of the experiments."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def play(
     throughput: Throughput,
     *,
     costs: Costs | None = None,
-    happenings: Iterable[Iterator[tuple[float, Change]]] = (),
+    changes: Iterable[Iterator[tuple[float, Change]]] = (),
     horizon: float | None = None,
 ) -> SimulationResult:
-    """Everybody in one VC that may use the whole fleet."""
+    """Run all jobs in one VC that may use the whole fleet."""
     vc = Vc(name=VC, policy=find_policy(policy))
     return simulate(
         fleet,
@@ -72,13 +72,13 @@ def play(
         jobs,
         throughput=throughput,
         costs=costs,
-        happenings=happenings,
+        changes=changes,
         horizon=horizon,
     )
 
 
 def summarise(result: SimulationResult, fleet: Fleet) -> PlaySummary:
-    """Of a simulation in which all jobs finished."""
+    """The figures of a simulation in which all jobs finished."""
     assert not result.unfinished, (
         f"{len(result.unfinished)} jobs did not finish, such as {result.unfinished[0]}"
     )

@@ -1,4 +1,4 @@
-"""Experiments by name. Each is a module of this package with `run(context) -> Finding`; imported when asked for."""
+"""Experiments by name. Each is a module of this package with `run(context) -> ExperimentFinding`, imported on demand."""
 
 from __future__ import annotations
 

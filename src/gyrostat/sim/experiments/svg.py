@@ -1,4 +1,4 @@
-"""Plots as SVG, drawn by hand: lines, steps and grouped bars with axes, a legend and nothing else."""
+"""Plots as SVG without a library: lines, steps and grouped bars with axes and a legend."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _lines(plot: Plot) -> list[str]:
     up, y_ticks = _scale(0.0, max(ys) or 1.0, HEIGHT - _BOTTOM, _TOP)
     drawn = _y_axis(up, y_ticks)
     for tick in x_ticks:
-        drawn.append(_text(across(tick), HEIGHT - _BOTTOM + 16, _told(tick), anchor="middle"))
+        drawn.append(_text(across(tick), HEIGHT - _BOTTOM + 16, _label(tick), anchor="middle"))
     for number, series in enumerate(plot.series):
         drawn.append(_path(series, across, up, _COLORS[number % len(_COLORS)], plot.log_x))
     return drawn
@@ -83,7 +83,7 @@ def _path(
 def _scale(
     low: float, high: float, start: float, end: float, *, log: bool = False
 ) -> tuple[Callable[[float], float], list[float]]:
-    """From values to places, and values at which to write numbers."""
+    """Maps values to coordinates; and the values of tick labels."""
     if log:
         first, last = math.floor(math.log10(low)), math.ceil(math.log10(max(high, low * 10)))
         return (lambda v: start + (math.log10(v) - first) / (last - first) * (end - start)), [
@@ -103,7 +103,7 @@ def _y_axis(up: Callable[[float], float], ticks: Sequence[float]) -> list[str]:
         drawn.append(
             f'<line x1="{_LEFT}" y1="{up(tick):.1f}" x2="{WIDTH - _RIGHT}" y2="{up(tick):.1f}" stroke="{_GRID}"/>'
         )
-        drawn.append(_text(_LEFT - 6, up(tick) + 4, _told(tick), anchor="end"))
+        drawn.append(_text(_LEFT - 6, up(tick) + 4, _label(tick), anchor="end"))
     return drawn
 
 
@@ -127,7 +127,7 @@ def _text(
     )
 
 
-def _told(value: float) -> str:
+def _label(value: float) -> str:
     """`1.5k`, `20`, `0.25`."""
     for unit, suffix in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= unit:

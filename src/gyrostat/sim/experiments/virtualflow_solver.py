@@ -1,4 +1,4 @@
-"""VirtualFlow §6.5.1: what the solver makes of the paper's heterogeneous configurations, and how well profiles predict."""
+"""VirtualFlow §6.5.1: the solver on the paper's heterogeneous configurations, and how well profiles predict."""
 
 from __future__ import annotations
 
@@ -29,18 +29,24 @@ def run(context: ExperimentContext) -> ExperimentFinding:
     gavel = read_profiles(context.file("gavel_throughputs.json"))["ResNet-50"]
     profiles = {"Gavel's profile (1.6 : 1)": gavel, "the paper's ratio (4 : 1)": _four_to_one(gavel)}
     rows, gains = [], {}
-    for told, profile in profiles.items():
+    for source, profile in profiles.items():
         for name, devices in CONFIGURATIONS.items():
             mixed = define(profile, global_batch=GLOBAL_BATCH, devices=devices)
             alone = {
                 t: define(profile, global_batch=GLOBAL_BATCH, devices={t: n}) for t, n in devices.items()
             }
             assert mixed is not None
-            gains[told, name] = {
+            gains[source, name] = {
                 t: 100 * (mixed.throughput / one.throughput - 1) for t, one in alone.items() if one
             }
             rows.append(
-                (told, name, _parts(mixed), *(f"{gains[told, name][t]:+.1f} %" for t in devices), PAPER[name])
+                (
+                    source,
+                    name,
+                    _parts(mixed),
+                    *(f"{gains[source, name][t]:+.1f} %" for t in devices),
+                    PAPER[name],
+                )
             )
     errors = list(predictions(context))
     error = _mean_error(errors)
@@ -113,11 +119,11 @@ class Prediction:
     predicted: float
     measured: float
     superlinear: bool
-    """Measured as more than so many times as fast as one device."""
+    """Whether the measured speedup exceeds the number of devices."""
 
 
 def predictions(context: ExperimentContext) -> Iterator[Prediction]:
-    """For every multi-device entry of Gavel's tables, but not for the batch size that the exchange was taken from."""
+    """For every multi-device entry of Gavel's tables, except the batch size from which the exchange was derived."""
     document = json.loads(context.file("gavel_throughputs.json").read_text())
     profiles = read_profiles(context.file("gavel_throughputs.json"))
     for type_ in ("k80", "p100", "v100"):

@@ -1,11 +1,11 @@
 """VirtualFlow's released traces as jobs, on the paper's V100s.
 
-Steps: `num_steps`, per epoch if `num_epochs` is given too, else epochs over the data set. Virtual workers: devices
-asked for times `num_virtual_nodes_per_device`; a micro-batch larger than any measured is halved, and there are twice as many.
-ResNet on ImageNet was not profiled on V100: Gavel's ResNet-50 stands in. QNLI is taken to be as fast as SST-2.
+Steps: `num_steps`, per epoch if `num_epochs` is given too, else epochs over the data set. Virtual workers: requested
+devices times `num_virtual_nodes_per_device`; a micro-batch larger than any measured is halved, and there are twice as many.
+ResNet on ImageNet was not profiled on V100: Gavel's ResNet-50 is used. QNLI is assumed to be as fast as SST-2.
 
-The profiles are of one device and have no exchange of gradients. `exchange` adds one: so many times what ResNet-50 with the
-smallest batch takes on Gavel's V100s, for every workload alike (the paper's models are as large or larger).
+The profiles are of one device and have no exchange of gradients. `exchange` adds one: a multiple of what ResNet-50 with the
+smallest batch takes on Gavel's V100s, the same for every workload (the paper's models are as large or larger).
 """
 
 from __future__ import annotations

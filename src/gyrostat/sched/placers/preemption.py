@@ -1,8 +1,8 @@
-"""Which of a VC's jobs must give way so that another one finds a place: as few as needed, and the lowest ranks.
+"""Which jobs of a VC are preempted for another one: as few as needed, and the lowest ranks.
 
-Devices alone are not enough: eight of them must be of one node. So jobs are considered to go one by one, the last
-first, until some node (or enough whole ones) would have the room; then only those of them go that are in the way
-there.
+A sufficient number of devices is not enough: a job of eight needs eight of one node. So candidates are considered one by
+one, the lowest rank first, until one node (or enough whole ones) would have room; of these only the jobs on the chosen
+nodes are preempted.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ Candidate = tuple[JobId, Devices]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Want:
-    """What a job needs, and what there is without anybody going."""
+class PlacementDemand:
+    """What a job needs, and what is available without preemption."""
 
     devices: int
     short: int
-    """So many devices must be given up in any case, wherever they are."""
+    """Devices that must be preempted in any case, wherever they are."""
     fits: bool
-    """There is a place for it; only the number of devices stands against it."""
+    """Whether a placement exists; only the quota or the number of devices is exceeded."""
     size: int
-    """Of a node."""
+    """Devices of a node."""
     empty: int
-    """Nodes that are wholly available."""
+    """Number of nodes that are available as a whole."""
     available: Callable[[int], int]
-    """How many devices of a node are."""
+    """Available devices of a node."""
 
 
 def choose_victims(
-    candidates: Iterator[Candidate], want: Want, node_of: Sequence[int]
+    candidates: Iterator[Candidate], demand: PlacementDemand, node_of: Sequence[int]
 ) -> tuple[JobId, ...] | None:
-    """Those of the `candidates` (the last first) that must go; None if not even all of them make room."""
+    """The `candidates` (the lowest rank first) to preempt; None if not even all of them make room."""
     considered: list[Candidate] = []
     nodes: set[int] = set()
-    if not want.fits:
-        found = _clear(candidates, considered, want, node_of)
+    if not demand.fits:
+        found = _clear(candidates, considered, demand, node_of)
         if found is None:
             return None
         nodes = found
-    short, victims, spared = want.short, [], []
+    short, victims, spared = demand.short, [], []
     for candidate in considered:
         if any(node_of[device] in nodes for device in candidate[1]):
             victims.append(candidate[0])
@@ -62,32 +62,35 @@ def choose_victims(
 
 
 def _clear(
-    candidates: Iterator[Candidate], considered: list[Candidate], want: Want, node_of: Sequence[int]
+    candidates: Iterator[Candidate],
+    considered: list[Candidate],
+    demand: PlacementDemand,
+    node_of: Sequence[int],
 ) -> set[int] | None:
-    """Nodes that would have the room. Candidates that had to be thought of as gone for that are `considered`."""
-    whole, rest = divmod(want.devices, want.size)
+    """Nodes that would have room. The candidates whose preemption that assumes are added to `considered`."""
+    whole, rest = divmod(demand.devices, demand.size)
     room: dict[int, int] = {}
     cleared: list[int] = []
-    """Nodes that have become wholly available."""
+    """Nodes that would be available as a whole."""
     for candidate in candidates:
         considered.append(candidate)
         devices = candidate[1]
         for device in devices:
             node = node_of[device]
             left = room.get(node)
-            left = room[node] = (want.available(node) if left is None else left) + 1
-            if left == want.size:
+            left = room[node] = (demand.available(node) if left is None else left) + 1
+            if left == demand.size:
                 cleared.append(node)
         if not whole:
             fitting = [node for device in devices if room[node := node_of[device]] >= rest]
             if fitting:
                 return {min(fitting, key=lambda node: (room[node], node))}
-        elif want.empty + len(cleared) >= whole:
-            nodes = set(cleared[: max(0, whole - want.empty)])
+        elif demand.empty + len(cleared) >= whole:
+            nodes = set(cleared[: max(0, whole - demand.empty)])
             if not rest:
                 return nodes
             beside = [node for node, left in room.items() if left >= rest and node not in nodes]
-            if want.empty + len(cleared) > whole and not beside:
+            if demand.empty + len(cleared) > whole and not beside:
                 return nodes
             if beside:
                 return nodes | {min(beside, key=lambda node: (room[node], node))}
