@@ -35,8 +35,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from gyrostat.engine.state.flatcopy import FlatCopy, FlatRow
-from gyrostat.engine.state.statetree.skeleton import is_dense
-from gyrostat.engine.state.tensorbytes import byte_row
+from gyrostat.engine.state.tensorbytes import byte_row, is_dense
 
 _LARGE = 64 << 10
 _SAMPLES = 16

@@ -26,7 +26,7 @@ from gyrostat.core.job import NextGeneration
 from gyrostat.engine.state.flatcopy import copy_into, room_for, views_of
 from gyrostat.engine.state.statetree import Flat, Skeleton, flatten, unflatten
 from gyrostat.engine.torch_internals import gloo_group, rendezvous
-from gyrostat.engine.transport.group import losing_peers
+from gyrostat.engine.transport.pending import losing_peers
 
 _DONOR = 0
 _MOST_UNDER_WAY = 8

@@ -22,7 +22,7 @@ import torch
 
 from gyrostat.core.errors import UsageError
 from gyrostat.engine.state.statetree import canonical_node, leaves
-from gyrostat.engine.state.tensorbytes import dtype_name, same_memory_key, tensor_bytes, why_not
+from gyrostat.engine.state.tensorbytes import dtype_name, same_memory_key, tensor_bytes, why_unstorable
 
 _T = TypeVar("_T")
 _Chunks = Iterable[bytes | memoryview]
@@ -95,7 +95,7 @@ def _unused(path: str, taken: Mapping[str, object]) -> str:
 
 def _chunks(path: str, leaf: Any) -> Iterator[bytes | memoryview]:
     if isinstance(leaf, torch.Tensor):
-        if reason := why_not(leaf):
+        if reason := why_unstorable(leaf):
             raise UsageError(
                 f"{path!r} is a tensor that has no digest: {reason}; convert it to a plain, dense tensor"
             )

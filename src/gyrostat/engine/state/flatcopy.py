@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from gyrostat.engine.state.statetree import Flat, Skeleton
-from gyrostat.engine.state.tensorbytes import DTYPES, byte_row
+from gyrostat.engine.state.tensorbytes import DTYPES, aligned, byte_row
 
-_ALIGNMENT = 64
 _PIECE = 32 << 20
 """What one thread copies at once. From about 20 MB on the C library writes around the cache, almost twice as fast."""
 _HANDFUL = 4 << 20
@@ -102,7 +101,7 @@ def _handfuls(rows: Sequence[FlatRow]) -> Iterator[list[RowSlice]]:
 
 def room_for(skeleton: Skeleton) -> int:
     """Bytes that its tensors take."""
-    return sum(_aligned(spec.size) for spec in skeleton.tensors)
+    return sum(aligned(spec.size) for spec in skeleton.tensors)
 
 
 def copy_into(block: torch.Tensor, flat: Flat, *, in_a_hurry: bool = False) -> Flat:
@@ -153,10 +152,6 @@ def views_of(block: torch.Tensor, skeleton: Skeleton) -> list[torch.Tensor]:
 
 def _rooms(block: torch.Tensor, skeleton: Skeleton) -> Sequence[torch.Tensor]:
     sizes = [spec.size for spec in skeleton.tensors]
-    cuts = [length for size in sizes for length in (size, _aligned(size) - size)]
+    cuts = [length for size in sizes for length in (size, aligned(size) - size)]
     # One call for all: to make slices one by one takes longer than to copy small tensors.
     return block.split_with_sizes([*cuts, block.numel() - sum(cuts)])[: len(cuts) : 2]
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT

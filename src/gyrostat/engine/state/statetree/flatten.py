@@ -16,8 +16,8 @@ import numpy as np
 import torch
 
 from gyrostat.core.errors import UsageError
-from gyrostat.engine.state.statetree.skeleton import NUMPY_KINDS, Flat, Node, Skeleton, TensorSpec, is_dense
-from gyrostat.engine.state.tensorbytes import dtype_name, same_memory_key, why_not
+from gyrostat.engine.state.statetree.skeleton import NUMPY_KINDS, Flat, Node, Skeleton, TensorSpec
+from gyrostat.engine.state.tensorbytes import dtype_name, is_dense, same_memory_key, why_unstorable
 
 _INLINE = 256
 """Bytes, and sequences of integers, that are longer than this go beside the skeleton, as a tensor."""
@@ -137,7 +137,7 @@ class _Flattener:
         return {"ndarray": [self.tensor(blob, path), value.dtype.str, list(value.shape)]}
 
     def tensor(self, tensor: torch.Tensor, path: str) -> int:
-        if reason := why_not(tensor):
+        if reason := why_unstorable(tensor):
             raise UsageError(
                 f"{_named(path)} is a tensor that cannot be stored: {reason}; make it a plain, dense tensor"
             )

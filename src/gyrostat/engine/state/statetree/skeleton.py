@@ -7,14 +7,13 @@ the full list is the table at the end of unflatten.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import torch
 
-from gyrostat.engine.state.tensorbytes import DTYPES, count_bytes
+from gyrostat.engine.state.tensorbytes import DTYPES, count_bytes, is_dense
 
 Node: TypeAlias = Any
 """A JSON value that stands for a state."""
@@ -59,15 +58,3 @@ class Flat:
     tensors: list[tuple[str, torch.Tensor]]
     tied: frozenset[int] = frozenset()
     """The numbers of tensors that stand in several places."""
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
-    if len(shape) != len(stride) or 0 in shape:
-        return False
-    expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
