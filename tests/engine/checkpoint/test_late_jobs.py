@@ -249,7 +249,7 @@ def test_one_that_a_script_spoils_is_taken_again(
         assert launch(SCRIPT, placement=[1, 2], args=args, checkpoint=policy).digest == outcome.digest
 
 
-def test_one_that_is_spoiled_at_the_end(launch: Launch, policy: CheckpointPolicy) -> None:
+def test_an_invalidated_checkpoint_at_the_end(launch: Launch, policy: CheckpointPolicy) -> None:
     """The last one is written directly, and needs no other."""
     heard = Heard()
     args = ["save=10", "meddle=11", "how=zero", "no-update=11"]
@@ -360,7 +360,7 @@ with open("digests.json", "w") as file:
 
 
 def test_a_worker_that_leaves_takes_it_again_before(launch: Launch, policy: CheckpointPolicy) -> None:
-    """It cannot ask the others any more: the one that was spoiled is still being written when it goes."""
+    """It cannot ask the others any more: the one that was invalidated is still being written when it goes."""
     heard = Heard()
     outcome = launch(LEAVING, placement=[1, 1], checkpoint=policy, observer=heard)
     again, last = sorted(found(policy))

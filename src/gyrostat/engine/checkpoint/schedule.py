@@ -1,8 +1,8 @@
-"""At which boundary a checkpoint is taken: a pure decision.
+"""Decides at which boundary a checkpoint is taken. Pure.
 
-One is taken when it is asked for, and every so many steps. While one is being written none is taken: whatever is asked
-for meanwhile, however often, is one checkpoint at the first boundary where all workers know that the writer is free.
-So there is never a queue. Every worker feeds its `CheckpointSchedule` with the same facts, and all decide alike.
+One is taken when it is requested, and every `every` steps. None is taken while one is being written: all requests of that
+time become one checkpoint at the first boundary where all workers know that the writer is free, so there is no queue. Every
+worker gives its `CheckpointSchedule` the same facts, so all decide alike.
 """
 
 from __future__ import annotations
@@ -12,17 +12,19 @@ from dataclasses import dataclass
 
 @dataclass
 class CheckpointSchedule:
-    """Whose turn it is, as every worker knows it."""
+    """When the next checkpoint is due. Equal on all workers."""
 
     every: int = 0
-    """One every so many steps; 0 means only when asked for."""
+    """Steps between checkpoints; 0: only on request."""
     last_step: int = 0
-    """The boundary of the newest one: nothing has happened since if we are still there."""
+    """The boundary of the newest checkpoint: another one there would be equal."""
     writing: bool = False
+    """One is being written."""
     wanted: bool = False
+    """One is due when the writer is free."""
 
     def boundary(self, step: int, *, asked: bool, written: bool) -> bool:
-        """Whether to take one here. `written`: the last one is done; `asked`: somebody wants one."""
+        """Whether to take one at this boundary. `asked`: one was requested. `written`: the last one is complete."""
         if written:
             self.writing = False
         if asked or (self.every > 0 and step % self.every == 0):
@@ -34,5 +36,5 @@ class CheckpointSchedule:
         return True
 
     def took(self, step: int) -> None:
-        """One is taken here, which is all that was asked for."""
+        """A checkpoint is taken at this boundary; it answers all requests."""
         self.wanted, self.last_step = False, step

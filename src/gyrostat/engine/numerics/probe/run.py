@@ -1,4 +1,4 @@
-"""Runs the probe's operators in this process, and takes digests."""
+"""Runs the probe's operators in this process and digests their results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gyrostat.engine.state.tensorbytes import tensor_bytes
 
 
 def run_probe(*, pool: DevicePool | None, type: str | None = None) -> ProbeResult:
-    """All operators, as torch is set up now. `type` is the CPU's before anything was pinned; this one's if None."""
+    """Run all operators with torch's current settings. `type`: the CPU's before settings were pinned; None: this process's."""
     operators = {}
     for family, members in FAMILIES.items():
         for name, operator in members().items():

@@ -1,4 +1,4 @@
-"""A state without the elements of its tensors, in a form that JSON can hold.
+"""A state without the elements of its tensors, as JSON.
 
 null, booleans, strings, arrays, finite floats and 64-bit integers stand for themselves. Everything else is an
 object with one key, its tag: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"tensor": 3}`, and so on;
@@ -23,13 +23,13 @@ NUMPY_KINDS = frozenset("biufcSUmM")
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a skeleton knows of a tensor that is stored beside it."""
+    """A tensor that is stored beside the skeleton."""
 
     name: str
     dtype: str
     shape: list[Annotated[int, msgspec.Meta(ge=0)]]
     stride: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
-    """Only where it is not that of a contiguous tensor."""
+    """None if the tensor is contiguous."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -52,9 +52,9 @@ class Skeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Flat:
-    """A state taken apart: its skeleton, and the tensors the skeleton counts, each with its unique name."""
+    """A flattened state: its skeleton, and the tensors that the skeleton refers to by number, each with a unique name."""
 
     skeleton: Skeleton
     tensors: list[tuple[str, torch.Tensor]]
     tied: frozenset[int] = frozenset()
-    """The numbers of tensors that stand in several places."""
+    """The numbers of tensors that occur in several places."""
