@@ -166,7 +166,7 @@ def test_import_of_a_ddp_checkpoint_and_export_again(tmp_path: Path) -> None:
 
     found = CheckpointStore(tmp_path / "new").find({"virtual_workers": 5}, {"torch": "any"}).usable()
     assert found is not None
-    assert found.imported
+    assert not found.contexts
     assert found.progress == Progress(step=1300, epoch=13, epochs_run=14)
     tracked = found.shared["tracked"]
     assert digest(**tracked) == digest(model=model, optimizer=optimizer)

@@ -183,7 +183,7 @@ def test_an_imported_checkpoint_is_compared_by_what_it_knows(tmp_path: Path, sna
     CheckpointStore(tmp_path).save(imported)
     snapshot = find(tmp_path).usable()
     assert snapshot is not None
-    assert snapshot.imported
+    assert not snapshot.contexts
     CheckpointStore(tmp_path).save(replace(imported, job={"seed": 1}))
     assert "seed is 1 there and 0 here" in find(tmp_path).refused[0]
 

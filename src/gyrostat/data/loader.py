@@ -24,7 +24,7 @@ from gyrostat.data.virtual_data_worker import BatchRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedLoader:
-    """A dataset and how it is cut into micro-batches. `batch_size` is per virtual worker."""
+    """A dataset and how it is cut into micro-batches: one field per option. `batch_size` is per virtual worker."""
 
     dataset: Dataset[Any] | Callable[[int], Dataset[Any]]
     """A dataset, or a function that makes the dataset of a virtual rank."""

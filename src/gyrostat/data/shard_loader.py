@@ -21,7 +21,7 @@ from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.bijection import Bijection
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
-from gyrostat.data.order import UnevenOrder
+from gyrostat.data.order import EpochOrder, UnevenOrder
 from gyrostat.data.shards.layout import ShardLayout
 from gyrostat.data.shards.messages import AskShard, EpochOver, ShardReport, WaitForShard
 from gyrostat.data.shards.queues import Queues
@@ -157,17 +157,8 @@ class ShardLoader(OrderedLoader):
     queues: StepShards = field(compare=False)
 
     def _order(self, *, seed: int, epoch: int) -> ShardOrder:
-        assert self.sizes is not None
-        return ShardOrder(
-            length=self.length,
-            sizes=self.sizes,
-            seed=seed,
-            epoch=epoch,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            queues=self.queues,
-            layout=self.layout,
-        )
+        order = super()._order(seed=seed, epoch=epoch)
+        return ShardOrder(**_fields_of(order), queues=self.queues, layout=self.layout)
 
 
 def make_shard_loader(
@@ -213,5 +204,8 @@ def make_shard_loader(
     assert ordered.batch_size is not None
     layout = ShardLayout.of_indices(ordered.length, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)
-    same = {part.name: getattr(ordered, part.name) for part in fields(ordered)}
-    return ShardLoader(**same, layout=layout, queues=StepShards(queues))
+    return ShardLoader(**_fields_of(ordered), layout=layout, queues=StepShards(queues))
+
+
+def _fields_of(value: OrderedLoader | EpochOrder) -> dict[str, Any]:
+    return {part.name: getattr(value, part.name) for part in fields(value)}

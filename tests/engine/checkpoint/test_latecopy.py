@@ -1,4 +1,4 @@
-"""What is copied late is the state of the boundary, whoever copies it, or it is not put in place."""
+"""A late copy is the state of the boundary, in whichever thread it is made, or the checkpoint is discarded."""
 
 from __future__ import annotations
 
@@ -283,7 +283,7 @@ def test_another_memory_is_no_change() -> None:
     assert late.exact
 
 
-def test_what_cannot_be_copied_is_told_by_the_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_copying_is_raised_in_the_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(piece: RowSlice) -> None:
         raise MemoryError("no room")
 
@@ -407,7 +407,7 @@ def test_collecting_does_not_wait_for_an_update(tmp_path: Path) -> None:
     training.update()
 
 
-def test_a_full_disk_is_told_as_ever(tmp_path: Path, held: HeldThread) -> None:
+def test_a_full_disk_raises_as_without_a_late_copy(tmp_path: Path, held: HeldThread) -> None:
     training = Training(tmp_path, CheckpointStore(tmp_path, disk=FaultyDisk(full_at=3)))
     training.take(1)
     training.update()

@@ -26,11 +26,6 @@ class JobSnapshot:
     contexts: Sequence[Any]
     """The contexts of all virtual workers, by rank. Empty if it was imported."""
 
-    @property
-    def imported(self) -> bool:
-        """Made from a file of another program: it has only some of the shared state."""
-        return not self.contexts
-
 
 @dataclass(frozen=True, kw_only=True)
 class FlatSnapshot:

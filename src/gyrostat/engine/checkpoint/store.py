@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -34,6 +35,8 @@ from gyrostat.engine.checkpoint.manifest import CONTEXTS, FORMAT, MANIFEST, SHAR
 from gyrostat.engine.checkpoint.read import NAME, job_of, load_contents, read_manifest
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, JobSnapshot, flatten_snapshot
 from gyrostat.engine.state.statetree import Flat
+
+logger = logging.getLogger(__name__)
 
 _UNFINISHED = re.compile(r"\.(writing|removing)-step-\d{8,18}(\.replaced)?-[0-9a-f]{8}")
 
@@ -93,6 +96,7 @@ class CheckpointStore:
             if isinstance(error, OSError):
                 raise _write_error(final, error) from error
             raise
+        logger.info("checkpoint %s is in place", final, extra={"step": snapshot.progress.step})
         self._remove_old(snapshot.progress.step)
         return final
 
@@ -150,6 +154,7 @@ class CheckpointStore:
             if step > written:
                 continue
             if step in kept or len(kept) >= self.keep:
+                logger.debug("removing old checkpoint %s", path, extra={"step": step})
                 self._try_remove(path)
             kept.add(step)
 

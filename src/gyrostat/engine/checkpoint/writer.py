@@ -15,6 +15,7 @@ is written at a time (`schedule.py`). The thread lives only while it writes, and
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -32,6 +33,8 @@ from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, JobSnapshot, flatt
 from gyrostat.engine.checkpoint.store import CheckpointStore
 from gyrostat.engine.state.flatcopy import size_of
 from gyrostat.engine.state.statetree import flatten
+
+logger = logging.getLogger(__name__)
 
 THREAD = "gyrostat-checkpoint"
 """The name of the thread."""
@@ -143,6 +146,7 @@ class Writer:
                 step=step, path=path, blocked=blocked + late.waited, seconds=time.monotonic() - since
             )
         except CopyInvalidated as error:
+            logger.info("checkpoint discarded: %r was changed", error.tensor, extra={"step": step})
             self._outcome = Discarded(step=step, changed=error.tensor)
             self._invalidated()
         except BaseException as error:

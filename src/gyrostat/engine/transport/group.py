@@ -11,6 +11,7 @@ process group.
 
 from __future__ import annotations
 
+import logging
 import threading
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -41,6 +42,8 @@ from gyrostat.engine.transport.shared_memory import SharedMemoryTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+logger = logging.getLogger(__name__)
 
 _FIRST_ROUND = 1024  # bytes; a second round follows only if a payload does not fit
 _MAX_FIRST_ROUND_GROWTH = 1 << 16
@@ -117,6 +120,9 @@ class WorkerGroup:
                     )
                 )
             self.shared_memory = self._connect_shared_memory()
+            carrier = "gloo" if self.shared_memory is None else "shared memory and gloo"
+            fields = {"generation": generation}
+            logger.debug("worker %d of %d is connected, over %s", rank, size, carrier, extra=fields)
 
     def _connect_shared_memory(self) -> SharedMemoryTransport | None:
         """Either all workers connect to all others, or none uses shared memory."""
