@@ -221,10 +221,8 @@ class SharedBatchSource(BatchSource):
     def available(self, rank: int, count: int) -> int:
         if not self.loader.iterable:
             return min(count, len(self._queues[rank].batches))
-        for (
-            other,
-            queue,
-        ) in self._queues.items():  # the step needs all of them: let them be made at the same time
+        # The step needs the batches of all virtual workers: let them be made at the same time.
+        for other, queue in self._queues.items():
             while queue.submitted < min(count, len(queue.batches)):
                 self._submit_next(other)
         queue = self._queues[rank]
