@@ -44,7 +44,7 @@ def main() -> None:
 
 def folding_buffers() -> int:
     """All that were ever allocated: they are pooled. 0 in the other order."""
-    return sum(thing.buffers for thing in gc.get_objects() if isinstance(thing, TreeOrder))
+    return sum(thing.allocated_sets for thing in gc.get_objects() if isinstance(thing, TreeOrder))
 
 
 if __name__ == "__main__":

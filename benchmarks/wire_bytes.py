@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.engine.transport.shared_memory import SWITCH
+from gyrostat.engine.environment import SHARED_MEMORY
 from pairs import measure_pairs
 from sides import ddp_side, gyrostat_side
 from turns import Side
@@ -85,7 +85,7 @@ def move_into_own_network() -> None:
         raise SystemExit("counting bytes needs the commands unshare and ip (Debian: util-linux, iproute2)")
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
     inside = ["sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, *sys.argv]
-    os.execve(unshare, [unshare, "--net", *as_root, *inside], {**os.environ, _ALONE: "1", SWITCH: "0"})
+    os.execve(unshare, [unshare, "--net", *as_root, *inside], {**os.environ, _ALONE: "1", SHARED_MEMORY: "0"})
 
 
 if __name__ == "__main__":

@@ -83,8 +83,8 @@ class World:
         lease = next(iter(worker.shards))
         shard, offset = worker.shards[lease]
         samples = min(samples, len(shard) - offset)
-        told = {held: done for held, (_, done) in worker.shards.items()} | {lease: offset + samples}
-        verdict = self.queues.answer(ShardReport(worker.name, shard.term, tuple(told.items())), self.now)
+        offsets = {held: done for held, (_, done) in worker.shards.items()} | {lease: offset + samples}
+        verdict = self.queues.answer(ShardReport(worker.name, shard.term, tuple(offsets.items())), self.now)
         assert isinstance(verdict, ReportVerdict)
         if not verdict.accepted:
             self.refused += 1

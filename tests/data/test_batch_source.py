@@ -1,4 +1,4 @@
-"""A feed gives every virtual worker what the DataLoader of its rank gives, in whatever company, and wherever it goes on.
+"""A batch source gives every virtual worker the batches of its rank's DataLoader, with any others, and after moves.
 
 Here both sides run in one process, so many combinations are cheap: ranks take turns, each in its own streams, and draw
 between their batches as a model with dropout does. `tests/determinism/test_batch_sources.py` is the same with whole jobs.

@@ -90,7 +90,7 @@ def test_small_orders_are_shuffled_evenly() -> None:
 
 
 @pytest.mark.parametrize("length", [-1, 2**62 + 1])
-def test_what_cannot_be_ordered_is_said(length: int) -> None:
+def test_an_impossible_length_raises(length: int) -> None:
     with pytest.raises(UsageError, match=str(length)):
         Bijection(length)
 

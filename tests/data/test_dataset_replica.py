@@ -1,4 +1,4 @@
-"""Twins live separate lives, share what is large, and what they hold can be told and put elsewhere."""
+"""Replicas have independent states, share large parts, and their state can be loaded into another replica."""
 
 from __future__ import annotations
 
@@ -84,8 +84,8 @@ def test_large_things_are_shared_and_small_ones_are_not() -> None:
     assert original.small.tolist() == [0, 0, 0]
 
 
-def test_nothing_is_told_while_nothing_changes() -> None:
-    assert DatasetReplica(Holding(), print, None).held() is None
+def test_the_state_is_none_while_nothing_changes() -> None:
+    assert DatasetReplica(Holding(), print, None).state() is None
 
 
 @given(first=st.integers(0, 5), second=st.integers(0, 5))
@@ -93,25 +93,25 @@ def test_nothing_is_told_while_nothing_changes() -> None:
 def test_what_is_held_goes_on_elsewhere(first: int, second: int) -> None:
     one, other, untouched = DatasetReplica(Holding()), DatasetReplica(Holding()), DatasetReplica(Holding())
     draw(one, first)
-    held = carried(one.held())
+    held = carried(one.state())
     assert (held is None) == (first == 0)
     expected = draw(one, second)
     draw(other, 3)
-    other.hold(held)
+    other.load_state(held)
     assert draw(other, second) == expected
-    other.hold(None)
+    other.load_state(None)
     assert draw(other, 4) == draw(untouched, 4)
 
 
-def test_a_bound_method_belongs_to_the_twin() -> None:
+def test_a_bound_method_belongs_to_the_replica() -> None:
     original = Holding()
     replica = DatasetReplica(original, original.collate)
     replica.parts[1]([1])
     assert replica.parts[0].count == 100
     assert original.count == 0
-    held = carried(replica.held())
+    held = carried(replica.state())
     other = DatasetReplica(original, original.collate)
-    other.hold(held)
+    other.load_state(held)
     assert other.parts[0].count == 100
 
 
@@ -123,9 +123,9 @@ def test_attributes_that_come_and_go() -> None:
     one, other = DatasetReplica(Plain()), DatasetReplica(Plain())
     del one.parts[0].here
     one.parts[0].there = {"a": [1, 2]}
-    other.hold(carried(one.held()))
+    other.load_state(carried(one.state()))
     assert vars(other.parts[0]) == {"there": {"a": [1, 2]}}
-    other.hold(None)
+    other.load_state(None)
     assert vars(other.parts[0]) == {"here": 1}
 
 
@@ -135,10 +135,10 @@ def test_a_value_that_comes_back_is_seen_to_have_changed() -> None:
 
     replica = DatasetReplica(Counter())
     replica.parts[0].value = 1.5
-    assert replica.held() is not None
+    assert replica.state() is not None
     for value in (2.5, 3.5, 4.5, 5.5):
         replica.parts[0].value = value
-        held = replica.held()
+        held = replica.state()
         assert held is not None
         assert held["changes"][0][1] == ["plain", value]
 
@@ -153,8 +153,8 @@ def test_state_dict_is_preferred() -> None:
 
     one, other = DatasetReplica(Stateful()), DatasetReplica(Stateful())
     draw(one, 2)
-    assert one.held() == {"state_dicts": {0: {"count": 2}}, "changes": []}
-    other.hold(carried(one.held()))
+    assert one.state() == {"state_dicts": {0: {"count": 2}}, "changes": []}
+    other.load_state(carried(one.state()))
     assert other.parts[0].count == 2
 
 
@@ -206,7 +206,7 @@ def test_what_the_script_changes_later_is_followed_and_the_rest_kept() -> None:
     original.names = ["other"] * 10_000
     original.parts[1] = nn.Dropout(0.9)
     original.parts[2].extra = {"strength": 2}
-    replica.follow()
+    replica.follow_originals()
     followed = replica.parts[0]
     assert followed.count == 2
     assert followed.small.tolist() == [5, 5, 5]
@@ -214,9 +214,9 @@ def test_what_the_script_changes_later_is_followed_and_the_rest_kept() -> None:
     assert followed.parts[1].p == 0.9
     assert followed.parts[2].extra == {"strength": 2}
     assert followed.parts[2].extra is not original.parts[2].extra
-    held = carried(replica.held())
+    held = carried(replica.state())
     other = DatasetReplica(original)
-    other.hold(held)
+    other.load_state(held)
     assert draw(other, 3) == draw(replica, 3)
 
 
@@ -261,7 +261,7 @@ def test_containers_that_grow_and_shrink(before: int, elsewhere: int) -> None:
     one, other = DatasetReplica(original), DatasetReplica(original)
     draw(one, before)
     draw(other, elsewhere)
-    other.hold(carried(one.held()))
+    other.load_state(carried(one.state()))
     assert draw(other, 4) == draw(one, 4)
     assert original.count == 0
     assert list(original.window) == [0, 0]

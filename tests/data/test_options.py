@@ -67,7 +67,7 @@ def test_in_order_is_refused_with_the_reason() -> None:
         ({"shufle": True}, "no option 'shufle'"),
         ({"dataset": Stream(), "shuffle": True}, "decides its own order"),
         ({"dataset": Stream(), "sampler": [0]}, "decides its own order"),
-        ({"dataset": 3}, "int is no dataset"),
+        ({"dataset": 3}, "int is not a dataset"),
     ],
 )
 def test_what_makes_no_sense_is_named(options: dict[str, Any], says: str) -> None:

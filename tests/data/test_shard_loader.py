@@ -147,7 +147,7 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(UsageError, match="shuffle='bijection'"):
         loader(10, 1, shuffle="bijection")  # type: ignore[arg-type]
 
-    with pytest.raises(UsageError, match="batch_sampler has no place in it"):
+    with pytest.raises(UsageError, match="so batch_sampler cannot be used"):
         loader(10, 1, batch_sampler=[[0], [1]])
 
 

@@ -89,7 +89,7 @@ def test_ten_thousand_random_schedules() -> None:
         refused += reports
     assert min(happened.values()) > 1000, happened
     assert len(happened) == 9
-    assert refused > 1000, "schedules in which nobody's shard was taken away prove little"
+    assert refused > 1000, "schedules without expired leases prove little"
 
 
 class ShardMachine(RuleBasedStateMachine):
@@ -184,8 +184,8 @@ def test_a_silent_worker_loses_its_shard_and_its_late_report_does_not_count() ->
     q = queues(4)
     q.ask(AskShard("slow", 0), 0.0)
     assert q.report(ShardReport("slow", 0, ((0, 1),)), LEASE - 1) == ReportVerdict(True)
-    assert q.expire(LEASE + 1) == [], "it was heard of"
-    assert q.expire(2 * LEASE - 1) == [ReturnedShards("slow", 0, 3, "not heard of for 10 s")]
+    assert q.expire(LEASE + 1) == [], "it reported"
+    assert q.expire(2 * LEASE - 1) == [ReturnedShards("slow", 0, 3, "silent for 10 s")]
     assert q.ask(AskShard("other", 0), 2 * LEASE) == Shard(1, 0, 0, None, 1, 4)
     late = q.report(ShardReport("slow", 0, ((0, 4),)), 2 * LEASE)
     assert late == ReportVerdict(
@@ -206,7 +206,7 @@ def test_a_held_shard_that_is_not_listed_is_not_renewed() -> None:
     q.ask(AskShard("a", 0), 0.0)
     q.ask(AskShard("a", 0), 0.0)
     q.report(ShardReport("a", 0, ((0, 1),)), LEASE / 2)
-    assert q.expire(LEASE) == [ReturnedShards("a", 1, 4, "not heard of for 10 s")]
+    assert q.expire(LEASE) == [ReturnedShards("a", 1, 4, "silent for 10 s")]
     q.report(ShardReport("a", 0, ((0, 1),)), LEASE)
     assert q.ask(AskShard("b", 0), LEASE) == Shard(2, 0, 0, None, 4, 6)
 
@@ -258,7 +258,7 @@ def simulate(speeds: dict[str, float], *, samples: int, shard_size: int) -> tupl
     return trained, min(finished.values()), max(finished.values())
 
 
-def test_fast_workers_get_more_and_nobody_waits_for_a_straggler() -> None:
+def test_fast_workers_get_more_and_none_waits_for_a_straggler() -> None:
     trained, first, last = simulate({"a": 1, "b": 1, "c": 1, "slow": 0.2}, samples=3200, shard_size=100)
     assert trained.total() == 3200
     assert all(980 <= trained[name] <= 1020 for name in "abc")

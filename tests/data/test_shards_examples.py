@@ -34,11 +34,11 @@ def dying(original, when):
         return original(*args)
     return call
 
-feeds = []
+sources = []
 ShardSource.batch_end = dying(
-    ShardSource.batch_end, lambda feed, samples: feeds.append(feed) or (where == "update" and feed.step == at)
+    ShardSource.batch_end, lambda source, samples: sources.append(source) or (where == "update" and source.step == at)
 )
-saves._sync = dying(saves._sync, lambda path: where == "save" and feeds[-1].step >= at)
+saves._sync = dying(saves._sync, lambda path: where == "save" and sources[-1].step >= at)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
 

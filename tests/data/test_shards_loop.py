@@ -1,4 +1,4 @@
-"""`gyrostat.shards` and `gyrostat.batch_end`: what a loop sees, what saves keep, what misuse is told."""
+"""`gyrostat.shards` and `gyrostat.batch_end`: the shards of a loop, saves, and errors of misuse."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from gyrostat.data.shards.loop import ShardSource, _Process
 
 
 @pytest.fixture(autouse=True)
-def _one_feed_per_test() -> Iterator[None]:
+def _one_source_per_test() -> Iterator[None]:
     yield
-    if _Process.feed is not None:
-        _Process.feed.close()
+    if _Process.source is not None:
+        _Process.source.close()
 
 
 class Killed(Exception):
@@ -35,24 +35,24 @@ class Program:
     """A program whose model is a count per sample, kept in files beside the queues."""
 
     def __init__(self, directory: Path, **options: Any) -> None:
-        self.feed = gyrostat.shards(directory=directory, **options)
+        self.source = gyrostat.shards(directory=directory, **options)
         self.seen: Counter[str] = Counter()
-        if self.feed.resumed_from is not None:
-            self.seen = Counter(json.loads((self.feed.resumed_from / "seen.json").read_text()))
+        if self.source.resumed_from is not None:
+            self.seen = Counter(json.loads((self.source.resumed_from / "seen.json").read_text()))
 
     def write(self, directory: Path) -> None:
         (directory / "seen.json").write_text(json.dumps(self.seen))
 
     def run(self, batch_size: int, *, save_at: set[int], die_at: int | None = None) -> None:
         try:
-            for shard in self.feed:
+            for shard in self.source:
                 for batch in shard.batches(batch_size):
-                    if self.feed.step == die_at:
+                    if self.source.step == die_at:
                         raise Killed
                     self.seen.update(f"{shard.epoch} {shard.source} {sample}" for sample in batch)
-                    gyrostat.batch_end(save=self.write if self.feed.step + 1 in save_at else None)
+                    gyrostat.batch_end(save=self.write if self.source.step + 1 in save_at else None)
         finally:
-            self.feed.close()
+            self.source.close()
 
 
 @given(
@@ -79,7 +79,7 @@ def test_every_sample_once_per_epoch_with_respect_to_the_model_resumed_from(
         try:
             program.run(batch_size, save_at=save_at, die_at=death)
         except Killed:
-            assert program.feed.step == death
+            assert program.source.step == death
     program = Program(directory, **options)
     program.run(batch_size, save_at=save_at)
     everything = [f"{epoch} {name} {i}" for epoch in range(2) for name, n in names.items() for i in range(n)]
@@ -87,15 +87,15 @@ def test_every_sample_once_per_epoch_with_respect_to_the_model_resumed_from(
 
 
 def test_a_loop_without_a_directory() -> None:
-    feed = gyrostat.shards(10, shard_size=4, epochs=2, shuffle=False)
+    source = gyrostat.shards(10, shard_size=4, epochs=2, shuffle=False)
     batches = []
-    for shard in feed:
+    for shard in source:
         for batch in shard.batches(3):
             batches.append(batch)
             gyrostat.batch_end()
     assert batches == 2 * [range(3), range(3, 4), range(4, 7), range(7, 8), range(8, 10)]
-    assert feed.step == 10
-    assert feed.left == 0
+    assert source.step == 10
+    assert source.left == 0
 
 
 def test_a_loop_that_counts_for_itself() -> None:
@@ -111,9 +111,9 @@ def test_a_run_that_was_finished_has_nothing_left(tmp_path: Path) -> None:
     first = Program(tmp_path, samples=6, shard_size=2)
     first.run(2, save_at={3})
     again = Program(tmp_path, samples=6, shard_size=2)
-    assert again.feed.step == 3
-    assert list(again.feed) == []
-    again.feed.close()
+    assert again.source.step == 3
+    assert list(again.source) == []
+    again.source.close()
     more = Program(tmp_path, samples=6, shard_size=2, epochs=2)
     more.run(2, save_at=set())
     assert Counter(more.seen.values()) == {1: 12}
@@ -124,9 +124,9 @@ def test_the_newest_saves_are_kept_and_damaged_ones_passed_over(tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000006", "step-00000008"]
     (tmp_path / "step-00000008" / "seen.json").write_text("{}")
     program = Program(tmp_path, samples=20, shard_size=2, keep=2)
-    assert program.feed.step == 6
-    [refused] = program.feed.refused
-    assert "step-00000008/seen.json is not what was written: 2 bytes" in refused
+    assert program.source.step == 6
+    [refused] = program.source.refused
+    assert "step-00000008/seen.json is damaged: 2 bytes" in refused
     program.run(2, save_at={8})
     assert program.seen.total() == 20
     resumed = gyrostat.shards(20, shard_size=2, directory=tmp_path)
@@ -139,14 +139,14 @@ def test_the_newest_saves_are_kept_and_damaged_ones_passed_over(tmp_path: Path) 
 
 
 def test_saves_are_as_old_as_their_numbers_say(tmp_path: Path) -> None:
-    feed = gyrostat.shards(8, shard_size=2, directory=tmp_path, keep=2)
+    source = gyrostat.shards(8, shard_size=2, directory=tmp_path, keep=2)
     for number in range(12):  # step-00000000, step-00000000.1 … step-00000000.11
 
         def write(directory: Path, number: int = number) -> None:
             (directory / "number").write_text(str(number))
 
-        feed.save(write)
-    feed.close()
+        source.save(write)
+    source.close()
     (tmp_path / "step-by-step.txt").write_text("somebody's notes")
     assert {path.name for path in tmp_path.glob("step-0*")} == {"step-00000000.10", "step-00000000.11"}
     resumed = gyrostat.shards(8, shard_size=2, directory=tmp_path)
@@ -162,13 +162,13 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
         (directory / "seen.json").write_text("half")
         raise OSError("disk full")
 
-    for shard in program.feed:
+    for shard in program.source:
         for _ in shard.batches(2):
-            gyrostat.batch_end(save=program.write if program.feed.step == 0 else None)
-            if program.feed.step == 2:
+            gyrostat.batch_end(save=program.write if program.source.step == 0 else None)
+            if program.source.step == 2:
                 with pytest.raises(OSError, match="disk full"):
-                    program.feed.save(half)
-    program.feed.close()
+                    program.source.save(half)
+    program.source.close()
     resumed = gyrostat.shards(8, shard_size=2, directory=tmp_path)
     assert resumed.step == 1
     assert resumed.left == 6
@@ -181,12 +181,12 @@ def test_saves_of_other_data_are_refused(tmp_path: Path) -> None:
 
 
 def test_two_processes_cannot_share_a_directory(tmp_path: Path) -> None:
-    feed = gyrostat.shards(8, shard_size=2, directory=tmp_path)
+    source = gyrostat.shards(8, shard_size=2, directory=tmp_path)
     second = "import sys, gyrostat; gyrostat.shards(8, shard_size=2, directory=sys.argv[1])"
     command = [sys.executable, "-c", second, str(tmp_path)]
-    told = subprocess.run(command, capture_output=True, text=True)
-    assert "another process takes its shards from" in told.stderr
-    feed.close()
+    ended = subprocess.run(command, capture_output=True, text=True)
+    assert "another process uses the shards of" in ended.stderr
+    source.close()
     assert subprocess.run(command).returncode == 0
 
 
@@ -201,55 +201,55 @@ assert "torch" not in sys.modules
     subprocess.run([sys.executable, "-c", program], check=True, env=os.environ)
 
 
-def forget_a_batch(feed: ShardSource) -> None:
-    for shard in feed:
+def forget_a_batch(source: ShardSource) -> None:
+    for shard in source:
         for _ in shard.batches(2):
             pass
 
 
-def forget_a_shard(feed: ShardSource) -> None:
-    for _ in feed:
+def forget_a_shard(source: ShardSource) -> None:
+    for _ in source:
         gyrostat.batch_end(1)
 
 
-def count_wrong(feed: ShardSource) -> None:
-    for shard in feed:
+def count_wrong(source: ShardSource) -> None:
+    for shard in source:
         for _ in shard.batches(2):
             gyrostat.batch_end(3)
 
 
-def count_too_many(feed: ShardSource) -> None:
-    for _ in feed:
+def count_too_many(source: ShardSource) -> None:
+    for _ in source:
         gyrostat.batch_end(9)
 
 
-def do_not_count(feed: ShardSource) -> None:
-    for _ in feed:
+def do_not_count(source: ShardSource) -> None:
+    for _ in source:
         gyrostat.batch_end()
 
 
-def end_before_the_loop(feed: ShardSource) -> None:
+def end_before_the_loop(source: ShardSource) -> None:
     gyrostat.batch_end(1)
 
 
-def end_after_the_loop(feed: ShardSource) -> None:
-    for shard in feed:
+def end_after_the_loop(source: ShardSource) -> None:
+    for shard in source:
         gyrostat.batch_end(len(shard))
     gyrostat.batch_end(1)
 
 
-def save_nowhere(feed: ShardSource) -> None:
-    for shard in feed:
+def save_nowhere(source: ShardSource) -> None:
+    for shard in source:
         gyrostat.batch_end(len(shard), save=lambda path: None)
 
 
-def begin_another(feed: ShardSource) -> None:
+def begin_another(source: ShardSource) -> None:
     gyrostat.shards(3, shard_size=1)
 
 
-def go_on_with_a_closed_one(feed: ShardSource) -> None:
-    feed.close()
-    next(iter(feed))
+def go_on_with_a_closed_one(source: ShardSource) -> None:
+    source.close()
+    next(iter(source))
 
 
 @pytest.mark.parametrize(
@@ -257,17 +257,17 @@ def go_on_with_a_closed_one(feed: ShardSource) -> None:
     [
         (forget_a_batch, Misuse, "was not ended; call gyrostat.batch_end"),
         (forget_a_shard, Misuse, "3 samples of .* were not reported"),
-        (count_wrong, UsageError, "handed out a batch of 2"),
+        (count_wrong, UsageError, "its batch has 2 samples"),
         (count_too_many, UsageError, "4 samples of .* are left"),
         (do_not_count, UsageError, "say how many samples"),
         (end_before_the_loop, Misuse, "outside a shard"),
         (end_after_the_loop, Misuse, "after its end"),
         (save_nowhere, UsageError, "nowhere to save to"),
         (begin_another, Misuse, "in the middle of another"),
-        (go_on_with_a_closed_one, Misuse, "this feed is closed"),
+        (go_on_with_a_closed_one, Misuse, "this loop over shards is closed"),
     ],
 )
-def test_misuse_is_told(loop: Any, error: type[Exception], says: str) -> None:
+def test_misuse_raises(loop: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         loop(gyrostat.shards(8, shard_size=4))
 

@@ -86,12 +86,10 @@ def test_shared_memory_is_not_copied_and_stays_one(wires: tuple[BatchWire, Batch
     assert second[5] == 7
 
 
-def test_a_collated_batch(wires: tuple[BatchWire, BatchWire]) -> None:
-    torch_internals.be_data_worker(0, 1, 0, None)
-    try:
-        batch = default_collate([(torch.randn(3, 60, 60), number) for number in range(4)])
-    finally:
-        torch_internals.be_no_data_worker()
+def test_a_collated_batch(wires: tuple[BatchWire, BatchWire], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils.data._utils.worker._worker_info", None)  # restored after the test
+    torch_internals.set_worker_info(0, 1, 0, None)
+    batch = default_collate([(torch.randn(3, 60, 60), number) for number in range(4)])
     assert batch[0].is_shared()
     images, numbers = through(wires, batch)
     assert torch.equal(images, batch[0])

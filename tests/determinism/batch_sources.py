@@ -1,4 +1,4 @@
-"""Small training scripts whose data comes in every way a DataLoader can bring it. Run as `feeds.py CASE [KEY=VALUE…]`.
+"""Small training scripts that use every feature of a DataLoader. Run as `batch_sources.py CASE [KEY=VALUE…]`.
 
 Like `zoo.py`, for data: every sample draws from torch, NumPy and `random`, and everything a sample is made of reaches the
 loss, so a single wrong draw anywhere changes the digest.

@@ -45,7 +45,7 @@ def test_spans(tmp_path: Path, reduction: str, virtual_workers: int) -> None:
 
 
 def overlap(spans: list[dict[str, Any]], last: int) -> bool:
-    """Whether a reduction began on the courier's track before the last virtual worker's backward had ended."""
+    """Whether a reduction began on the reducer's track before the last virtual worker's backward had ended."""
     backwards = [s for s in spans if s["name"] == "backward" and s["args"]["rank"] == last]
     reductions = [s for s in spans if s["name"].startswith("reduce bucket") and s["tid"] == 2]
     return any(b["ts"] < r["ts"] < b["ts"] + b["dur"] for b in backwards for r in reductions)

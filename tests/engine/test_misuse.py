@@ -245,7 +245,7 @@ for step in job.steps(job.dataloader(TensorDataset(torch.zeros(3, 1)), sampler=S
     for (x,) in step:
         step.backward(model(x).sum())
 """,
-        "gave 2 batches, and len() had promised more",
+        "ended after 2 batches, fewer than its len()",
     ),
     "batches as they come": (
         START + "job.dataloader(TensorDataset(torch.zeros(3)), num_workers=2, in_order=False)",

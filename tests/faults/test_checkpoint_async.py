@@ -39,12 +39,12 @@ def taken(
     every: int, *, asked: Iterable[int] = (), written: Iterable[int] = (), steps: int = 12
 ) -> list[int]:
     """The boundaries at which checkpoints are taken."""
-    turns = CheckpointSchedule(every=every)
+    schedule = CheckpointSchedule(every=every)
     asked, written = set(asked), set(written)
     return [
         step
         for step in range(1, steps + 1)
-        if turns.boundary(step, asked=step in asked, written=step in written)
+        if schedule.boundary(step, asked=step in asked, written=step in written)
     ]
 
 
@@ -66,10 +66,10 @@ def test_turns_that_come_while_one_is_written_become_one() -> None:
 
 
 def test_the_same_boundary_is_not_taken_twice() -> None:
-    turns = CheckpointSchedule(every=5, last_step=10)  # resumed there
-    assert not turns.boundary(10, asked=True, written=False)
-    assert not turns.boundary(11, asked=False, written=False)
-    assert turns.boundary(15, asked=False, written=False)
+    schedule = CheckpointSchedule(every=5, last_step=10)  # resumed there
+    assert not schedule.boundary(10, asked=True, written=False)
+    assert not schedule.boundary(11, asked=False, written=False)
+    assert schedule.boundary(15, asked=False, written=False)
 
 
 # The writer.

@@ -1,14 +1,15 @@
-"""The micro-batches of the virtual workers that live here, in the loops over one loader.
+"""The micro-batches of the virtual workers of this worker, in the loops over one loader.
 
-A `BatchSource` is to the virtual workers of a worker what a DataLoader's iterator is to a rank, for each of them. In a loop:
+A `BatchSource` does for each of its virtual workers what a DataLoader's iterator does for a rank. In a loop:
 
-1. `start` in the streams of a virtual worker: what `iter(DataLoader)` draws there; or `resume` from a position.
-2. `fetch` for each micro-batch, in its streams: the batch is consumed, and the next index is taken, as `next()` does.
+1. `start` in the streams of a virtual worker draws what `iter(DataLoader)` draws; or `resume` from a position.
+2. `fetch` for each micro-batch, in its streams, consumes the batch and takes the next index, as `next()` does.
 3. `again` for a later pass over the same micro-batches.
-4. `end_loop`: used up, or left.
+4. `end_loop`, when the loop is exhausted or left.
 
-`position` says at any boundary where a virtual worker is. Here batches are made in this process, in the virtual worker's
-own streams (`num_workers=0`); `shared.py` has them made ahead by data workers.
+`position` is the position of a virtual worker at any boundary. In this module batches are made in this process, in the virtual
+worker's own streams (`num_workers=0`); in `shared_source.py` data workers make them ahead. All methods run in the script's
+thread.
 """
 
 from __future__ import annotations
@@ -23,31 +24,31 @@ import torch
 
 from gyrostat.core.errors import Misuse
 from gyrostat.data import torch_internals
-from gyrostat.data.dataset_replica import DatasetReplica, offers_state
-from gyrostat.data.indices import Indices, OwnSampler, SamplerIndices
+from gyrostat.data.dataset_replica import DatasetReplica, has_state_dict
+from gyrostat.data.indices import Indices, RankSampler, SamplerIndices
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import EpochOrder
-from gyrostat.data.position import PairState, Position, SamplerState
+from gyrostat.data.position import DataWorkerState, Position, SamplerState
 from gyrostat.data.rng import Streams
 
 
 class BatchSource(ABC):
-    """What both kinds share: positions, samplers, the generator."""
+    """What both kinds of sources share: positions, samplers, the generator."""
 
     draws_here = True
-    """Making a batch draws from the streams in force."""
+    """Whether making a batch draws from the streams in force."""
 
     def __init__(self, loader: OrderedLoader, ranks: Sequence[int], streams: Streams) -> None:
         self.loader, self.ranks, self._streams = loader, ranks, streams
         self._order: EpochOrder | None = None
         self._accumulate = 1
-        self._first = 0
+        self._first_batch = 0
         self._positions: dict[int, Position] = {}
         self._indices: dict[int, Indices] = {}
-        self._own: dict[int, OwnSampler] = {}
+        self._samplers: dict[int, RankSampler] = {}
         self.started = False
         self.samples = 0
-        """How many were fetched in this step, all virtual workers here together."""
+        """Samples fetched in this step, by all virtual workers of this worker."""
 
     # The loop.
 
@@ -60,40 +61,40 @@ class BatchSource(ABC):
         first_batch: int,
         positions: Mapping[int, Position],
     ) -> None:
-        """A loop over the steps of an epoch begins, or goes on at `first_batch`."""
-        self._order, self._accumulate, self._first, self.started = order, accumulate, first_batch, False
-        nothing_more = Position(consumed=first_batch)
-        self._positions = {rank: positions.get(rank, nothing_more) for rank in self.ranks}
+        """Begin a loop over the steps of an epoch, or resume it at `first_batch`."""
+        self._order, self._accumulate, self._first_batch, self.started = order, accumulate, first_batch, False
+        default = Position(consumed=first_batch)
+        self._positions = {rank: positions.get(rank, default) for rank in self.ranks}
         if self.loader.has_sampler:
             for rank in self.ranks:
-                if rank not in self._own:
-                    self._own[rank] = OwnSampler(self.loader.sampler_of(rank), self.loader.generator)
+                if rank not in self._samplers:
+                    self._samplers[rank] = RankSampler(self.loader.sampler_of(rank), self.loader.generator)
                     sampler = self._positions[rank].sampler
-                    self._own[rank].hold(None if sampler is None else sampler.held)
-                self._own[rank].begin(epoch)
+                    self._samplers[rank].load_state(None if sampler is None else sampler.replica)
+                self._samplers[rank].begin(epoch)
 
     @property
     def resumes(self) -> bool:
-        """The loop goes on where another worker, or an earlier run, left it: nothing is drawn at its start."""
-        return self._first > 0
+        """Whether the loop continues where another worker, or an earlier run, left it: nothing is drawn at its start."""
+        return self._first_batch > 0
 
     def start(self, rank: int) -> None:
-        """What `iter(DataLoader)` does on this rank; its streams are in force."""
+        """Begin an iteration, as `iter(DataLoader)` does on this rank; its streams are in force."""
         position = self._positions[rank]
         with self._generator(rank):
             self._indices[rank] = self._make_indices(rank)
             if position.base_seed is None:
                 self._indices[rank].iterate()
-                self._set(rank, base_seed=_draw_base_seed(self.loader.generator))
+                self._update(rank, base_seed=_draw_base_seed(self.loader.generator))
                 if self.loader.num_workers > 0:
                     self._indices[rank].iterate()
             else:  # persistent data workers are seeded once
                 self._indices[rank].iterate()
-        self._set(rank, consumed=0, turn=0)
+        self._update(rank, consumed=0, turn=0)
         self._started(rank)
 
     def resume(self, rank: int) -> None:
-        """Go on from this rank's position. Whatever its sampler draws now, it has drawn before."""
+        """Resume from this rank's position. What its sampler draws now it has drawn before, so streams are restored."""
         position = self._positions[rank]
         state = position.sampler
         if state is None:
@@ -104,7 +105,7 @@ class BatchSource(ABC):
         now = self._streams.exchange(state.rng)
         generator = self.loader.generator
         untouched = None if generator is None else generator.get_state()
-        self._own[rank].hold(state.held)
+        self._samplers[rank].load_state(state.replica)
         if generator is not None and state.generator is not None:
             generator.set_state(state.generator)
         indices = self._indices[rank] = self._make_indices(rank)
@@ -113,89 +114,90 @@ class BatchSource(ABC):
             _draw_base_seed(generator)
             if self.loader.num_workers > 0:
                 indices.iterate()
-        asked = []
-        for _ in range(state.asked):
+        taken = []
+        for _ in range(state.taken):
             try:
-                asked.append(indices.take())
+                taken.append(indices.take())
             except StopIteration:
                 continue
         self._streams.exchange(now)
         if generator is not None and untouched is not None:
             generator.set_state(untouched)
-        # One that draws at every index drew between batches, from streams that had gone on: its answers were kept.
-        self._resumed(rank, asked[position.consumed :] if state.ahead is None else list(state.ahead))
+        # A sampler that draws at every index drew between batches, from streams that had changed: its indices were kept.
+        self._resumed(rank, taken[position.consumed :] if state.ahead is None else list(state.ahead))
 
     @abstractmethod
     def begin_step(self) -> None:
-        """A step is about to run: the micro-batches of the one before will not be wanted again."""
+        """Begin a step: the micro-batches of the step before are not needed again."""
 
     @abstractmethod
     def available(self, rank: int, count: int) -> int:
-        """How many of the next `count` micro-batches there are; the rank's streams are in force."""
+        """How many of the next `count` micro-batches exist; the rank's streams are in force."""
 
     @abstractmethod
     def fetch(self, rank: int, number: int) -> Any:
-        """The next micro-batch of this rank, number `number` of its step; its streams are in force."""
+        """The next micro-batch of this rank, which is number `number` of its step; its streams are in force."""
 
     @abstractmethod
     def again(self, rank: int, number: int) -> Any:
-        """Once more, for a later pass."""
+        """The same micro-batch again, for a later pass."""
 
     @abstractmethod
-    def end_loop(self) -> None: ...
+    def end_loop(self) -> None:
+        """The loop is exhausted, or left."""
 
     def exhaust(self, rank: int) -> None:
-        """What asking for one batch too many does, as a `for` loop over a DataLoader does at its end."""
+        """Draw what a request beyond the last batch draws: a `for` loop over a DataLoader ends with one."""
 
     # When virtual workers move to another worker.
 
     looks_ahead = False
-    """Batches are made ahead: it takes a while until those of a virtual worker that comes here are."""
+    """Whether batches are prefetched, which takes a while for a virtual worker that moves here."""
 
     def leave_at(self, rank: int, batch: int) -> Position | None:
-        """This virtual worker will be elsewhere from micro-batch `batch` on. Its position there, if that is known already."""
+        """Prepare to move this virtual worker away before micro-batch `batch`. Returns its position there, if known already."""
         return None
 
     def expect(self, rank: int, position: Position) -> None:
-        """This virtual worker will be here from that position on."""
+        """Prepare for this virtual worker, which moves here at that position."""
 
     def call_off(self) -> None:
-        """Nobody leaves, and nobody comes."""
+        """Cancel the moves that were prepared."""
 
     def rehost(self, ranks: Sequence[int], positions: Mapping[int, Position]) -> bool:
-        """From now on other virtual workers live here; what is under way for those that stay goes on.
+        """Serve these virtual workers from now on; keep batches in flight for those that stay.
 
-        False if that cannot be: then this feed is of no use any more.
+        Returns False if that is not possible: then this source has to be replaced.
         """
         return False
 
     def position(self, rank: int) -> Position:
-        """Where this rank is, as far as micro-batches have been consumed."""
+        """The position of this rank, after the micro-batches it has consumed."""
         position = self._positions[rank]
         if self.started and rank in self._indices and (state := self._indices[rank].state()) is not None:
             position = replace(position, sampler=state)
         return position
 
     def warm_up(self) -> None:
-        """Do now what takes time when the first batch is wanted."""
+        """Do what would delay the first batch."""
 
     def close(self) -> None:
-        """Nothing is wanted any more."""
+        """End the use of this source."""
 
     # For both kinds.
 
     def _started(self, rank: int) -> None:
-        """The iteration of this rank has begun."""
+        """Called when the iteration of this rank has begun."""
 
     @abstractmethod
     def _resumed(self, rank: int, ahead: list[Any]) -> None:
-        """The iteration of this rank goes on; its sampler had been asked for `ahead` already."""
+        """Called when the iteration of this rank resumes. `ahead`: indices that were taken and not consumed."""
 
     def _persists_from_before(self, rank: int) -> bool:
-        """The iteration that is to go on was begun by data workers that had been seeded before it."""
+        """Whether the iteration was begun by persistent data workers, which were seeded before it."""
         return False
 
-    def _set(self, rank: int, **changes: Any) -> None:
+    def _update(self, rank: int, **changes: Any) -> None:
         self._positions[rank] = replace(self._positions[rank], **changes)
 
     def _make_indices(self, rank: int) -> Indices:
@@ -203,9 +205,9 @@ class BatchSource(ABC):
             return self.loader.indices(
                 self._order, rank, self._positions[rank].consumed if self.resumes else 0
             )
-        return SamplerIndices(self._own[rank], self.loader.batched, self._streams, self.loader.generator)
+        return SamplerIndices(self._samplers[rank], self.loader.batched, self._streams, self.loader.generator)
 
-    def _take(self, rank: int) -> Any:
+    def _next_index(self, rank: int) -> Any:
         """The next index; StopIteration if there is none."""
         if self.loader.has_sampler:
             with self._generator(rank):
@@ -214,7 +216,7 @@ class BatchSource(ABC):
 
     @contextmanager
     def _generator(self, rank: int) -> Iterator[None]:
-        """Every virtual worker has a state of its own in the one generator that the script gave."""
+        """Install this virtual worker's state in the loader's generator, of which the script gave one for all."""
         generator = self.loader.generator
         if generator is None:
             yield
@@ -226,37 +228,40 @@ class BatchSource(ABC):
         try:
             yield
         finally:
-            self._set(rank, generator=generator.get_state())
+            self._update(rank, generator=generator.get_state())
             generator.set_state(before)
 
     def _after_loop(self, rank: int) -> Position:
-        """What is left of a position when the loop is over."""
-        sampler = SamplerState(held=self._own[rank].held) if self.loader.has_sampler else None
+        """What remains of a position when the loop is over."""
+        sampler = SamplerState(replica=self._samplers[rank].state) if self.loader.has_sampler else None
         return Position(generator=self._positions[rank].generator, sampler=sampler)
+
+    def _pinned(self, batch: Any) -> Any:
+        return torch_internals.pinned(batch) if self.loader.pins else batch
 
 
 class DirectBatchSource(BatchSource):
-    """Batches made in this process when they are wanted."""
+    """Makes batches in this process, when they are fetched."""
 
     def __init__(self, loader: OrderedLoader, ranks: Sequence[int], streams: Streams) -> None:
         super().__init__(loader, ranks, streams)
         self._fetchers: dict[int, Any] = {}
-        self._twins: dict[int, DatasetReplica] = {}
+        self._replicas: dict[int, DatasetReplica] = {}
         self._peeked: dict[int, Any] = {}
-        self._asked: dict[tuple[int, int], Any] = {}
+        self._step_indices: dict[tuple[int, int], Any] = {}
         self._kept: dict[tuple[int, int], Any] = {}
         self._recipe = loader.recipe(ranks)
-        self._counted = 0
+        self._batch_samples = 0
 
     def _started(self, rank: int) -> None:
         if self.loader.iterable:
-            self._fetchers[rank] = self._fetcher(*self._twins[rank].parts)
+            self._fetchers[rank] = self._fetcher(*self._replicas[rank].parts)
         elif rank not in self._fetchers:
             self._fetchers[rank] = self._fetcher(self._recipe.dataset(rank), self._recipe.collate_fn)
 
     def _fetcher(self, dataset: Any, collate_fn: Any) -> Any:
         def collate(samples: Any) -> Any:
-            self._counted = len(samples) if self._recipe.auto_collation else 1
+            self._batch_samples = len(samples) if self._recipe.auto_collation else 1
             return collate_fn(samples)
 
         return self._recipe.fetcher(dataset, collate)
@@ -266,17 +271,17 @@ class DirectBatchSource(BatchSource):
         if not self.loader.iterable:
             self._started(rank)
             return
-        state = position.pairs[0]
+        state = position.data_workers[0]
         replica = self._replica(rank)
-        if offers_state(replica.parts[0]):
-            replica.hold(state.held)
+        if has_state_dict(replica.parts[0]):
+            replica.load_state(state.replica)
             now = self._streams.save()
             self._started(rank)
         else:
-            # It cannot say where it is: run it from its beginning, and leave out what was made already.
+            # The dataset cannot save its position: iterate it from the beginning, and skip what was made before.
             assert state.origin is not None
             now = self._streams.exchange(state.origin[0])
-            replica.hold(state.origin[1])
+            replica.load_state(state.origin[1])
             self._started(rank)
             for _ in range(position.consumed):
                 self._fetchers[rank].fetch(self._recipe.every)
@@ -284,36 +289,36 @@ class DirectBatchSource(BatchSource):
 
     def start(self, rank: int) -> None:
         if self.loader.iterable:
-            held, began = self._replica(rank).held(), self._streams.save()
-            self._set(rank, pairs={0: PairState(rng=began, origin=(began, held))})
+            state, began = self._replica(rank).state(), self._streams.save()
+            self._update(rank, data_workers={0: DataWorkerState(rng=began, origin=(began, state))})
         super().start(rank)
-        self._set(rank, base_seed=None)  # nobody is seeded with it
+        self._update(rank, base_seed=None)  # no data worker is seeded with it
 
     def _replica(self, rank: int) -> DatasetReplica:
         """A rank's own dataset, over all its iterations."""
-        if rank not in self._twins:
-            self._twins[rank] = DatasetReplica(self._recipe.dataset(rank), self._recipe.collate_fn)
-            if 0 in (pairs := self._positions[rank].pairs):
-                self._twins[rank].hold(pairs[0].held)
+        if rank not in self._replicas:
+            self._replicas[rank] = DatasetReplica(self._recipe.dataset(rank), self._recipe.collate_fn)
+            if 0 in (states := self._positions[rank].data_workers):
+                self._replicas[rank].load_state(states[0].replica)
         else:
-            self._twins[rank].follow()
-        return self._twins[rank]
+            self._replicas[rank].follow_originals()
+        return self._replicas[rank]
 
     def position(self, rank: int) -> Position:
         position = super().position(rank)
-        if self.started and self.loader.iterable and offers_state(self._twins[rank].parts[0]):
-            pair = replace(position.pairs[0], held=self._twins[rank].held())
-            position = replace(position, pairs={0: pair})
+        if self.started and self.loader.iterable and has_state_dict(self._replicas[rank].parts[0]):
+            state = replace(position.data_workers[0], replica=self._replicas[rank].state())
+            position = replace(position, data_workers={0: state})
         return position
 
     def begin_step(self) -> None:
-        self._asked.clear()
+        self._step_indices.clear()
         self._kept.clear()
         self.samples = 0
 
     def available(self, rank: int, count: int) -> int:
         try:
-            index = self._take(rank)
+            index = self._next_index(rank)
             self._peeked[rank] = self._make(rank, index) if self.loader.iterable else index
         except StopIteration:
             return 0
@@ -321,53 +326,50 @@ class DirectBatchSource(BatchSource):
 
     def fetch(self, rank: int, number: int) -> Any:
         if self.loader.iterable:
-            batch, self._counted = self._peeked.pop(rank)
+            batch, self._batch_samples = self._peeked.pop(rank)
             self._kept[rank, number] = batch
         else:
-            index = self._peeked.pop(rank) if rank in self._peeked else self._next(rank)
-            self._asked[rank, number] = index
+            index = self._peeked.pop(rank) if rank in self._peeked else self._require_index(rank)
+            self._step_indices[rank, number] = index
             batch = self._fetchers[rank].fetch(index)
-        self.samples += self._counted
-        self._set(rank, consumed=self._positions[rank].consumed + 1)
+        self.samples += self._batch_samples
+        self._update(rank, consumed=self._positions[rank].consumed + 1)
         return self._pinned(batch)
 
     def again(self, rank: int, number: int) -> Any:
         if self.loader.iterable:
             return self._pinned(self._kept[rank, number])
-        return self._pinned(self._fetchers[rank].fetch(self._asked[rank, number]))
+        return self._pinned(self._fetchers[rank].fetch(self._step_indices[rank, number]))
 
     def _make(self, rank: int, index: Any) -> tuple[Any, int]:
-        return self._fetchers[rank].fetch(index), self._counted
+        return self._fetchers[rank].fetch(index), self._batch_samples
 
-    def _next(self, rank: int) -> Any:
+    def _require_index(self, rank: int) -> Any:
         try:
-            return self._take(rank)
+            return self._next_index(rank)
         except StopIteration:
-            raise ran_out(rank, self._positions[rank].consumed) from None
-
-    def _pinned(self, batch: Any) -> Any:
-        return torch_internals.pinned(batch) if self.loader.pins else batch
+            raise too_few_batches(rank, self._positions[rank].consumed) from None
 
     def exhaust(self, rank: int) -> None:
         if self.loader.has_sampler:
             with suppress(StopIteration):
-                self._take(rank)
+                self._next_index(rank)
 
     def end_loop(self) -> None:
         self.begin_step()
         self._peeked.clear()
         if self.started:
             self._positions = {rank: self._after_loop(rank) for rank in self.ranks}
-            for rank in self._twins:
-                nothing = self._streams.save()
-                self._set(rank, pairs={0: PairState(rng=nothing, held=self._twins[rank].held())})
+            for rank in self._replicas:
+                state = DataWorkerState(rng=self._streams.save(), replica=self._replicas[rank].state())
+                self._update(rank, data_workers={0: state})
         self.started = False
 
 
-def ran_out(rank: int, consumed: int) -> Misuse:
+def too_few_batches(rank: int, consumed: int) -> Misuse:
     return Misuse(
-        f"the sampler of virtual worker {rank} gave {consumed} batches, and len() had promised more; let its __len__ say how "
-        "many it gives, or leave it out"
+        f"the sampler of virtual worker {rank} ended after {consumed} batches, fewer than its len(); correct its __len__, "
+        "or remove it"
     )
 
 

@@ -1,8 +1,8 @@
 """A shuffled order that is computed instead of stored: a keyed bijection of 0 … length-1 onto itself.
 
-A Feistel network permutes the smallest power of two that holds the length; whoever lands outside goes through it again until he
-is inside (cycle walking). So position j of the order costs a few multiplications, whatever the length is, and a billion
-samples need no memory. Its round keys come from a hash of everything it is keyed by, such as seed and epoch.
+A Feistel network permutes the smallest power of two that is not less than the length; a result outside of the range is permuted
+again until it is inside (cycle walking). So position j of the order costs a few multiplications at any length, and a
+billion samples need no memory. The round keys are a hash of everything the order is keyed by, such as seed and epoch.
 
 `order.py` uses it for `shuffle="bijection"`, `shards/` for the order of shards.
 """
@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from gyrostat.core.errors import UsageError
 
 _ROUNDS = 8
-_FEWEST_BITS = 4  # with halves of a single bit a handful of elements would be shuffled unevenly
+_MIN_BITS = 4  # with halves of a single bit a few elements would be shuffled unevenly
 _BLOCK = 4096
 _BLOCKS_KEPT = 64
-_LONGEST = 2**62
+_MAX_LENGTH = 2**62
 _MULTIPLIERS = np.array([0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9], dtype=np.uint64)
 
 
@@ -28,10 +28,10 @@ class Bijection:
     """Position → element. Two with equal length and key are equal, on every machine."""
 
     def __init__(self, length: int, *key: int) -> None:
-        if not 0 <= length <= _LONGEST:
+        if not 0 <= length <= _MAX_LENGTH:
             raise UsageError(f"an order of {length} elements cannot be made; give 0 to 2**62")
         self.length = length
-        bits = max(_FEWEST_BITS, (length - 1).bit_length())
+        bits = max(_MIN_BITS, (length - 1).bit_length())
         self._low_bits = bits // 2
         self._high_bits = bits - self._low_bits
         self._keys = _round_keys(length, key)
@@ -42,12 +42,12 @@ class Bijection:
 
     def __getitem__(self, position: int) -> int:
         if not 0 <= position < self.length:
-            raise IndexError(f"position {position} in an order of {self.length}")
+            raise IndexError(f"position {position} is outside of an order of {self.length}")
         block, place = divmod(position, _BLOCK)
         return int(self._block(block)[place])
 
     def take(self, positions: range) -> list[int]:
-        """The elements at ascending positions; quick if they are asked for more or less one after the other."""
+        """The elements at ascending positions; fast for sequential access."""
         taken: list[int] = []
         while len(positions):
             block = positions[0] // _BLOCK
@@ -78,7 +78,7 @@ class Bijection:
         return block
 
     def _permute(self, values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Once through the network: a permutation of the power of two, since each round only changes one half by the other."""
+        """One pass through the network: a permutation of the power of two, since each round changes one half by the other."""
         low_bits = np.uint64(self._low_bits)
         high = values >> low_bits
         low = values & np.uint64((1 << self._low_bits) - 1)

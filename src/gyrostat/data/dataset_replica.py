@@ -1,15 +1,14 @@
 """A dataset of its own for every rank and data worker, without copying the data.
 
-In PyTorch each data worker of each rank has a copy of the dataset, made by forking: a generator or a counter that the
-dataset keeps lives as many separate lives. Here one process stands in for data workers of several ranks, so each gets a
-`DatasetReplica`: the objects that dataset, `collate_fn` and `worker_init_fn` are made of are copied, together with their random
-generators, plain values, and small lists, dicts, tensors and arrays; all that is large is shared, and so
-is what cannot be copied safely: open files, objects that say themselves how they are copied or closed. `anatomy.py` has the
-rules.
+In PyTorch each data worker of each rank has a copy of the dataset, made by forking, so a generator or a counter in the
+dataset has as many independent states. Here one process stands in for data workers of several ranks, so each of them has a
+`DatasetReplica`: a copy of the objects that dataset, `collate_fn` and `worker_init_fn` consist of, with their random
+generators, plain values, and small lists, dicts, tensors and arrays. Large parts are shared, and so are those that cannot be
+copied safely: open files, and objects that define how they are copied or closed. `object_copy.py` has the rules.
 
-What a twin holds is told as a plain value: its `state_dict()` if the dataset offers that, else what differs from the
-dataset as the script made it. Usually that is nothing. It is committed with every batch, moves with the virtual worker,
-and is put into another twin elsewhere. What is shared is not part of it: a cache may be; what decides bits must not.
+The state of a replica is a plain value: the dataset's `state_dict()` if it has one, else its differences from the dataset as
+the script made it, usually none. It is committed with every batch, moves with the virtual worker, and is loaded into a
+replica elsewhere. Shared parts do not belong to it: a cache may be shared, but nothing that decides bits.
 """
 
 from __future__ import annotations
@@ -26,37 +25,37 @@ from gyrostat.data.object_copy import (
     Path,
     bind,
     bindings,
-    copied,
+    copy_of,
+    equal,
     find,
     is_plain,
-    is_same,
+    leaf_state,
     parts_of,
-    put,
-    same,
-    tell,
-    told,
+    same_binding,
+    set_leaf,
+    state_leaves,
 )
 
-Held = dict[str, Any]
-"""What a twin holds, as a plain value."""
+ReplicaState = dict[str, Any]
+"""The state of a replica, as a plain value."""
 
 
 class DatasetReplica:
-    """Copies of objects that belong together, and what they hold."""
+    """Copies of objects that belong together, and their state."""
 
     def __init__(self, *originals: Any, keep: Iterable[Any] = ()) -> None:
-        """Whatever is in `keep` is not copied, wherever it turns up."""
+        """Objects in `keep` are not copied, wherever they are referred to."""
         self._keep = {id(thing): thing for thing in keep}
         self._originals = list(originals)
-        self._followed = dict(bindings(self._originals))
+        self._original_bindings = dict(bindings(self._originals))
         memo: dict[int, Any] = dict(self._keep)
-        self.parts = [copied(original, memo) for original in originals]
-        self._stateful = [offers_state(part) for part in self.parts]
-        self._pristine = dict(told(self._without_stateful(list(originals))))
-        self._known: tuple[_Watch, dict[Path, Any]] | None = None
+        self.parts = [copy_of(original, memo) for original in originals]
+        self._stateful = [has_state_dict(part) for part in self.parts]
+        self._original_state = dict(state_leaves(self._without_stateful(list(originals))))
+        self._changes_cache: tuple[_ChangeDetector, dict[Path, Any]] | None = None
 
-    def held(self) -> Held | None:
-        """What they hold, as a plain value; None if it is what the originals hold."""
+    def state(self) -> ReplicaState | None:
+        """The state; None if it is that of the originals."""
         states = {
             number: copy.deepcopy(part.state_dict())
             for number, (part, stateful) in enumerate(zip(self.parts, self._stateful, strict=True))
@@ -70,45 +69,47 @@ class DatasetReplica:
             "changes": [[list(map(list, path)), value] for path, value in changes.items()],
         }
 
-    def hold(self, held: Held | None) -> None:
-        """Hold what `held` says, whatever was held before."""
+    def load_state(self, state: ReplicaState | None) -> None:
+        """Replace the state."""
         wanted: dict[Path, Any] = {}
-        for path, value in held["changes"] if held else ():
+        for path, value in state["changes"] if state else ():
             wanted[tuple((step[0], step[1]) for step in path)] = value
         for path in self._changes() | wanted:
-            put(self.parts, path, wanted.get(path, self._pristine.get(path, MISSING)))
-        for number, state in (held["state_dicts"] if held else {}).items():
-            self.parts[number].load_state_dict(copy.deepcopy(state))
+            set_leaf(self.parts, path, wanted.get(path, self._original_state.get(path, MISSING)))
+        for number, state_dict in (state["state_dicts"] if state else {}).items():
+            self.parts[number].load_state_dict(copy.deepcopy(state_dict))
 
-    def follow(self) -> None:
-        """Take over what the script has changed in the originals since the twin was made, or followed them last."""
+    def follow_originals(self) -> None:
+        """Take over what the script has changed in the originals since the replica was made, or last followed them."""
         now = dict(bindings(self._originals))
         taken: list[Path] = []
         for path, value in now.items():
-            known = path in self._followed and is_same(value, self._followed[path])
+            known = path in self._original_bindings and same_binding(value, self._original_bindings[path])
             if not known and not _lies_below(path, taken):
-                bind(self.parts, path, copied(value[0], dict(self._keep)))
+                bind(self.parts, path, copy_of(value[0], dict(self._keep)))
                 taken.append(path)
-        for path in self._followed.keys() - now.keys():
+        for path in self._original_bindings.keys() - now.keys():
             if not _lies_below(path, taken):
-                put(self.parts, path, MISSING)
-        if taken or len(now) != len(self._followed):
-            self._followed, self._known = now, None
-            self._pristine = dict(told(self._without_stateful(self._originals)))
+                set_leaf(self.parts, path, MISSING)
+        if taken or len(now) != len(self._original_bindings):
+            self._original_bindings, self._changes_cache = now, None
+            self._original_state = dict(state_leaves(self._without_stateful(self._originals)))
 
     def _changes(self) -> dict[Path, Any]:
-        """What differs from the originals. Most datasets never change anything: then it is enough to see that."""
-        if self._known is None or self._known[0].changed():
+        """Differences from the originals. Most datasets never change anything, which is quick to detect."""
+        if self._changes_cache is None or self._changes_cache[0].changed():
             parts = self._without_stateful(self.parts)
-            self._known = _Watch(parts), self._compare(parts)
-        return self._known[1]
+            self._changes_cache = _ChangeDetector(parts), self._compare(parts)
+        return self._changes_cache[1]
 
     def _compare(self, parts: list[Any]) -> dict[Path, Any]:
-        now = dict(told(parts))
+        now = dict(state_leaves(parts))
         changes = {
-            path: value for path, value in now.items() if not same(value, self._pristine.get(path, MISSING))
+            path: value
+            for path, value in now.items()
+            if not equal(value, self._original_state.get(path, MISSING))
         }
-        for path in self._pristine.keys() - now.keys():
+        for path in self._original_state.keys() - now.keys():
             if find(self.parts, path) is MISSING:
                 changes[path] = ["gone"]
         return changes
@@ -117,19 +118,19 @@ class DatasetReplica:
         return [None if stateful else part for part, stateful in zip(parts, self._stateful, strict=True)]
 
 
-def offers_state(thing: Any) -> bool:
-    """It can say where it is, and go on from there."""
+def has_state_dict(thing: Any) -> bool:
+    """Whether it can save where it is, and resume from there."""
     return callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))
 
 
-class _Watch:
-    """Sees in microseconds whether anything has been changed since it was made."""
+class _ChangeDetector:
+    """Detects in microseconds whether anything has changed since it was made."""
 
     def __init__(self, root: Any) -> None:
         self._bindings: list[tuple[Any, list[Any], list[Any]]] = []
-        """Containers with their keys and what these were bound to; it must stay alive, or another could take its place."""
+        """Containers with their keys and values. The values are kept alive, so that no other object gets their identity."""
         self._contents: list[tuple[Any, Any]] = []
-        """What can be changed in place, with its content."""
+        """Leaves that can be changed in place, with their state."""
         seen: set[int] = set()
         self._walk(root, seen)
 
@@ -137,8 +138,8 @@ class _Watch:
         if type(value) in PLAIN or id(value) in seen:
             return
         seen.add(id(value))
-        if (told := tell(value)) is not None:
-            self._contents.append((value, told))
+        if (state := leaf_state(value)) is not None:
+            self._contents.append((value, state))
             return
         parts = parts_of(value)
         if parts is None or type(value) is types.MethodType:
@@ -163,7 +164,7 @@ class _Watch:
             if kind == "plain":
                 if not is_plain(value) or value != content:
                     return True
-            elif not same(tell(value), [kind, content]):
+            elif not equal(leaf_state(value), [kind, content]):
                 return True
         return False
 

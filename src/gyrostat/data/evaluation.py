@@ -1,4 +1,4 @@
-"""Batches for `job.evaluate`: any samples, each batch under streams of its own, in this process or by data workers."""
+"""Batches for `job.evaluate`: given samples, each batch under streams of its own, made in this process or by data workers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from gyrostat.data.workers import DataWorkerPool, Task
 
 
 def check_evaluable(loader: OrderedLoader) -> None:
-    """An evaluation sees every sample once, in dataset order: it must be able to ask for them."""
+    """Raise if the dataset cannot be indexed: an evaluation reads every sample once, in dataset order."""
     if loader.iterable or loader.per_rank:
         raise UsageError(
-            "job.evaluate needs one map-style dataset for all, whose samples it can share out; this loader's dataset is "
+            "job.evaluate needs one map-style dataset, whose samples it divides among workers; this loader's dataset is "
             f"{'made per rank' if loader.per_rank else 'iterable'}"
         )
 
@@ -27,7 +27,7 @@ def check_evaluable(loader: OrderedLoader) -> None:
 def batches(loader: OrderedLoader, wanted: Sequence[tuple[int, int, list[int]]]) -> Iterator[Any]:
     """For every (number, seed, samples) the batch of these samples, made with all streams seeded with `seed`.
 
-    The data worker that makes batch j calls itself j mod `num_workers`, whichever process it is.
+    `get_worker_info()` says data worker j mod `num_workers` for batch j, in any process.
     """
     if loader.num_workers == 0:
         for _, seed, samples in wanted:
@@ -37,22 +37,23 @@ def batches(loader: OrderedLoader, wanted: Sequence[tuple[int, int, list[int]]])
     workers = DataWorkerPool(loader.recipe(()), context=loader.context, timeout=loader.timeout)
     try:
         left = deque(enumerate(wanted))
-        under_way: deque[Task] = deque()
-        while left or under_way:
-            while left and len(under_way) < loader.prefetch_factor * loader.num_workers:
+        in_flight: deque[Task] = deque()
+        while left or in_flight:
+            while left and len(in_flight) < loader.prefetch_factor * loader.num_workers:
                 place, (number, seed, samples) = left.popleft()
                 index = samples if loader.auto_collation else samples[0]
                 request = BatchRequest(index=index, worker=number % loader.num_workers, seed=seed)
-                task = Task(process=place % loader.num_workers, request=partial(_ask, request))
+                task = Task(process=place % loader.num_workers, request=partial(_same, request))
                 workers.submit(task)
-                under_way.append(task)
-            answer = workers.wait(under_way.popleft())
-            if answer.error is not None:
-                answer.error.reraise()
-            yield torch_internals.pinned(answer.batch) if loader.pins else answer.batch
+                in_flight.append(task)
+            reply = workers.wait(in_flight.popleft())
+            if reply.error is not None:
+                reply.error.reraise()
+            yield torch_internals.pinned(reply.batch) if loader.pins else reply.batch
     finally:
         workers.close()
 
 
-def _ask(request: BatchRequest, unknown: bool) -> BatchRequest:
+def _same(request: BatchRequest, unknown: bool) -> BatchRequest:
+    """For `Task.request`: an evaluation needs no start."""
     return request

@@ -1,36 +1,38 @@
-"""What a virtual worker's loader asks its dataset for, one index after the other, and what that draws.
+"""The indices that a virtual worker's loader asks its dataset for, and the random numbers that choosing them draws.
 
-There are three sources: the job's own order (`order.py`), which draws nothing; a sampler or batch sampler of the user's,
-which may draw from the rank's streams or from a generator; and for iterable datasets the same question for ever.
+There are three sources: the job's own order (`order.py`), which draws nothing; a sampler or batch sampler of the user, which
+may draw from the rank's streams or from a generator; and for iterable datasets the same index every time.
 
 A user's sampler is an object of which every virtual worker gets a copy, as every rank has one, or a callable that makes
-the sampler of a virtual rank. If it has `set_epoch`, that is called when an epoch begins. A sampler cannot say where it is,
-so one that goes on elsewhere is iterated from where its iteration began, as often as it had been asked.
+the sampler of a virtual rank. If it has `set_epoch`, that is called when an epoch begins. A sampler cannot save its position,
+so one that resumes elsewhere is iterated from the beginning of its iteration up to the index it had reached.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
-from gyrostat.data.dataset_replica import DatasetReplica, Held
+from gyrostat.data.dataset_replica import DatasetReplica, ReplicaState
 from gyrostat.data.order import EpochOrder
 from gyrostat.data.position import SamplerState
 from gyrostat.data.rng import Streams
 
 
 class Indices(Protocol):
-    """The questions of one virtual worker in one iteration."""
+    """The indices of one virtual worker in one iteration."""
 
     def iterate(self) -> None:
-        """What `iter(sampler)` does."""
+        """Begin, as `iter(sampler)` does."""
 
     def take(self) -> Any:
         """The next index. StopIteration if there is none."""
 
-    def state(self) -> SamplerState | None: ...
+    def state(self) -> SamplerState | None:
+        """The sampler's state; None if there is no sampler."""
 
 
 class OrderIndices:
@@ -54,7 +56,7 @@ class OrderIndices:
 
 
 class EndlessIndices:
-    """An iterable dataset is asked for the next samples, until it has none."""
+    """The same index every time, for an iterable dataset."""
 
     def __init__(self, every: Any) -> None:
         self._every = every
@@ -69,56 +71,55 @@ class EndlessIndices:
         return None
 
 
-class OwnSampler:
-    """A user's sampler, as one virtual worker has it, over all its iterations."""
+class RankSampler:
+    """One virtual worker's copy of a user's sampler, over all its iterations."""
 
     def __init__(self, sampler: Any, generator: torch.Generator | None) -> None:
-        # The loader's generator stays what it is in the copy: the sampler and the loader draw from one and the same.
+        # Not a copy of the loader's generator: sampler and loader draw from the same one.
         self._replica = DatasetReplica(sampler, keep=(generator,))
         self.sampler = self._replica.parts[0]
 
     def begin(self, epoch: int) -> None:
-        """A loop begins: the copy follows what the script has changed in the sampler meanwhile, and hears of the epoch."""
-        self._replica.follow()
+        """A loop begins: take over what the script has changed in the sampler, and set the epoch."""
+        self._replica.follow_originals()
         for thing in (self.sampler, getattr(self.sampler, "sampler", None)):
             if callable(set_epoch := getattr(thing, "set_epoch", None)):
                 set_epoch(epoch)
                 return
 
     @property
-    def held(self) -> Held | None:
-        return self._replica.held()
+    def state(self) -> ReplicaState | None:
+        return self._replica.state()
 
-    def hold(self, held: Held | None) -> None:
-        self._replica.hold(held)
+    def load_state(self, state: ReplicaState | None) -> None:
+        self._replica.load_state(state)
 
 
 class SamplerIndices:
-    """What a user's sampler says."""
+    """The indices of a user's sampler."""
 
     def __init__(
         self,
-        own: OwnSampler,
+        sampler: RankSampler,
         batched: Callable[[Any], Any],
         streams: Streams,
         generator: torch.Generator | None,
     ) -> None:
-        self._own, self._batched = own, batched
+        self._sampler, self._batched = sampler, batched
         self._iterator: Iterator[Any] = iter(())
         self._began = SamplerState(
-            held=own.held,
+            replica=sampler.state,
             rng=streams.save(),
             generator=None if generator is None else generator.get_state(),
         )
-        self._asked = 0
+        self._taken = 0
 
     def iterate(self) -> None:
-        self._iterator = iter(self._batched(self._own.sampler))
+        self._iterator = iter(self._batched(self._sampler.sampler))
 
     def take(self) -> Any:
-        self._asked += 1
+        self._taken += 1
         return next(self._iterator)
 
     def state(self) -> SamplerState:
-        began = self._began
-        return SamplerState(held=began.held, rng=began.rng, generator=began.generator, asked=self._asked)
+        return replace(self._began, taken=self._taken)

@@ -1,8 +1,8 @@
-"""The ordered loader: micro-batches for any virtual worker, as the DataLoader of its rank would give them.
+"""The ordered loader: the micro-batches of every virtual worker, equal to those of the DataLoader of its rank.
 
-`job.dataloader(…)` makes one. It is a description and holds no position and no random state: which samples come is
-decided in `order.py` or by a sampler (`indices.py`), where a virtual worker stands is a `Position`, and batches come
-from a `Feed` (`feed.py`, `shared.py`). `options.py` checks what the user gave.
+`job.dataloader(…)` makes one. It is a description, without position and random state: `order.py` or a sampler
+(`indices.py`) decides the samples, a virtual worker's place is a `Position` (`position.py`), and a `BatchSource` makes the
+batches (`batch_source.py`, `shared_source.py`). `options.py` checks the user's options.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from gyrostat.data.virtual_data_worker import BatchRecipe
 
 @dataclass(frozen=True, kw_only=True)
 class OrderedLoader:
-    """A dataset and how it is cut into micro-batches. `batch_size` is per virtual worker."""
+    """A dataset and how it is cut into micro-batches: one field per option. `batch_size` is per virtual worker."""
 
     dataset: Dataset[Any] | Callable[[int], Dataset[Any]]
-    """A dataset, or what makes the dataset of a virtual rank."""
+    """A dataset, or a function that makes the dataset of a virtual rank."""
     batch_size: int | None
-    """None: what the dataset gives for one index is a micro-batch."""
+    """None: the dataset returns a whole micro-batch for one index."""
     number: int = 0
-    """Which loader of the script it is: positions are kept under it."""
+    """The loader's number in the script; positions are stored under it."""
     sizes: tuple[int, ...] | None = None
     """A size for each virtual worker, if they differ; then `batch_size` is the largest, and evaluation uses it."""
     virtual_workers: int = 1
     per_rank: bool = False
-    """`dataset` makes datasets."""
+    """Whether `dataset` makes the dataset of a rank."""
     iterable: bool = False
     shuffle: Shuffle = False
     drop_last: bool = False
     pad: bool = True
     sampler: Any = None
-    """Of the user's: an iterable of which every virtual worker gets a copy, or what makes that of a virtual rank."""
+    """The user's: an iterable of which every virtual worker gets a copy, or a function that makes that of a virtual rank."""
     batch_sampler: Any = None
     num_workers: int = 0
     prefetch_factor: int = 2
@@ -51,9 +51,9 @@ class OrderedLoader:
     worker_init_fn: Callable[[int], None] | None = None
     generator: torch.Generator | None = None
     generator_owner: int = 0
-    """The first loader of the script with this same generator: its state is kept there."""
+    """The number of the script's first loader with this generator: the generator's state is stored there."""
     context: Any = None
-    """How data workers are started: of multiprocessing, None for fork."""
+    """The multiprocessing context that starts data workers; None: fork."""
     pin_memory: bool = False
     collate_fn: Callable[[list[Any]], Any] = field(default=default_collate)
     _datasets: dict[int, Any] = field(default_factory=dict, repr=False)
@@ -61,12 +61,12 @@ class OrderedLoader:
 
     @property
     def leaves_traces(self) -> bool:
-        """A virtual worker's position in it says more than how many micro-batches it has consumed."""
+        """Whether a position in it has more than the number of micro-batches consumed."""
         return self.num_workers > 0 or not self.ordered or self.generator is not None
 
     @property
     def remembers_loops(self) -> bool:
-        """A loop over it that has ended leaves something behind that the next one goes on from."""
+        """Whether the next loop over it depends on the state that the last one left."""
         return self.iterable or self.has_sampler or self.generator is not None or self.persistent_workers
 
     # Length and order.
@@ -84,7 +84,7 @@ class OrderedLoader:
 
     @property
     def ordered(self) -> bool:
-        """Samples come in the job's own order."""
+        """Whether samples are in the job's own order."""
         return not self.iterable and not self.has_sampler
 
     @property
@@ -131,10 +131,10 @@ class OrderedLoader:
             pad=self.pad,
         )
 
-    # What virtual workers have of their own.
+    # Datasets and samplers of virtual workers.
 
     def dataset_of(self, rank: int) -> Any:
-        """What the rank's DataLoader would be given. Iterable datasets that do not know of ranks are shared out."""
+        """The dataset of the rank's DataLoader. An iterable dataset for all ranks is divided among them."""
         if rank not in self._datasets:
             if self.per_rank:
                 self._datasets[rank] = cast(Callable[[int], Any], self.dataset)(rank)
@@ -145,7 +145,7 @@ class OrderedLoader:
         return self._datasets[rank]
 
     def sampler_of(self, rank: int) -> Any:
-        """The rank's sampler, or batch sampler. An object is the same for all: whoever iterates it makes a copy."""
+        """The rank's sampler, or batch sampler. If one object is given for all, it is copied before it is iterated."""
         given = self.sampler if self.batch_sampler is None else self.batch_sampler
         if isinstance(given, Iterable):
             return given
@@ -154,13 +154,13 @@ class OrderedLoader:
         return self._samplers[rank]
 
     def batched(self, sampler: Any) -> Any:
-        """What a DataLoader iterates over, given this sampler."""
+        """The iterable of indices that a DataLoader makes of this sampler."""
         if self.batch_sampler is not None or self.batch_size is None:
             return sampler
         return BatchSampler(sampler, self.batch_size, self.drop_last)
 
     def indices(self, order: EpochOrder | None, rank: int, first: int) -> Indices:
-        """What the rank's dataset is asked for, if no sampler says so."""
+        """The indices for the rank's dataset, without a sampler."""
         if order is None:
             return EndlessIndices(self._every)
         return OrderIndices(order, rank, first, single=self.batch_size is None)
@@ -194,7 +194,7 @@ class OrderedLoader:
         )
 
     def fetch(self, indices: list[int]) -> Any:
-        """One micro-batch of these samples. Whatever the dataset draws comes from the streams in force."""
+        """One micro-batch of these samples. The dataset draws from the streams in force."""
         fetcher = torch_internals.make_fetcher(
             self.dataset,
             iterable=False,

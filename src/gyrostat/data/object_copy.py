@@ -1,8 +1,9 @@
-"""What a dataset, a sampler or a function is made of: which parts are copied, which are shared, and what they hold.
+"""Copies a dataset, a sampler or a function, except for its large parts, and reads and writes its state as plain values.
 
-A thing is taken apart into objects, small lists, tuples and dicts, down to its leaves. Leaves that are told, as plain values,
-are numbers, strings, small tensors and arrays, small containers of these, and random generators. All else is large or
-opaque: it is shared and never told. `twin.py` next door makes copies with it and keeps track of them.
+An object is traversed through its attributes and through small lists, tuples and dicts, down to its leaves. Leaves that are
+part of the state, as plain values, are numbers, strings, small tensors and arrays, small containers of these, and random
+generators. Everything else is large or opaque: it is shared by all copies and not part of the state. `dataset_replica.py`
+makes copies with this module and keeps track of them.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ _COLLECTIONS: dict[str, type[Any]] = {
     "default": defaultdict,
     "counter": Counter,
 }
-_OWN_WAYS = ("__del__", "__copy__", "__deepcopy__", "__getnewargs__", "__getnewargs_ex__")
+_COPY_METHODS = ("__del__", "__copy__", "__deepcopy__", "__getnewargs__", "__getnewargs_ex__")
 MISSING = object()
 
 Path = tuple[tuple[str, Any], ...]
 
 
-# What things are made of.
+# Traversal and copies.
 
 
 def is_plain(value: Any) -> bool:
@@ -46,7 +47,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _size(value: Any, room: int, *, arrays: bool) -> int:
-    """How many plain values (and small arrays) it consists of; more than `room` if there are more, or others."""
+    """How many plain values (and small arrays) a value consists of; more than `room` if there are more, or others."""
     kind = type(value)
     if kind in PLAIN:
         return 1 if kind not in (str, bytes) or len(value) <= _LARGE else room + 1
@@ -76,19 +77,17 @@ def _is_generator(value: Any) -> bool:
 
 
 def _is_object(value: Any) -> bool:
-    """An object of a class that leaves to Python how it is copied, and whose parts are its attributes."""
+    """Whether it can be copied attribute by attribute: its class does not define how it is copied."""
     kind = type(value)
     if kind.__module__.partition(".")[0] in sys.stdlib_module_names or isinstance(value, type):
         return False
-    if not hasattr(value, "__dict__") or any(hasattr(kind, name) for name in _OWN_WAYS):
+    if not hasattr(value, "__dict__") or any(hasattr(kind, name) for name in _COPY_METHODS):
         return False
-    own_way = any(
-        getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__")
-    )
-    own_way |= getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
-    own_way |= any(name not in ("__dict__", "__weakref__") for part in kind.__mro__ for name in _slots(part))
-    own_new: Any = kind.__new__
-    return (not own_way and own_new is object.__new__) or isinstance(value, torch.nn.Module)
+    custom = any(getattr(kind, name) is not getattr(object, name) for name in ("__reduce__", "__reduce_ex__"))
+    custom |= getattr(kind, "__getstate__", None) is not getattr(object, "__getstate__", None)
+    custom |= any(name not in ("__dict__", "__weakref__") for part in kind.__mro__ for name in _slots(part))
+    new: Any = kind.__new__
+    return (not custom and new is object.__new__) or isinstance(value, torch.nn.Module)
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -97,7 +96,7 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def parts_of(value: Any) -> Iterator[tuple[tuple[str, Any], Any]] | None:
-    """What an object or a container consists of, each with its name; None if it is not taken apart."""
+    """The parts of an object or a container, each with its name; None if it is not traversed."""
     kind = type(value)
     if kind is types.MethodType:
         return iter([(("attribute", "__self__"), value.__self__)])
@@ -110,7 +109,8 @@ def parts_of(value: Any) -> Iterator[tuple[tuple[str, Any], Any]] | None:
     return None
 
 
-def copied(value: Any, memo: dict[int, Any]) -> Any:
+def copy_of(value: Any, memo: dict[int, Any]) -> Any:
+    """A copy in which large and opaque parts are shared. `memo`: copies made so far, by the id of the original."""
     if id(value) in memo:
         return memo[id(value)]
     kind = type(value)
@@ -122,42 +122,42 @@ def copied(value: Any, memo: dict[int, Any]) -> Any:
     elif _is_small_array(value):
         made = value.clone() if kind is torch.Tensor else value.copy()
     elif kind is types.MethodType:
-        owner = copied(value.__self__, memo)
+        owner = copy_of(value.__self__, memo)
         made = value if owner is value.__self__ else types.MethodType(value.__func__, owner)
     elif kind is set and len(value) <= _LARGE:
         made = set(value)
     elif kind is deque and len(value) <= _LARGE:
         made = memo[id(value)] = deque(maxlen=value.maxlen)
-        made.extend(copied(item, memo) for item in value)
+        made.extend(copy_of(item, memo) for item in value)
     elif kind in (OrderedDict, defaultdict, Counter) and len(value) <= _LARGE:
         made = memo[id(value)] = copy.copy(value)
-        made.update({key: copied(item, memo) for key, item in value.items()})
+        made.update({key: copy_of(item, memo) for key, item in value.items()})
     elif kind is tuple and len(value) <= _LARGE:
-        made = tuple(copied(item, memo) for item in value)
+        made = tuple(copy_of(item, memo) for item in value)
     elif kind is list and len(value) <= _LARGE:
         made = memo[id(value)] = []
-        made += (copied(item, memo) for item in value)
+        made += (copy_of(item, memo) for item in value)
     elif kind is dict and len(value) <= _LARGE:
         made = memo[id(value)] = {}
-        made |= {key: copied(item, memo) for key, item in value.items()}
+        made |= {key: copy_of(item, memo) for key, item in value.items()}
     elif _is_object(value):
         made = memo[id(value)] = object.__new__(kind)
-        vars(made).update({name: copied(item, memo) for name, item in vars(value).items()})
+        vars(made).update({name: copy_of(item, memo) for name, item in vars(value).items()})
     memo[id(value)] = made
     return made
 
 
-# What they hold, as plain values.
+# The state as plain values.
 
 
-def told(root: Any) -> Iterator[tuple[Path, Any]]:
-    """Every value that is part of the state, with the way to it, as plain values."""
+def state_leaves(root: Any) -> Iterator[tuple[Path, Any]]:
+    """Every leaf that is part of the state: its path, and `leaf_state` of it."""
     seen: set[int] = set()
 
     def walk(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
-        told = tell(value)
-        if told is not None:
-            yield path, told
+        state = leaf_state(value)
+        if state is not None:
+            yield path, state
         elif id(value) not in seen:
             seen.add(id(value))
             for name, part in parts_of(value) or ():
@@ -166,8 +166,8 @@ def told(root: Any) -> Iterator[tuple[Path, Any]]:
     return walk(root, ())
 
 
-def tell(value: Any) -> list[Any] | None:
-    """[what kind of thing it is, what it holds]; None if it is not told."""
+def leaf_state(value: Any) -> list[Any] | None:
+    """[kind, content] of a leaf, as plain values; None if the value is not a leaf of the state."""
     if is_plain(value):
         return ["plain", value if type(value) in PLAIN else copy.deepcopy(value)]
     if _is_small(value):
@@ -190,14 +190,14 @@ def tell(value: Any) -> list[Any] | None:
 
 
 def bindings(root: Any) -> Iterator[tuple[Path, tuple[Any, Any]]]:
-    """Everything there is, with the way to it: the thing itself, and what it tells if it is part of the state."""
+    """Every object that can be reached: its path, the object itself, and its `leaf_state`."""
     seen: set[int] = set()
 
     def walk(value: Any, path: Path) -> Iterator[tuple[Path, tuple[Any, Any]]]:
-        told = tell(value)
+        state = leaf_state(value)
         if path:
-            yield path, (value, told)
-        if told is None and id(value) not in seen:
+            yield path, (value, state)
+        if state is None and id(value) not in seen:
             seen.add(id(value))
             for name, part in parts_of(value) or ():
                 yield from walk(part, (*path, name))
@@ -205,13 +205,15 @@ def bindings(root: Any) -> Iterator[tuple[Path, tuple[Any, Any]]]:
     return walk(root, ())
 
 
-def is_same(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+def same_binding(one: tuple[Any, Any], other: tuple[Any, Any]) -> bool:
+    """Whether two values of `bindings` are the same object, or have equal states."""
     if one[1] is None or other[1] is None:
         return one[0] is other[0]
-    return same(one[1], other[1])
+    return equal(one[1], other[1])
 
 
-def same(one: Any, other: Any) -> bool:
+def equal(one: Any, other: Any) -> bool:
+    """Whether two states are equal, in types and order too."""
     if type(one) is not type(other):
         return False
     if isinstance(one, torch.Tensor):
@@ -219,15 +221,15 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.ndarray):
         return one.dtype == other.dtype and np.array_equal(one, other)
     if isinstance(one, dict):
-        return list(one) == list(other) and all(same(one[key], other[key]) for key in one)
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
     if isinstance(one, (list, tuple)) and not _is_random_state(one):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
     return bool(one == other)
 
 
-def _is_random_state(told: Any) -> bool:
-    """625 numbers: compared as a whole."""
-    return type(told) is list and len(told) == 2 and type(told[0]) is str and told[0] == "random"
+def _is_random_state(state: Any) -> bool:
+    """625 numbers, which are compared as a whole."""
+    return type(state) is list and len(state) == 2 and type(state[0]) is str and state[0] == "random"
 
 
 def _step(value: Any, step: tuple[str, Any]) -> Any:
@@ -239,6 +241,7 @@ def _step(value: Any, step: tuple[str, Any]) -> Any:
 
 
 def find(root: Any, path: Path) -> Any:
+    """The value at a path, or `MISSING`."""
     for step in path:
         root = _step(root, step)
         if root is MISSING:
@@ -246,23 +249,24 @@ def find(root: Any, path: Path) -> Any:
     return root
 
 
-def put(root: Any, path: Path, told: Any) -> None:
-    """Put what was told where it belongs. A generator or an array that is there is changed in place: others may know it."""
+def set_leaf(root: Any, path: Path, state: Any) -> None:
+    """Give the leaf at a path this state. A generator or an array is changed in place, since others may refer to it."""
     holder, (kind, key) = find(root, path[:-1]), path[-1]
     if holder is MISSING or type(holder) in (tuple, types.MethodType):
         return
-    if told is MISSING or told[0] == "gone":
+    if state is MISSING or state[0] == "gone":
         if kind == "attribute":
             vars(holder).pop(key, None)
-        elif type(holder) is list:  # it is shorter
+        elif type(holder) is list:  # the list became shorter
             del holder[key:]
         else:
             holder.pop(key, None)
         return
-    bind(root, path, _made(told, find(root, path)))
+    bind(root, path, _leaf(state, find(root, path)))
 
 
 def bind(root: Any, path: Path, value: Any) -> None:
+    """Make the object or container at the path's parent refer to `value`."""
     holder, (kind, key) = find(root, path[:-1]), path[-1]
     if holder is MISSING or type(holder) in (tuple, types.MethodType):
         return
@@ -274,8 +278,9 @@ def bind(root: Any, path: Path, value: Any) -> None:
         holder[key] = value
 
 
-def _made(told: list[Any], present: Any) -> Any:
-    kind, state = told
+def _leaf(leaf: list[Any], present: Any) -> Any:
+    """A leaf with this state: `present` if it has the right type, else a new one."""
+    kind, state = leaf
     if kind in ("plain", "small"):
         return copy.deepcopy(state)
     if kind in _COLLECTIONS:
@@ -305,13 +310,13 @@ def _made(told: list[Any], present: Any) -> Any:
 
 
 def _collection(kind: type[Any], state: Any, present: Any) -> Any:
-    """The one that is there, filled anew: only it knows what a defaultdict makes of a missing key."""
+    """`present`, filled anew, since only it has a defaultdict's factory; else a new collection."""
     if kind is deque:
         maxlen, items = state
-        line: Any = present if type(present) is deque and present.maxlen == maxlen else deque(maxlen=maxlen)
-        line.clear()
-        line.extend(items)
-        return line
+        queue: Any = present if type(present) is deque and present.maxlen == maxlen else deque(maxlen=maxlen)
+        queue.clear()
+        queue.extend(items)
+        return queue
     made: Any = present if type(present) is kind else kind()
     made.clear()
     made.update(state)

@@ -1,4 +1,4 @@
-"""What a user may ask of `job.dataloader`: DataLoader's options, checked as DataLoader checks them, and ours."""
+"""The options of `job.dataloader`: DataLoader's, checked as DataLoader checks them, and ours."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def make_loader(
     generator_owner: int = 0,
     ranks: Sequence[int] = (0,),
 ) -> OrderedLoader:
-    """Check what the user gave and make the loader. `ranks`: the virtual ranks that run here."""
+    """Check the user's options and make the loader. `ranks`: the virtual ranks of this worker."""
     for name in others:
         if name not in _OTHERS:
-            raise UsageError(f"job.dataloader has no option {name!r}")
+            raise UsageError(f"job.dataloader has no option {name!r}; use one of {sorted(_OTHERS)}")
     given = _OTHERS | others
     per_rank, datasets = _datasets(dataset, ranks)
     iterable = isinstance(datasets[ranks[0]], IterableDataset)
@@ -94,8 +94,8 @@ def make_loader(
     )
 
 
-def _made(make: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Any]:
-    """What the callable makes for each rank, each time from the same streams: on its rank it would be called once."""
+def _make_each(make: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Any]:
+    """Call `make` for each rank, each time with the same streams: each rank of a DDP job would call it once."""
     streams = Streams()
     before = streams.save()
     made = {}
@@ -106,14 +106,14 @@ def _made(make: Callable[[int], Any], ranks: Sequence[int]) -> dict[int, Any]:
 
 
 def _samplers(given: Any, ranks: Sequence[int]) -> dict[int, Any]:
-    return {} if given is None or isinstance(given, Iterable) else _made(given, ranks)
+    return {} if given is None or isinstance(given, Iterable) else _make_each(given, ranks)
 
 
 def _datasets(dataset: Any, ranks: Sequence[int]) -> tuple[bool, dict[int, Any]]:
-    """Whether `dataset` makes datasets of ranks; and those."""
+    """Whether `dataset` makes the dataset of a rank; and the datasets of `ranks`."""
     is_dataset = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
     per_rank = isinstance(dataset, type) or (callable(dataset) and not is_dataset)
-    datasets = _made(dataset, ranks) if per_rank else dict.fromkeys(ranks, dataset)
+    datasets = _make_each(dataset, ranks) if per_rank else dict.fromkeys(ranks, dataset)
     made = datasets[ranks[0]]
     if isinstance(made, IterDataPipe | MapDataPipe):
         raise NotYet(
@@ -121,7 +121,7 @@ def _datasets(dataset: Any, ranks: Sequence[int]) -> tuple[bool, dict[int, Any]]
         )
     if not isinstance(made, IterableDataset) and not hasattr(made, "__getitem__"):
         raise UsageError(
-            f"{type(made).__name__} is no dataset: it needs __len__ and __getitem__, or to be an IterableDataset; or give a "
+            f"{type(made).__name__} is not a dataset: it needs __len__ and __getitem__, or to be an IterableDataset; or give a "
             "callable that makes the dataset of a virtual rank"
         )
     return per_rank, datasets

@@ -2,8 +2,8 @@
 
 `EvenOrder` gives exactly the indices of `torch.utils.data.DistributedSampler` over N ranks, one micro-batch at a time.
 `UnevenOrder` is for virtual workers with batch sizes of their own: every sample exactly once, nothing padded. Either can
-take a computed order (`bijection.py`) in place of a stored permutation. Neither the number of workers nor the placement
-appears anywhere. `loader.py` next door turns indices into micro-batches.
+use a computed order (`bijection.py`) instead of a stored permutation. Neither depends on the number of workers or on the
+placement. `loader.py` makes micro-batches of the indices.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class EpochOrder(ABC):
     @property
     @abstractmethod
     def batches(self) -> int:
-        """How many micro-batches every virtual worker sees."""
+        """The number of micro-batches of every virtual worker."""
 
     @abstractmethod
     def positions(self, rank: int, batch: int) -> range:
-        """Where in the shuffled sequence the samples of a micro-batch lie."""
+        """The positions of a micro-batch's samples in the shuffled sequence."""
 
     @abstractmethod
     def samples(self, batch: int) -> int:
-        """How many samples all virtual workers together see in their micro-batches number `batch`."""
+        """The number of samples in the micro-batches number `batch` of all virtual workers."""
 
     @abstractmethod
     def weight(self, rank: int, batch: int) -> float | None:
@@ -72,7 +72,7 @@ class EpochOrder(ABC):
 
     @cached_property
     def _permutation(self) -> npt.NDArray[np.int64]:
-        """torch's, held by NumPy, which takes a few of its elements in a quarter of the time."""
+        """torch's permutation as a NumPy array, from which a few elements are taken in a quarter of the time."""
         generator = torch.Generator()
         generator.manual_seed(self.seed + self.epoch)
         return torch.randperm(self.length, generator=generator).numpy()
@@ -91,7 +91,7 @@ class EvenOrder(EpochOrder):
 
     @cached_property
     def samples_each(self) -> int:
-        """How many samples every virtual worker sees."""
+        """The number of samples of every virtual worker."""
         n = self.virtual_workers
         return -(-self.length // n) if self.pad else self.length // n
 
@@ -119,8 +119,8 @@ class EvenOrder(EpochOrder):
 class UnevenOrder(EpochOrder):
     """Virtual worker r sees `sizes[r]` samples per step, and every sample is seen exactly once.
 
-    The last step has what is left, shared out in proportion. If that is not one sample for each virtual worker, the last two
-    steps share evenly what the two of them have.
+    The last step has the remaining samples, divided in proportion. If they are fewer than the virtual workers, the last two
+    steps divide their samples evenly.
     """
 
     sizes: tuple[int, ...]
@@ -129,17 +129,17 @@ class UnevenOrder(EpochOrder):
 
     @cached_property
     def _full(self) -> int:
-        """How many steps are full, and keep all they have."""
+        """The number of steps that are full."""
         return self.length // sum(self.sizes) - (self._lent > 0)
 
     @cached_property
     def _left(self) -> int:
-        """What full steps leave over."""
+        """Samples that remain after the full steps."""
         return 0 if self.drop_last else self.length % sum(self.sizes)
 
     @cached_property
     def _lent(self) -> int:
-        """How many samples the last step takes over from the one before, so that there is one for each virtual worker."""
+        """Samples that the last step takes from the step before, so that it has one for each virtual worker."""
         whole, n, left = sum(self.sizes), len(self.sizes), self._left
         if not 0 < left < n:
             return 0
@@ -155,7 +155,7 @@ class UnevenOrder(EpochOrder):
         return self._full + (self._lent > 0) + (self._left > 0)
 
     def _span(self, batch: int) -> tuple[int, int]:
-        """Where the samples of a step begin and end."""
+        """The first position of a step, and the position after its last."""
         whole, full = sum(self.sizes), self._full
         if batch < full:
             return batch * whole, (batch + 1) * whole
@@ -167,17 +167,15 @@ class UnevenOrder(EpochOrder):
 
     @property
     def even(self) -> bool:
-        """In every step all virtual workers see equally many."""
+        """Whether all virtual workers have equally many samples in every step."""
         return len(set(self.sizes)) == 1 and self._left % len(self.sizes) == 0
 
     def shares(self, batch: int) -> list[int]:
-        """How many samples each virtual worker sees in this step."""
+        """The number of samples of each virtual worker in this step."""
         samples = self.samples(batch)
         if samples == sum(self.sizes):
             return list(self.sizes)
-        return apportion(
-            samples, [size - 1 for size in self.sizes]
-        )  # one each, and nobody more than its size
+        return apportion(samples, [size - 1 for size in self.sizes])  # one each, and none more than its size
 
     def positions(self, rank: int, batch: int) -> range:
         shares = self.shares(batch)

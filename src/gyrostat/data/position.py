@@ -1,8 +1,10 @@
-"""Where a virtual worker stands in a loader: plain values, part of its context, that any worker can go on from.
+"""The position of a virtual worker in a loader: plain values, part of its context, from which any worker can resume.
 
-Data workers run ahead of training. A position says what has been consumed, never what has been prepared: with every
-prepared batch comes the state after it, and consuming the batch commits that state. So a position belongs to a boundary,
-and what was in flight is prepared anew, to the same bits, by whoever goes on.
+Data workers run ahead of training. A position describes what has been consumed, never what has been prefetched: every
+prefetched batch brings the state after it, and consuming the batch commits that state. So a position belongs to a boundary,
+and batches in flight are made again, with the same bits, by the worker that resumes.
+
+The keys of `to_tree` are part of the checkpoint's format.
 """
 
 from __future__ import annotations
@@ -13,39 +15,39 @@ from typing import Any
 
 import torch
 
-from gyrostat.data.dataset_replica import Held
+from gyrostat.data.dataset_replica import ReplicaState
 from gyrostat.data.rng import RngState
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairState:
+class DataWorkerState:
     """Data worker j of virtual worker r, between two batches."""
 
     rng: RngState
-    held: Held | None = None
-    """What its copy of the dataset holds."""
+    replica: ReplicaState | None = None
+    """The state of its copy of the dataset."""
     batches: int = 0
-    """How many it has made in this iteration."""
+    """How many batches it has made in this iteration."""
     ended: bool = False
-    """An iterable dataset has no more for it in this iteration."""
-    origin: tuple[RngState, Held | None] | None = None
-    """Persistent data workers: its streams, and what it held, when this iteration began."""
+    """Its iterable dataset is exhausted in this iteration."""
+    origin: tuple[RngState, ReplicaState | None] | None = None
+    """Of persistent data workers: streams and replica when this iteration began."""
 
     def to_tree(self) -> dict[str, Any]:
         return {
             "rng": self.rng.to_tree(),
-            "held": self.held,
+            "held": self.replica,
             "batches": self.batches,
             "ended": self.ended,
             "origin": None if self.origin is None else [self.origin[0].to_tree(), self.origin[1]],
         }
 
     @classmethod
-    def from_tree(cls, tree: Mapping[str, Any]) -> PairState:
+    def from_tree(cls, tree: Mapping[str, Any]) -> DataWorkerState:
         origin = tree["origin"]
         return cls(
             rng=RngState.from_tree(tree["rng"]),
-            held=tree["held"],
+            replica=tree["held"],
             batches=tree["batches"],
             ended=tree["ended"],
             origin=None if origin is None else (RngState.from_tree(origin[0]), origin[1]),
@@ -54,21 +56,22 @@ class PairState:
 
 @dataclass(frozen=True, kw_only=True)
 class SamplerState:
-    """A sampler of the user's: the state it was in when the iteration began, and how often it was asked since."""
+    """A sampler of the user: its state when the iteration began, and how many indices it has given since."""
 
-    held: Held | None = None
+    replica: ReplicaState | None = None
     rng: RngState | None = None
     generator: torch.Tensor | None = None
-    asked: int = 0
+    taken: int = 0
+    """Indices taken, whether consumed or not."""
     ahead: tuple[Any, ...] | None = None
-    """What it gave that is not consumed yet. None: to be had by asking again, for it is no plain value."""
+    """Indices taken and not consumed yet. None: they are no plain values, and are taken again from the sampler."""
 
     def to_tree(self) -> dict[str, Any]:
         return {
-            "held": self.held,
+            "held": self.replica,
             "rng": None if self.rng is None else self.rng.to_tree(),
             "generator": self.generator,
-            "asked": self.asked,
+            "asked": self.taken,
             "ahead": None if self.ahead is None else list(self.ahead),
         }
 
@@ -76,7 +79,9 @@ class SamplerState:
     def from_tree(cls, tree: Mapping[str, Any]) -> SamplerState:
         rng = None if tree["rng"] is None else RngState.from_tree(tree["rng"])
         ahead = None if tree["ahead"] is None else tuple(tree["ahead"])
-        return cls(held=tree["held"], rng=rng, generator=tree["generator"], asked=tree["asked"], ahead=ahead)
+        return cls(
+            replica=tree["held"], rng=rng, generator=tree["generator"], taken=tree["asked"], ahead=ahead
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,25 +89,25 @@ class Position:
     """One virtual worker in one loader."""
 
     base_seed: int | None = None
-    """What its data workers are seeded from."""
+    """The seed of its data workers."""
     consumed: int = 0
-    """Micro-batches of this iteration."""
+    """Micro-batches consumed in this iteration."""
     turn: int = 0
-    """The data worker whose batch comes next."""
-    pairs: Mapping[int, PairState] = field(default_factory=dict)
-    """By data worker. One that has made nothing yet is missing: it follows from the base seed."""
+    """The data worker that makes the next batch."""
+    data_workers: Mapping[int, DataWorkerState] = field(default_factory=dict)
+    """By number. One that has made no batch is missing: its state follows from the base seed."""
     generator: torch.Tensor | None = None
     """The state of the loader's `generator`."""
     sampler: SamplerState | None = None
     left_over: tuple[tuple[int, Any], ...] = ()
-    """Persistent data workers: what they had been asked for when the loop was left (data worker, index)."""
+    """Of persistent data workers: requests in flight when the loop was left, as (data worker, index)."""
 
     def to_tree(self) -> dict[str, Any]:
         return {
             "base_seed": self.base_seed,
             "consumed": self.consumed,
             "turn": self.turn,
-            "pairs": {number: pair.to_tree() for number, pair in self.pairs.items()},
+            "pairs": {number: state.to_tree() for number, state in self.data_workers.items()},
             "generator": self.generator,
             "sampler": None if self.sampler is None else self.sampler.to_tree(),
             "left_over": list(map(list, self.left_over)),
@@ -114,7 +119,9 @@ class Position:
             base_seed=tree["base_seed"],
             consumed=tree["consumed"],
             turn=tree["turn"],
-            pairs={number: PairState.from_tree(pair) for number, pair in tree["pairs"].items()},
+            data_workers={
+                number: DataWorkerState.from_tree(state) for number, state in tree["pairs"].items()
+            },
             generator=tree["generator"],
             sampler=None if tree["sampler"] is None else SamplerState.from_tree(tree["sampler"]),
             left_over=tuple((worker, index) for worker, index in tree["left_over"]),

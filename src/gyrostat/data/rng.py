@@ -1,9 +1,9 @@
-"""The random streams of torch, NumPy and Python, and how they are exchanged in microseconds.
+"""The random streams of torch, NumPy and Python, exchanged in microseconds.
 
 A virtual worker owns one `RngState`. Streams are exchanged for every micro-batch, so the costs matter: torch 1 µs, Python
-12 µs, NumPy 80 µs by their public calls, and several times that beside a training that fills the caches. The Mersenne
-Twisters of NumPy and Python are therefore copied as raw memory, whose layout is checked once against the public state;
-where it is not as expected, and where NumPy's cached normal variate is involved, the public calls are used.
+12 µs, NumPy 80 µs by their public calls, and several times that when training fills the caches. The Mersenne Twisters of NumPy
+and Python are therefore copied as raw memory, whose layout is checked once against the public state; where it is not as
+expected, and for NumPy's cached normal variate, the public calls are used.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class RngState:
         )
 
     def changed_since(self, before: RngState) -> tuple[Any, ...]:
-        """Its streams, None for those that are as they were: most data workers draw from one of them."""
+        """The streams that differ from `before`, None for the others: most data workers draw from one of them."""
         return (
             None if torch.equal(self.torch, before.torch) else self.torch,
             None if self.numpy == before.numpy else self.numpy,
@@ -68,7 +68,7 @@ class RngState:
         )
 
     def changed(self, streams: tuple[Any, ...]) -> RngState:
-        """With the streams that `changed_since` gave."""
+        """This state with the streams that `changed_since` returned."""
         new_torch, new_numpy, new_python = streams
         return RngState(
             torch=self.torch if new_torch is None else new_torch,
@@ -86,7 +86,7 @@ def seed_all(seed: int) -> None:
 
 
 class Streams:
-    """The process's streams in force. Remembers what it installed, to save only what changed."""
+    """The streams in force in this process. Remembers what it installed, to save only what has changed."""
 
     def __init__(self) -> None:
         self._installed = self.save()
@@ -101,7 +101,7 @@ class Streams:
         )
 
     def exchange(self, incoming: RngState) -> RngState:
-        """Put `incoming` in force; returns what was."""
+        """Put `incoming` in force; returns the streams that were."""
         outgoing = self.save(known=self._installed)
         torch.default_generator.set_state(incoming.torch)
         if incoming.numpy is not outgoing.numpy:
@@ -117,7 +117,7 @@ class Streams:
 def _numpy_state(known: TwisterState | None) -> TwisterState:
     memory = _numpy_memory()
     if memory is not None and known is not None and known.normal is None and memory.raw == known.raw:
-        return known  # no cached normal then, and not one word drawn since: there is none now
+        return known  # no cached normal then, and no word drawn since: none now
     _, key, position, has_normal, normal = np.random.get_state()
     raw = np.asarray(key, dtype=np.uint32).tobytes() + int(position).to_bytes(4, "little")
     return TwisterState(raw, float(normal) if has_normal else None)

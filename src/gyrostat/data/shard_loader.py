@@ -1,9 +1,9 @@
 """Shards for a job of virtual workers: `job.shards(…)` makes a loader that `job.steps` takes.
 
-Every virtual worker pulls shards of its own when it needs one. Steps are synchronous: each consumes a micro-batch per step. So
-all workers keep equal queues, and each of them works out what all virtual workers pull, in the order of their ranks: nothing
-is sent, and which samples a step has depends on neither placement nor time. The queues are tracked by the job: a
-checkpoint holds them as they were at its boundary.
+Every virtual worker pulls a shard when it needs one. Steps are synchronous: each virtual worker consumes a micro-batch per
+step. So all workers keep equal queues, and each computes what all virtual workers pull, in the order of their ranks: nothing
+is sent, and the samples of a step depend on neither placement nor time. The job tracks the queues: a checkpoint holds them as
+they were at its boundary.
 
 How many samples each virtual worker sees in a step is `UnevenOrder`'s rule; which ones, that of `shards/queues.py`.
 """
@@ -21,25 +21,25 @@ from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.bijection import Bijection
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
-from gyrostat.data.order import UnevenOrder
+from gyrostat.data.order import EpochOrder, UnevenOrder
 from gyrostat.data.shards.layout import ShardLayout
 from gyrostat.data.shards.messages import AskShard, EpochOver, ShardReport, WaitForShard
 from gyrostat.data.shards.queues import Queues
 
-_NOW = 0.0  # virtual workers are neither slow nor silent: time has no part in this
+_NOW = 0.0  # virtual workers are neither slow nor silent: time plays no role
 
 
 class StepShards:
-    """The queues of a job, planned as far ahead as somebody asks, and committed step by step."""
+    """The queues of a job, planned ahead as far as requested, and committed step by step."""
 
     def __init__(self, queues: Queues) -> None:
         self._queues = queues
         self._in_hand: dict[str, list[int]] = {}
         """By virtual worker: lease, start, stop and offset of its shard."""
         self._plans: dict[int, list[list[range]]] = {}
-        """Of steps not done: what each virtual worker sees."""
+        """Of planned steps: the samples of each virtual worker."""
         self._states: dict[int, dict[str, Any]] = {}
-        """Of steps not done: the state after them, by how many are done then."""
+        """Of planned steps: the state after them, by the number of steps done then."""
         self._planned = 0
         self._order: ShardOrder | None = None
         self._committed = self._state()
@@ -58,7 +58,7 @@ class StepShards:
         return self._plans[batch][rank]
 
     def done(self, batches: int) -> None:
-        """So many steps of the epoch are trained: this is the state to save."""
+        """`batches` steps of the epoch are trained: commit the state after them."""
         self._committed = self._states[batches]
         for batch in [batch for batch in self._plans if batch < batches]:
             del self._plans[batch], self._states[batch + 1]
@@ -77,8 +77,8 @@ class StepShards:
         self._committed = dict(state)
 
     def _begin(self, order: ShardOrder, batch: int) -> None:
-        """A `job.steps` loop begins, or goes on where its checkpoint was taken."""
-        self.load_state_dict(self._committed)  # what was planned beyond the end of a loop has not happened
+        """Begin a `job.steps` loop, or resume it where its checkpoint was taken."""
+        self.load_state_dict(self._committed)  # discards what was planned beyond the end of a loop
         if batch == 0:
             self._queues.begin_epoch(order.epoch)
             self._in_hand, self._planned = {}, 0
@@ -90,7 +90,7 @@ class StepShards:
         self._order = order
 
     def _pull(self, worker: str, samples: int, epoch: int) -> list[range]:
-        """So many samples off the shard in hand, and off the next ones if it does not have them."""
+        """`samples` samples of the present shard, and of the next ones if it has too few."""
         pulled = []
         while samples:
             if worker not in self._in_hand:
@@ -106,14 +106,14 @@ class StepShards:
         return pulled
 
     def _ask(self, worker: str, epoch: int) -> list[int]:
-        """The next shard. Where all are in others' hands, whoever has the most left gives it back, to be dealt anew."""
+        """The next shard. If all are taken, the virtual worker with the most samples left returns its shard to the queue."""
         answer = self._queues.ask(AskShard(worker, epoch), _NOW)
         while isinstance(answer, WaitForShard):
             fullest = max(self._in_hand, key=lambda other: self._left(other))
             del self._in_hand[fullest]
             self._queues.release(fullest, f"needed by virtual worker {worker}")
             answer = self._queues.ask(AskShard(worker, epoch), _NOW)
-        assert not isinstance(answer, EpochOver)  # steps have as many samples as there are
+        assert not isinstance(answer, EpochOver)  # the steps have as many samples as the epoch
         return [answer.lease, answer.start, answer.stop, 0]
 
     def _left(self, worker: str) -> int:
@@ -126,7 +126,7 @@ class StepShards:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ShardOrder(UnevenOrder):
-    """Which samples of the shards in hand a micro-batch has. Within a shard they are shuffled, too."""
+    """The order of samples that follows from the queues. Samples are shuffled within a shard, too."""
 
     queues: StepShards
     layout: ShardLayout
@@ -151,23 +151,14 @@ def _within_shard(length: int, seed: int, epoch: int, shard: int) -> Bijection:
 
 @dataclass(frozen=True, kw_only=True)
 class ShardLoader(OrderedLoader):
-    """A dataset whose virtual workers pull shards."""
+    """A loader whose virtual workers pull shards."""
 
     layout: ShardLayout
     queues: StepShards = field(compare=False)
 
     def _order(self, *, seed: int, epoch: int) -> ShardOrder:
-        assert self.sizes is not None
-        return ShardOrder(
-            length=self.length,
-            sizes=self.sizes,
-            seed=seed,
-            epoch=epoch,
-            shuffle=self.shuffle,
-            drop_last=self.drop_last,
-            queues=self.queues,
-            layout=self.layout,
-        )
+        order = super()._order(seed=seed, epoch=epoch)
+        return ShardOrder(**_fields_of(order), queues=self.queues, layout=self.layout)
 
 
 def make_shard_loader(
@@ -185,13 +176,13 @@ def make_shard_loader(
     others: dict[str, Any],
     number: int = 0,
 ) -> ShardLoader:
-    """Check what the user gave and make the loader."""
+    """Check the user's options and make the loader."""
     if not isinstance(shuffle, bool):
-        raise UsageError(f"shuffle={shuffle!r}: shards are shuffled (True) or taken as they lie (False)")
+        raise UsageError(f"shuffle={shuffle!r}: give True to shuffle shards, or False to keep their order")
     for name in ("sampler", "batch_sampler"):
         if others.get(name) is not None:
             raise UsageError(
-                f"job.shards says itself which samples come: {name} has no place in it; use job.dataloader"
+                f"job.shards decides the order of samples, so {name} cannot be used; use job.dataloader"
             )
     ordered = make_loader(
         dataset,
@@ -213,5 +204,8 @@ def make_shard_loader(
     assert ordered.batch_size is not None
     layout = ShardLayout.of_indices(ordered.length, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)
-    same = {part.name: getattr(ordered, part.name) for part in fields(ordered)}
-    return ShardLoader(**same, layout=layout, queues=StepShards(queues))
+    return ShardLoader(**_fields_of(ordered), layout=layout, queues=StepShards(queues))
+
+
+def _fields_of(value: OrderedLoader | EpochOrder) -> dict[str, Any]:
+    return {part.name: getattr(value, part.name) for part in fields(value)}

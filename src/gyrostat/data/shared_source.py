@@ -1,62 +1,36 @@
-"""Micro-batches made ahead by data workers that all virtual workers here share.
+"""Micro-batches made ahead by data workers that all virtual workers of this worker share.
 
-Every virtual worker r has a queue of what its DataLoader would have asked its own data workers for: `prefetch_factor` times
-`num_workers` indices, taken when torch would take them. What is at the head of these queues, in the order in which
-training will consume it, is under way in the processes: `prefetch_factor` times `num_workers` batches in all, however many
-virtual workers there are. Data worker j of virtual worker r is played by process (r + j) mod `num_workers`, so that each
-process has one part in every virtual worker, and within a step all of them have something to do.
+Every virtual worker r has a `PrefetchQueue` of the batches that its DataLoader would have requested from its own data workers:
+`prefetch_factor` times `num_workers` indices, taken when torch would take them. The heads of these queues, in the order in
+which training consumes them, are submitted to the processes (`workers.py`): `prefetch_factor` times `num_workers` batches in
+all, for any number of virtual workers. Process (r + j) mod `num_workers` runs data worker j of virtual worker r, so that each
+process has one data worker of every virtual worker, and all of them have work within a step.
 
-With every answer comes the state of (r, j) after it. It is committed to r's position when the batch is consumed; until
-then it is what a process that has to be replaced goes on from.
+Every reply brings the state of data worker (r, j) after it. The state is committed to r's position when the batch is consumed;
+until then a process that has to be replaced resumes from it.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from gyrostat.data import torch_internals
-from gyrostat.data.batch_source import BatchSource, DirectBatchSource, ran_out
+from gyrostat.data.batch_source import BatchSource, DirectBatchSource, too_few_batches
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.object_copy import PLAIN
-from gyrostat.data.position import PairState, Position
+from gyrostat.data.position import DataWorkerState, Position
+from gyrostat.data.prefetch_queue import PlannedBatch, PrefetchQueue
 from gyrostat.data.rng import Streams
 from gyrostat.data.virtual_data_worker import BatchReply, BatchRequest, StartDataWorker
 from gyrostat.data.workers import DataWorkerPool, Task
 
 
-@dataclass(eq=False)
-class _Asked:
-    """What a virtual worker's DataLoader would have asked one of its data workers for."""
-
-    worker: int
-    index: Any
-    task: Task | None = None
-    before: PairState | None = None
-    after: PairState | None = None
-
-
-@dataclass(eq=False)
-class _Queue:
-    """One virtual worker."""
-
-    asked: deque[_Asked] = field(default_factory=deque)
-    turn: int = 0
-    """Which data worker is asked next."""
-    latest: dict[int, PairState] = field(default_factory=dict)
-    """By data worker: its state after the last answer."""
-    under_way: int = 0
-    """How many from the head of the queue have been given to a process."""
-    until: int | None = None
-
-
 class SharedBatchSource(BatchSource):
-    """The virtual workers of this worker, and their common data workers."""
+    """Has data workers make the batches ahead."""
 
     draws_here = False
 
@@ -65,12 +39,15 @@ class SharedBatchSource(BatchSource):
         self._count = loader.num_workers
         self._window = loader.prefetch_factor * loader.num_workers
         self._workers: DataWorkerPool | None = None
-        self._queues: dict[int, _Queue] = {}
-        self._later: set[int] = set()
+        self._queues: dict[int, PrefetchQueue] = {}
+        self._persistent: set[int] = set()
         """Virtual workers whose data workers persist from an earlier iteration."""
-        self._step: dict[tuple[int, int], _Asked] = {}
+        self._step: dict[tuple[int, int], PlannedBatch] = {}
+        """Batches of this step, by rank and number."""
         self._kept: dict[tuple[int, int], Any] = {}
+        """Their contents, where they cannot be made again."""
         self._repeated: dict[tuple[int, int], Task] = {}
+        """Tasks that make them again."""
 
     @property
     def workers(self) -> DataWorkerPool:
@@ -86,9 +63,9 @@ class SharedBatchSource(BatchSource):
 
     @property
     def _can_move(self) -> bool:
-        """Whether positions can be known ahead, and taken up, while others are in the middle of the loop.
+        """Whether virtual workers can move in the middle of the loop, with positions that are known ahead.
 
-        Samplers draw at every batch from streams that are known when they have; datasets of ranks are in the processes.
+        A sampler draws at every batch, from streams that are not known ahead; datasets of ranks are in the processes.
         """
         loader = self.loader
         ordered = self._order is not None and not loader.has_sampler
@@ -97,28 +74,30 @@ class SharedBatchSource(BatchSource):
     def leave_at(self, rank: int, batch: int) -> Position | None:
         if not self._can_move:
             return None
-        self._queues[rank].until = batch
-        self.workers.take_in()
+        self._queues[rank].stop_at = batch
+        self.workers.receive_ready()
         position = self.position(rank)
         ahead = batch - position.consumed
-        asked = list(self._queues[rank].asked)[: max(ahead, 0)]
-        if ahead < 0 or len(asked) < ahead or any(one.after is None for one in asked):
+        before = list(self._queues[rank].batches)[: max(ahead, 0)]
+        if ahead < 0 or len(before) < ahead or any(one.after is None for one in before):
             return None
-        pairs = dict(position.pairs) | {one.worker: one.after for one in asked if one.after is not None}
-        turn = (asked[-1].worker + 1) % self._count if asked else position.turn
-        return replace(position, consumed=batch, pairs=pairs, turn=turn)
+        states = dict(position.data_workers) | {
+            one.worker: one.after for one in before if one.after is not None
+        }
+        turn = (before[-1].worker + 1) % self._count if before else position.turn
+        return replace(position, consumed=batch, data_workers=states, turn=turn)
 
     def expect(self, rank: int, position: Position) -> None:
         if self._can_move and rank not in self._queues:
-            self._take_up(rank, position)
-            self._pump()
+            self._adopt(rank, position)
+            self._fill_window()
 
     def call_off(self) -> None:
         if self._can_move:
             self._forget_ranks([rank for rank in self._queues if rank not in self.ranks])
             for queue in self._queues.values():
-                queue.until = None
-            self._pump()
+                queue.stop_at = None
+            self._fill_window()
 
     def rehost(self, ranks: Sequence[int], positions: Mapping[int, Position]) -> bool:
         if not self._can_move:
@@ -127,26 +106,23 @@ class SharedBatchSource(BatchSource):
         self._forget_ranks([rank for rank in self._queues if rank not in ranks])
         for rank in ranks:
             if rank not in self._queues or self._positions[rank].consumed != positions[rank].consumed:
-                self._take_up(rank, positions[rank])
-            self._queues[rank].until = None
+                self._adopt(rank, positions[rank])
+            self._queues[rank].stop_at = None
         self.ranks = ranks
         self._queues = {rank: self._queues[rank] for rank in ranks}
-        self._pump()
+        self._fill_window()
         return True
 
     def _forget_ranks(self, ranks: Sequence[int]) -> None:
         for rank in ranks:
-            queue = self._queues.pop(rank)
-            for asked in queue.asked:
-                if asked.task is not None:
-                    asked.task.wanted = False
+            self._queues.pop(rank).cancel()
             del self._positions[rank], self._indices[rank]
-            self._later.discard(rank)
+            self._persistent.discard(rank)
 
-    def _take_up(self, rank: int, position: Position) -> None:
+    def _adopt(self, rank: int, position: Position) -> None:
         self.workers.forget({(rank, number) for number in range(self._count)})
         self._positions[rank] = position
-        self._first = max(position.consumed, 1)
+        self._first_batch = max(position.consumed, 1)
         self.resume(rank)
 
     # Beginning and end of a loop.
@@ -154,49 +130,49 @@ class SharedBatchSource(BatchSource):
     def start(self, rank: int) -> None:
         position = self._positions[rank]
         persists = position.base_seed is not None
-        queue = self._queues[rank] = _Queue(latest=dict(position.pairs))
+        queue = self._queues[rank] = PrefetchQueue(latest=dict(position.data_workers))
         if persists:
-            self._later.add(rank)
+            self._persistent.add(rank)
             self._finish_left_over(rank, position)
             queue.latest = {
-                number: replace(pair, batches=0, ended=False, origin=(pair.rng, pair.held))
-                for number, pair in queue.latest.items()
+                number: replace(state, batches=0, ended=False, origin=(state.rng, state.replica))
+                for number, state in queue.latest.items()
             }
             self.workers.forget({(rank, number) for number in range(self._count)})
-            self._set(rank, pairs=dict(queue.latest), left_over=())
+            self._update(rank, data_workers=dict(queue.latest), left_over=())
         else:
-            self._later.discard(rank)
+            self._persistent.discard(rank)
         super().start(rank)
 
     def _finish_left_over(self, rank: int, position: Position) -> None:
-        """Persistent data workers finish what they were asked for, although nobody wants it any more."""
-        self._later.discard(rank)
+        """Persistent data workers finish the requests of the last loop, although their batches are not needed."""
+        self._persistent.discard(rank)
         if position.left_over:
             self.workers.forget({(rank, number) for number in range(self._count)})
         for worker, index in position.left_over:
-            asked = _Asked(worker, index)
-            self._submit(rank, asked)
-            assert asked.task is not None
-            self.workers.wait(asked.task)
-        self._later.add(rank)
+            batch = PlannedBatch(worker, index)
+            self._submit(rank, batch)
+            assert batch.task is not None
+            self.workers.wait(batch.task)
+        self._persistent.add(rank)
 
     def _started(self, rank: int) -> None:
         for _ in range(self._window):
-            self._ask(rank)
+            self._plan_next(rank)
 
     def _resumed(self, rank: int, ahead: list[Any]) -> None:
         position = self._positions[rank]
-        queue = self._queues[rank] = _Queue(latest=dict(position.pairs), turn=position.turn)
-        if any(pair.origin is not None for pair in position.pairs.values()):
-            self._later.add(rank)
+        queue = self._queues[rank] = PrefetchQueue(latest=dict(position.data_workers), turn=position.turn)
+        if self._persists_from_before(rank):
+            self._persistent.add(rank)
         for index in ahead:
-            self._assign(queue, index)
+            queue.plan(index, self._count)
         if not self.loader.has_sampler:
             for _ in range(self._window):
-                self._ask(rank)
+                self._plan_next(rank)
 
     def _persists_from_before(self, rank: int) -> bool:
-        return any(pair.origin is not None for pair in self._positions[rank].pairs.values())
+        return any(state.origin is not None for state in self._positions[rank].data_workers.values())
 
     def end_loop(self) -> None:
         self._forget_step()
@@ -205,18 +181,16 @@ class SharedBatchSource(BatchSource):
             self.close()
         elif self.started:
             for rank, queue in self._queues.items():
-                for asked in queue.asked:
-                    if asked.task is not None:
-                        asked.task.wanted = False
-                left = tuple((asked.worker, asked.index) for asked in queue.asked)
-                self._set(rank, sampler=self._after_loop(rank).sampler, consumed=0, turn=0, left_over=left)
+                queue.cancel()
+                left = tuple((batch.worker, batch.index) for batch in queue.batches)
+                self._update(rank, sampler=self._after_loop(rank).sampler, consumed=0, turn=0, left_over=left)
         self._queues = {}
         self.started = False
 
     def position(self, rank: int) -> Position:
         position = super().position(rank)
         if self.started and position.sampler is not None:
-            ahead = tuple(asked.index for asked in self._queues[rank].asked)
+            ahead = tuple(batch.index for batch in self._queues[rank].batches)
             position = replace(
                 position, sampler=replace(position.sampler, ahead=ahead if _is_plain(ahead) else None)
             )
@@ -235,7 +209,7 @@ class SharedBatchSource(BatchSource):
     def begin_step(self) -> None:
         self._forget_step()
         self.samples = 0
-        self._pump()
+        self._fill_window()
 
     def _forget_step(self) -> None:
         for task in self._repeated.values():
@@ -246,185 +220,154 @@ class SharedBatchSource(BatchSource):
 
     def available(self, rank: int, count: int) -> int:
         if not self.loader.iterable:
-            return min(count, len(self._queues[rank].asked))
-        for (
-            other,
-            queue,
-        ) in self._queues.items():  # all have to be there before the step: let all be made at once
-            while queue.under_way < min(count, len(queue.asked)):
-                self._give(other)
+            return min(count, len(self._queues[rank].batches))
+        # The step needs the batches of all virtual workers: let them be made at the same time.
+        for other, queue in self._queues.items():
+            while queue.submitted < min(count, len(queue.batches)):
+                self._submit_next(other)
         queue = self._queues[rank]
-        there = 0
-        while there < count:
-            if there == len(queue.asked) and not self._ask(rank):
+        found = 0
+        while found < count:
+            if found == len(queue.batches) and not self._plan_next(rank):
                 break
-            asked = queue.asked[there]
-            if self._answer(rank, there).ended:
-                self._drop(rank, there, asked)
+            if self._wait_for(rank, found).ended:
+                self._drop_ended(rank, found)
             else:
-                there += 1
-        return there
+                found += 1
+        return found
 
     def fetch(self, rank: int, number: int) -> Any:
         queue = self._queues[rank]
-        if not queue.asked:
-            raise ran_out(rank, self._positions[rank].consumed)
-        answer = self._answer(rank, 0)
-        asked = queue.asked.popleft()
-        queue.under_way -= 1
+        if not queue.batches:
+            raise too_few_batches(rank, self._positions[rank].consumed)
+        reply = self._wait_for(rank, 0)
+        batch = queue.batches.popleft()
+        queue.submitted -= 1
         position = self._positions[rank]
-        self._set(
+        self._update(
             rank,
             consumed=position.consumed + 1,
-            turn=(asked.worker + 1) % self._count,
-            pairs={**position.pairs, asked.worker: asked.after},
+            turn=(batch.worker + 1) % self._count,
+            data_workers={**position.data_workers, batch.worker: batch.after},
         )
-        asked.task = None
-        self._step[rank, number] = asked
-        self._ask(rank)
-        self._pump()
-        if answer.error is not None:
-            answer.error.reraise()
+        batch.task = None
+        self._step[rank, number] = batch
+        self._plan_next(rank)
+        self._fill_window()
+        if reply.error is not None:
+            reply.error.reraise()
         if self.loader.iterable:
-            self._kept[rank, number] = answer.batch
-        self.samples += answer.samples
-        return self._pinned(answer.batch)
+            self._kept[rank, number] = reply.batch
+        self.samples += reply.samples
+        return self._pinned(reply.batch)
 
     def again(self, rank: int, number: int) -> Any:
-        if self.loader.iterable:  # it cannot be asked for the same once more
+        if self.loader.iterable:  # the same batch cannot be made again
             return self._pinned(self._kept[rank, number])
         order = list(self._step)
         here = order.index((rank, number))
         for key in order[here : here + self._window]:
             if key not in self._repeated:
-                self._repeated[key] = self._repeat(key[0], self._step[key])
-        answer = self.workers.wait(self._repeated.pop((rank, number)))
-        if answer.error is not None:
-            answer.error.reraise()
-        return self._pinned(answer.batch)
+                self._repeated[key] = self._submit_again(key[0], self._step[key])
+        reply = self.workers.wait(self._repeated.pop((rank, number)))
+        if reply.error is not None:
+            reply.error.reraise()
+        return self._pinned(reply.batch)
 
-    # What is asked and answered.
+    # Requests and replies.
 
-    def _ask(self, rank: int) -> bool:
-        """Take the next index, as a DataLoader does when a batch has been consumed."""
+    def _plan_next(self, rank: int) -> bool:
+        """Take the next index, as a DataLoader does when a batch has been consumed. False: there is none."""
         try:
-            index = self._take(rank)
+            index = self._next_index(rank)
         except StopIteration:
             return False
-        return self._assign(self._queues[rank], index)
+        return self._queues[rank].plan(index, self._count)
 
-    def _assign(self, queue: _Queue, index: Any) -> bool:
-        """The data workers take turns; one whose dataset has ended is left out."""
-        for _ in range(self._count):
-            worker, queue.turn = queue.turn, (queue.turn + 1) % self._count
-            if worker not in queue.latest or not queue.latest[worker].ended:
-                queue.asked.append(_Asked(worker, index))
-                return True
-        return False
+    def _drop_ended(self, rank: int, place: int) -> None:
+        """A data worker's dataset has ended: commit its state, and plan another batch in its place."""
+        ended = self._queues[rank].drop_ended(place)
+        self._update(rank, data_workers={**self._positions[rank].data_workers, ended.worker: ended.after})
+        self._plan_next(rank)
 
-    def _drop(self, rank: int, place: int, ended: _Asked) -> None:
-        """A data worker's dataset has ended: what else it was asked for will not come."""
-        queue = self._queues[rank]
-        del queue.asked[place]
-        queue.under_way -= 1
-        for asked in [asked for asked in queue.asked if asked.worker == ended.worker and asked.task is None]:
-            queue.asked.remove(asked)
-        self._set(rank, pairs={**self._positions[rank].pairs, ended.worker: ended.after})
-        self._ask(rank)
-
-    def _pump(self) -> None:
-        """Give the processes work, in the order in which it will be consumed."""
-        under_way = sum(queue.under_way for queue in self._queues.values())
-        # A step over an iterable dataset begins when all its micro-batches are there: the next one is prepared beside them.
+    def _fill_window(self) -> None:
+        """Submit batches to the processes, in the order in which they are consumed."""
+        submitted = sum(queue.submitted for queue in self._queues.values())
+        # A step over an iterable dataset begins when all its micro-batches exist: prefetch the next step beside them.
         one_step = len(self._queues) * self._accumulate if self.loader.iterable else 0
-        while under_way < self._window + one_step:
+        while submitted < self._window + one_step:
             waiting = [
-                ((self._positions[rank].consumed + queue.under_way) // self._accumulate, place, rank)
+                ((self._positions[rank].consumed + queue.submitted) // self._accumulate, place, rank)
                 for place, (rank, queue) in enumerate(self._queues.items())
-                if queue.under_way < len(queue.asked)
-                and (queue.until is None or self._positions[rank].consumed + queue.under_way < queue.until)
+                if queue.submitted < len(queue.batches)
+                and (
+                    queue.stop_at is None or self._positions[rank].consumed + queue.submitted < queue.stop_at
+                )
             ]
             if not waiting:
                 return
-            self._give(min(waiting)[2])
-            under_way += 1
+            self._submit_next(min(waiting)[2])
+            submitted += 1
 
-    def _give(self, rank: int) -> None:
+    def _submit_next(self, rank: int) -> None:
         queue = self._queues[rank]
-        self._submit(rank, queue.asked[queue.under_way])
-        queue.under_way += 1
+        self._submit(rank, queue.batches[queue.submitted])
+        queue.submitted += 1
 
-    def _answer(self, rank: int, place: int) -> BatchReply:
+    def _wait_for(self, rank: int, place: int) -> BatchReply:
+        """The reply for the batch at this place of the queue."""
         queue = self._queues[rank]
-        while queue.under_way <= place:
-            self._give(rank)
-        task = queue.asked[place].task
+        while queue.submitted <= place:
+            self._submit_next(rank)
+        task = queue.batches[place].task
         assert task is not None
         return self.workers.wait(task)
 
-    def _submit(self, rank: int, asked: _Asked) -> None:
+    def _submit(self, rank: int, batch: PlannedBatch) -> None:
+        queue = self._queues[rank]
+        batch.task = self._task(rank, batch, received=lambda reply: queue.commit(batch, reply))
+        self.workers.submit(batch.task)
+
+    def _submit_again(self, rank: int, batch: PlannedBatch) -> Task:
+        """Have a batch of this step made again, under the state before it."""
+        task = self._task(rank, batch, at=batch.before)
+        self.workers.submit(task)
+        return task
+
+    def _task(
+        self,
+        rank: int,
+        batch: PlannedBatch,
+        *,
+        at: DataWorkerState | None = None,
+        received: Callable[[BatchReply], None] | None = None,
+    ) -> Task:
         def request(unknown: bool) -> BatchRequest:
-            start = self._start(rank, asked.worker) if unknown else None
-            return BatchRequest(index=asked.index, rank=rank, worker=asked.worker, start=start)
+            start = self._start(rank, batch.worker) if unknown else None
+            return BatchRequest(index=batch.index, rank=rank, worker=batch.worker, start=start, at=at)
 
-        latest = self._queues[rank].latest
-
-        def received(answer: BatchReply) -> None:
-            _commit(latest, asked, answer)
-
-        asked.task = Task(
-            process=(rank + asked.worker) % self._count,
+        return Task(
+            process=(rank + batch.worker) % self._count,
             request=request,
-            pair=(rank, asked.worker),
+            data_worker=(rank, batch.worker),
             received=received,
         )
-        self.workers.submit(asked.task)
 
     def _start(self, rank: int, worker: int) -> StartDataWorker:
         base_seed = self._positions[rank].base_seed
         assert base_seed is not None
         state = self._queues[rank].latest.get(worker)
-        new = rank in self._later and state is not None and state.batches == 0 and not state.ended
+        new = rank in self._persistent and state is not None and state.batches == 0 and not state.ended
         return StartDataWorker(base_seed=base_seed, state=state, new_iteration=new)
-
-    def _repeat(self, rank: int, asked: _Asked) -> Task:
-        def request(unknown: bool) -> BatchRequest:
-            start = self._start(rank, asked.worker) if unknown else None
-            return BatchRequest(
-                index=asked.index, rank=rank, worker=asked.worker, start=start, at=asked.before
-            )
-
-        task = Task(process=(rank + asked.worker) % self._count, request=request, pair=(rank, asked.worker))
-        self.workers.submit(task)
-        return task
-
-    def _pinned(self, batch: Any) -> Any:
-        return torch_internals.pinned(batch) if self.loader.pins else batch
-
-
-def _commit(latest: dict[int, PairState], asked: _Asked, answer: BatchReply) -> None:
-    """An answer has come: note the state of its data worker before and after."""
-    before = latest.get(asked.worker)
-    if answer.began is not None:
-        rng, held = answer.began
-        before = PairState(rng=rng, held=held) if before is None else replace(before, rng=rng, held=held)
-    assert before is not None
-    asked.before = before
-    asked.after = latest[asked.worker] = replace(
-        before,
-        rng=before.rng.changed(answer.rng),
-        held=answer.held,
-        batches=before.batches + (not answer.ended),
-        ended=answer.ended,
-    )
 
 
 def _is_plain(index: Any) -> bool:
-    """It can be part of a context."""
+    """Whether it can be part of a context."""
     if type(index) in (list, tuple):
         return all(map(_is_plain, index))
     return type(index) in (*PLAIN, torch.Tensor, np.ndarray)
 
 
 def make_batch_source(loader: OrderedLoader, ranks: Sequence[int], streams: Streams) -> BatchSource:
+    """The source of micro-batches for these virtual workers."""
     return (SharedBatchSource if loader.num_workers else DirectBatchSource)(loader, ranks, streams)

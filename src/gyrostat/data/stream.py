@@ -1,7 +1,7 @@
-"""An iterable dataset shared out among virtual workers that it knows nothing of.
+"""Divides an iterable dataset among virtual workers.
 
-Virtual worker r gets samples r, r + N, r + 2N … of what the dataset gives; with data workers, of what it gives to each. A
-dataset that can do better, such as reading only its own files, is made per rank: `job.dataloader(lambda rank: …)`.
+Virtual worker r gets samples r, r + N, r + 2N … of the dataset; with data workers, of what it yields in each of them. A dataset
+that can read only the samples of a rank is made per rank: `job.dataloader(lambda rank: …)`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from gyrostat.data.dataset_replica import offers_state
+from gyrostat.data.dataset_replica import has_state_dict
 
 
 class EveryNth(IterableDataset[Any]):
-    """Every `of`-th sample of a dataset, from number `rank` on."""
+    """Every `of`-th sample of a dataset, beginning with number `rank`."""
 
     def __init__(self, dataset: Any, rank: int, of: int) -> None:
         self.dataset, self.rank, self.of = dataset, rank, of
@@ -35,7 +35,7 @@ class EveryNth(IterableDataset[Any]):
 
 
 class StatefulEveryNth(EveryNth):
-    """The same of a dataset that can say where it is."""
+    """The same for a dataset that can save its position."""
 
     def state_dict(self) -> dict[str, Any]:
         return {"dataset": self.dataset.state_dict(), "in_the_middle": self.in_the_middle}
@@ -46,4 +46,5 @@ class StatefulEveryNth(EveryNth):
 
 
 def every_nth(dataset: Any, rank: int, of: int) -> EveryNth:
-    return (StatefulEveryNth if offers_state(dataset) else EveryNth)(dataset, rank, of)
+    """The samples of virtual worker `rank` of `of`."""
+    return (StatefulEveryNth if has_state_dict(dataset) else EveryNth)(dataset, rank, of)

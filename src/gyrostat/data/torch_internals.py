@@ -1,8 +1,7 @@
-"""The private parts of `torch.utils.data` and `torch.multiprocessing` that data workers lean on, all in one place.
+"""The private parts of `torch.utils.data` and `torch.multiprocessing` that data workers use, all in one place.
 
-A data worker does what torch's own does, for several ranks in turn: it needs torch's fetchers, its notion of "the data
-worker that is running", its seeds for NumPy, and shared memory by file descriptor. `engine/torch_internals.py` is the
-same for the engine.
+A data worker does what torch's own does, for several ranks in turn: it needs torch's fetchers, its record of the data worker
+that runs, its seeds for NumPy, and shared memory by file descriptor. `engine/torch_internals.py` is the same for the engine.
 """
 
 from __future__ import annotations
@@ -28,45 +27,41 @@ _storage: Any = torch.UntypedStorage
 def make_fetcher(
     dataset: Any, *, iterable: bool, auto_collation: bool, collate_fn: Any, drop_last: bool
 ) -> Any:
-    """What turns an index into a batch. Of an iterable dataset it takes an iterator at once."""
+    """An object that makes the batch of an index. It takes the iterator of an iterable dataset at once."""
     kind = _kind.Iterable if iterable else _kind.Map
     return _kind.create_fetcher(kind, dataset, auto_collation, collate_fn, drop_last)
 
 
-def be_data_worker(number: int, of: int, seed: int, dataset: Any) -> None:
-    """From now on `get_worker_info()` says this."""
+def set_worker_info(number: int, of: int, seed: int, dataset: Any) -> None:
+    """Set what `get_worker_info()` returns."""
     _worker._worker_info = _worker.WorkerInfo(id=number, num_workers=of, seed=seed, dataset=dataset)
 
 
-def be_no_data_worker() -> None:
-    _worker._worker_info = None
-
-
 def numpy_seed(base_seed: int, number: int) -> list[int]:
-    """What data worker `number` seeds NumPy with."""
+    """The seed of data worker `number` for NumPy."""
     seed: list[int] = _worker._generate_state(base_seed, number)
     return seed
 
 
 def default_convert() -> Callable[[Any], Any]:
-    """What stands for `collate_fn` when batches are not collated."""
+    """The default `collate_fn` when batches are not collated."""
     convert: Callable[[Any], Any] = _utils.collate.default_convert
     return convert
 
 
 def pinned(batch: Any) -> Any:
-    """The batch in pinned memory, whatever it is made of, for the accelerator that is there."""
+    """The batch, of any structure, in pinned memory for the present accelerator."""
     accelerator = torch.accelerator.current_accelerator()
     assert accelerator is not None
     return _utils.pin_memory.pin_memory(batch, accelerator.type)  # type: ignore[no-untyped-call]
 
 
 def wrap_exception(number: int) -> Any:
-    """The exception that is being handled, with its traceback as text: `reraise()` raises it anew elsewhere."""
+    """The exception that is being handled, with its traceback as text; `reraise()` raises it in another process."""
     wrapper = _torch_utils.ExceptionWrapper(where=f"in DataLoader worker process {number}")
     try:
         pickle.dumps(wrapper.exc_type)
-    except Exception:  # a class that only exists here: its name is in the text
+    except Exception:  # a class that exists only in this process: the text has its name
         wrapper.exc_type = RuntimeError
     return wrapper
 
@@ -88,10 +83,11 @@ def storage_from_file(file: int, size: int) -> Any:
 
 
 def share_by_file() -> bool:
-    """Whether shared memory is made with file descriptors, as it is unless the script said otherwise."""
+    """Whether shared memory is made with file descriptors; the default."""
     return bool(_multiprocessing.get_sharing_strategy() == "file_descriptor")
 
 
 def tensor_on(storage: Any, dtype: torch.dtype, offset: int, size: Any, stride: Any) -> torch.Tensor:
+    """A tensor in the memory of `storage`."""
     tensor = torch.empty(0, dtype=dtype)
     return tensor.set_(storage, offset, size, stride)

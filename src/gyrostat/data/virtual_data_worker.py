@@ -1,8 +1,8 @@
-"""Data worker j of virtual worker r, within a process that is several of these in turn.
+"""Data worker j of virtual worker r, in a process that runs several of these in turn.
 
 Each does what torch's own worker does on rank r: one thread; seeds from the base seed; a copy of the dataset;
-`worker_init_fn`; then a batch for every index. Between its batches its random streams and what its dataset holds are
-values: restored before a batch, committed after it. `DataWorker` is the process's side, `workers.py` the other.
+`worker_init_fn`; then a batch for every index. Between its batches its random streams and the state of its dataset are plain
+values: restored before a batch, committed after it. `DataWorker` is the process; `workers.py` is its client.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import torch
 
 from gyrostat.data import torch_internals
-from gyrostat.data.dataset_replica import DatasetReplica, Held, offers_state
-from gyrostat.data.position import PairState
+from gyrostat.data.dataset_replica import DatasetReplica, ReplicaState, has_state_dict
+from gyrostat.data.position import DataWorkerState
 from gyrostat.data.rng import RngState, Streams, seed_all
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRecipe:
-    """How batches are made: what a DataLoader tells its workers."""
+    """How batches are made: the options that a DataLoader passes to its workers."""
 
     datasets: Mapping[int | None, Any]
     """By virtual rank; under None the dataset of all ranks that have none of their own."""
@@ -34,7 +34,7 @@ class BatchRecipe:
     num_workers: int
     worker_init_fn: Callable[[int], None] | None = None
     every: Any = None
-    """The index that an iterable dataset is asked with."""
+    """The index for an iterable dataset."""
 
     def dataset(self, rank: int | None) -> Any:
         return self.datasets[rank] if rank in self.datasets else self.datasets[None]
@@ -51,32 +51,32 @@ class BatchRecipe:
 
 @dataclass(frozen=True, kw_only=True)
 class StartDataWorker:
-    """How a pair comes into being, or begins anew."""
+    """How to start a virtual data worker, or its next iteration."""
 
     base_seed: int
-    state: PairState | None
-    """What it goes on from; None: from its seeds."""
+    state: DataWorkerState | None
+    """The state to resume from; None: start from the seeds."""
     new_iteration: bool = False
-    """Of persistent data workers: the next epoch begins, with the state they have."""
+    """Of persistent data workers: the next epoch begins, with the present state."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchRequest:
-    """One batch."""
+    """A request for one batch."""
 
     index: Any
     rank: int | None = None
     worker: int = 0
     start: StartDataWorker | None = None
-    at: PairState | None = None
-    """Make it once more under this state, and go on as if nothing had been."""
+    at: DataWorkerState | None = None
+    """Make the batch again under this state, and restore the present state afterwards."""
     seed: int | None = None
-    """Make it for an evaluation, which has streams of its own."""
+    """Make the batch for an evaluation, under streams of its own with this seed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchReply:
-    """A batch and the state after it; or the end of an iterable dataset; or what was raised."""
+    """A batch and the state after it; or the end of an iterable dataset; or an error."""
 
     batch: Any = None
     samples: int = 0
@@ -84,9 +84,9 @@ class BatchReply:
     error: Any = None
     rng: tuple[Any, ...] = ()
     """Streams that changed, and None for those that did not."""
-    held: Held | None = None
-    began: tuple[RngState, Held | None] | None = None
-    """If the pair was started for this request: its state before the batch."""
+    replica: ReplicaState | None = None
+    began: tuple[RngState, ReplicaState | None] | None = None
+    """If the virtual data worker was started for this request: its streams and replica before the batch."""
 
 
 class VirtualDataWorker:
@@ -103,37 +103,37 @@ class VirtualDataWorker:
         random.seed(self._seed)
         torch.manual_seed(self._seed)
         np.random.seed(torch_internals.numpy_seed(base_seed, number))
-        self.present()
+        self.activate()
         try:
             if init is not None:
                 init(number)
         except Exception:
             self._broken = torch_internals.wrap_exception(number)
 
-    def present(self) -> None:
-        """`get_worker_info()` speaks of this one."""
-        torch_internals.be_data_worker(self._number, self._recipe.num_workers, self._seed, self._dataset)
+    def activate(self) -> None:
+        """Make `get_worker_info()` describe this one."""
+        torch_internals.set_worker_info(self._number, self._recipe.num_workers, self._seed, self._dataset)
 
     def iterate(self) -> None:
-        """The iteration begins. An iterable dataset makes its iterator now."""
+        """Begin an iteration. An iterable dataset makes its iterator now."""
         try:
             self._fetcher = self._recipe.fetcher(self._dataset, self._collate)
         except Exception:
             self._broken = torch_internals.wrap_exception(self._number)
 
-    def go_on(self, state: PairState, streams: Streams, *, new_iteration: bool) -> None:
-        """From a state that was committed elsewhere."""
-        again = self._recipe.iterable and not new_iteration and not offers_state(self._dataset)
-        if again:
-            # It cannot say where it is: run it from its beginning, and leave out what was made already.
+    def resume(self, state: DataWorkerState, streams: Streams, *, new_iteration: bool) -> None:
+        """Resume from a state that was committed elsewhere."""
+        replays = self._recipe.iterable and not new_iteration and not has_state_dict(self._dataset)
+        if replays:
+            # The dataset cannot save its position: iterate it from the beginning, and skip what was made before.
             if state.origin is not None:
                 streams.exchange(state.origin[0])
-                self._replica.hold(state.origin[1])
+                self._replica.load_state(state.origin[1])
             self.iterate()
             for _ in range(state.batches):
                 self.fetch(self._recipe.every)
             return
-        self._replica.hold(state.held)
+        self._replica.load_state(state.replica)
         if new_iteration:
             streams.exchange(state.rng)
             self.iterate()
@@ -148,11 +148,11 @@ class VirtualDataWorker:
         self.samples = 1
         return self._fetcher.fetch(index)
 
-    def held(self) -> Held | None:
-        return self._replica.held()
+    def replica_state(self) -> ReplicaState | None:
+        return self._replica.state()
 
-    def hold(self, held: Held | None) -> None:
-        self._replica.hold(held)
+    def load_replica_state(self, state: ReplicaState | None) -> None:
+        self._replica.load_state(state)
 
     def _collate(self, samples: Any) -> Any:
         if self._recipe.auto_collation:
@@ -161,81 +161,80 @@ class VirtualDataWorker:
 
 
 class DataWorker:
-    """A process that stands in for data workers of several virtual workers."""
+    """A process that runs data workers of several virtual workers in turn."""
 
     def __init__(self, recipe: BatchRecipe) -> None:
         self._recipe = recipe
         self._streams = Streams()
-        self._pairs: dict[tuple[int, int], VirtualDataWorker] = {}
+        self._workers: dict[tuple[int, int], VirtualDataWorker] = {}
         self._states: dict[tuple[int, int], RngState] = {}
-        self._in_force: tuple[int, int] | None = None
+        self._active: tuple[int, int] | None = None
+        """Whose streams are in force."""
         self._evaluating: Any = None
 
-    def answer(self, request: BatchRequest) -> BatchReply:
+    def reply(self, request: BatchRequest) -> BatchReply:
+        """Make the batch that is requested."""
         if request.rank is None:
             return self._evaluate(request)
         key = (request.rank, request.worker)
         if request.start is not None:
             self._start(key, request.start)
-        pair = self._enter(key)
+        worker = self._activate(key)
         before = self._states[key]
-        began = None if request.start is None else (before, pair.held())
+        began = None if request.start is None else (before, worker.replica_state())
         if request.at is not None:
-            held = pair.held()
+            replica = worker.replica_state()
             self._streams.exchange(request.at.rng)
-            pair.hold(request.at.held)
-            answer = self._fetch(pair, request)
+            worker.load_replica_state(request.at.replica)
+            reply = self._fetch(worker, request)
             self._streams.exchange(before)
-            pair.hold(held)
-            return replace(answer, began=began)
-        answer = self._fetch(pair, request)
+            worker.load_replica_state(replica)
+            return replace(reply, began=began)
+        reply = self._fetch(worker, request)
         after = self._states[key] = self._streams.save(known=before)
-        return replace(answer, rng=after.changed_since(before), held=pair.held(), began=began)
+        return replace(reply, rng=after.changed_since(before), replica=worker.replica_state(), began=began)
 
     def _start(self, key: tuple[int, int], start: StartDataWorker) -> None:
-        self._put_away()
-        pair = self._pairs.get(key)
-        if pair is not None and start.new_iteration:
-            self._enter(key)
-            pair.iterate()
+        self._active = None
+        worker = self._workers.get(key)
+        if worker is not None and start.new_iteration:
+            self._activate(key)
+            worker.iterate()
         else:
-            pair = self._pairs[key] = VirtualDataWorker(self._recipe, *key, start.base_seed)
+            worker = self._workers[key] = VirtualDataWorker(self._recipe, *key, start.base_seed)
             if start.state is None:
-                pair.iterate()
+                worker.iterate()
             else:
-                pair.go_on(start.state, self._streams, new_iteration=start.new_iteration)
+                worker.resume(start.state, self._streams, new_iteration=start.new_iteration)
         self._states[key] = self._streams.save()
-        self._in_force = key
+        self._active = key
 
-    def _enter(self, key: tuple[int, int]) -> VirtualDataWorker:
-        """The streams of this pair are in force, and `get_worker_info()` speaks of it."""
-        pair = self._pairs[key]
-        if self._in_force != key:
+    def _activate(self, key: tuple[int, int]) -> VirtualDataWorker:
+        """Put the streams of this virtual data worker in force, and make `get_worker_info()` describe it."""
+        worker = self._workers[key]
+        if self._active != key:
             self._streams.exchange(self._states[key])
-            self._in_force = key
-        pair.present()
-        return pair
+            self._active = key
+        worker.activate()
+        return worker
 
-    def _put_away(self) -> None:
-        self._in_force = None
-
-    def _fetch(self, pair: VirtualDataWorker, request: BatchRequest) -> BatchReply:
+    def _fetch(self, worker: VirtualDataWorker, request: BatchRequest) -> BatchReply:
         try:
-            batch = pair.fetch(request.index)
+            batch = worker.fetch(request.index)
         except Exception as error:
             if isinstance(error, StopIteration) and self._recipe.iterable:
                 return BatchReply(ended=True)
             return BatchReply(error=torch_internals.wrap_exception(request.worker))
-        return BatchReply(batch=batch, samples=pair.samples)
+        return BatchReply(batch=batch, samples=worker.samples)
 
     def _evaluate(self, request: BatchRequest) -> BatchReply:
         assert request.seed is not None
-        self._put_away()
+        self._active = None
         if self._evaluating is None:
             dataset, collate_fn = DatasetReplica(self._recipe.dataset(None), self._recipe.collate_fn).parts
             self._evaluating = dataset, self._recipe.fetcher(dataset, collate_fn)
         dataset, fetcher = self._evaluating
-        torch_internals.be_data_worker(request.worker, self._recipe.num_workers, request.seed, dataset)
+        torch_internals.set_worker_info(request.worker, self._recipe.num_workers, request.seed, dataset)
         seed_all(request.seed)
         try:
             return BatchReply(batch=fetcher.fetch(request.index))

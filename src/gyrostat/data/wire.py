@@ -1,12 +1,12 @@
-"""How batches come from a data worker: frames on a Unix socket, tensors as file descriptors of shared memory.
+"""The connection to a data worker: frames on a Unix socket, tensors as file descriptors of shared memory.
 
-Both ends are processes of ours, the one forked from the other, and the socket has no name: what is unpickled here was
-pickled by our own child, as between torch's DataLoader and its workers. Nothing here ever reads from a network.
+Both ends are processes of ours, one forked from the other, and the socket has no name: everything unpickled here was pickled by
+our own child, as between torch's DataLoader and its workers. Nothing here reads from a network.
 
-Unlike torch's queues there is one socket per data worker and no lock: whoever is killed in mid-frame leaves only its own
-socket broken. A tensor that `default_collate` has put into shared memory is not copied; a large one that is elsewhere is
-copied into shared memory; small ones travel in the frame. A frame too long for the socket's buffer goes into shared
-memory as a whole, so that a data worker need not wait for its reader before it begins the next batch.
+Unlike torch's queues there is one socket per data worker and no lock: a process that is killed in the middle of a frame breaks
+only its own socket. A tensor that `default_collate` has put into shared memory is not copied; another large one is copied into
+shared memory; small ones are sent in the frame. A frame that is longer than the socket's buffer is put into shared memory as a
+whole, so that a data worker does not wait for its reader before it begins the next batch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _HEADER = struct.Struct(
     "<QIB"
 )  # bytes of the pickle, file descriptors, whether the first one holds the pickle
 _IN_FRAME = 16 << 10
-"""Tensors of at most so many bytes travel in the frame."""
+"""Tensors of at most this size, in bytes, are sent in the frame."""
 _FRAME = 48 << 10
-"""Frames longer than this go into shared memory."""
-_MOST_FILES = 200  # Linux takes 253 in one message
+"""Frames longer than this, in bytes, are put into shared memory."""
+_MAX_FILES = 200  # Linux allows 253 in one message
 _INT = array.array("i").itemsize
 
 
@@ -47,19 +47,19 @@ class BatchWire:
         return self._socket.fileno()
 
     def close(self) -> None:
-        """Also for those who have inherited this end by being forked."""
+        """Close the connection, also for processes that inherited this end by being forked."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
     def send(self, message: Any) -> int:
-        """Returns how many bytes went into the socket."""
+        """Send a message; returns how many bytes went into the socket."""
         frame = pack(message)
         self.post(frame)
         return len(frame.data)
 
     def post(self, frame: Frame) -> None:
-        """Send what is packed already."""
+        """Send a message that is packed."""
         sent = socket.send_fds(self._socket, [frame.data], frame.files) if frame.files else 0
         self._socket.sendall(memoryview(frame.data)[sent:])
 
@@ -70,7 +70,7 @@ class BatchWire:
             length, count, outside = _HEADER.unpack(header)
             if len(files) != count:
                 raise RuntimeError(
-                    f"{count - len(files)} tensors of a batch were lost on their way: this process has too many open files; "
+                    f"{count - len(files)} tensors of a batch could not be received: this process has too many open files; "
                     "raise the limit (ulimit -n), or let collate_fn make fewer and larger tensors"
                 )
             if outside:
@@ -84,9 +84,7 @@ class BatchWire:
                 os.close(file)
 
     def _receive_header(self) -> tuple[bytes, list[int]]:
-        data, ancillary, _, _ = self._socket.recvmsg(
-            _HEADER.size, socket.CMSG_SPACE((_MOST_FILES + 1) * _INT)
-        )
+        data, ancillary, _, _ = self._socket.recvmsg(_HEADER.size, socket.CMSG_SPACE((_MAX_FILES + 1) * _INT))
         files = array.array("i")
         for level, kind, payload in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -110,16 +108,16 @@ class BatchWire:
 
 @dataclass(frozen=True)
 class Frame:
-    """A message as it goes into the socket."""
+    """A packed message."""
 
     data: bytes | bytearray
     files: list[int]
     storages: list[Any]
-    """They own the file descriptors, and must live until the frame is sent."""
+    """Owners of the file descriptors; kept alive until the frame is sent."""
 
 
 def pack(message: Any) -> Frame:
-    """Pickle a message, with its tensors in shared memory. Nothing that happens to it afterwards is sent."""
+    """Pickle a message, with its tensors in shared memory. Later changes of the message are not sent."""
     buffer = io.BytesIO()
     pickler = _Pickler(buffer)
     pickler.dump(message)
@@ -137,7 +135,7 @@ def pack(message: Any) -> Frame:
 
 
 class _Pickler(ForkingPickler):
-    """Pickles plain tensors as a reference to shared memory; all else as torch's queues do."""
+    """Pickles plain tensors as references to shared memory, everything else as torch's queues do."""
 
     def __init__(self, buffer: io.BytesIO) -> None:
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
@@ -162,7 +160,7 @@ class _Pickler(ForkingPickler):
         return _rebuild, (_File(self._number(copy)), value.dtype, 0, value.shape, value.stride())
 
     def _has_room(self, storage: Any = None) -> bool:
-        return len(self.storages) < _MOST_FILES or (
+        return len(self.storages) < _MAX_FILES or (
             storage is not None and storage.data_ptr() in self._numbers
         )
 
@@ -179,7 +177,7 @@ class _Pickler(ForkingPickler):
 
 
 class _File:
-    """Stands for a storage that travels as a file descriptor."""
+    """Stands for a storage that is sent as a file descriptor."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -219,7 +217,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def _span(tensor: torch.Tensor) -> int:
-    """From its first element to its last: what has to be copied to keep its strides as they are."""
+    """The number of elements from the first to the last: what is copied to keep the strides."""
     if tensor.numel() == 0:
         return 0
     return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))

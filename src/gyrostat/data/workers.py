@@ -1,11 +1,11 @@
 """The processes that make batches: `num_workers` of them, shared by all virtual workers of this worker.
 
-A task belongs to one process, and a process does its tasks in the order in which it got them, so what a task builds on
-stays where it is. A process that is killed is replaced: what it had not answered is asked again, from the state after
-the last answer, which is known here. A task during which three processes in a row died is not asked a fourth time.
+A task belongs to one process, and a process runs its tasks in the order of submission, so the state that a task builds on is
+in its process. A process that is killed is replaced: its open tasks are submitted again, from the state after its last reply,
+which is known here. A task during which three processes in a row died raises an error.
 
-Data workers are children of this process. They die with it (the kernel sees to that), leave signals that mean the job
-to it, and talk to it over a socket without a name (`wire.py`).
+Data workers are children of this process. The kernel ends them with it; they leave signals to the job to it; and they
+exchange messages with it over an unnamed socket (`wire.py`).
 """
 
 from __future__ import annotations
@@ -31,27 +31,29 @@ from gyrostat.data import torch_internals
 from gyrostat.data.virtual_data_worker import BatchRecipe, BatchReply, BatchRequest, DataWorker
 from gyrostat.data.wire import BatchWire, Frame, pack
 
-_DEATHS = 3
-_UNANSWERED = 32
-_UNANSWERED_BYTES = 96 << 10
-"""Requests beyond these wait here: the socket must always have room, lest both ends wait for each other."""
-_FAREWELL_S = 1.0
+_MAX_DEATHS = 3
+_MAX_IN_FLIGHT = 32
+_MAX_IN_FLIGHT_BYTES = 96 << 10
+"""Requests beyond these wait here: if the socket were full, both ends could wait for each other."""
+_EXIT_TIMEOUT_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(eq=False)
 class Task:
-    """Something asked of one process."""
+    """A request to one process."""
 
     process: int
     request: Callable[[bool], BatchRequest]
-    """What to ask; True if the process is new and knows nothing yet of this task's pair."""
-    pair: tuple[int, int] | None = None
-    answer: BatchReply | None = None
+    """Makes the request; its argument is True if the process does not know this task's virtual data worker yet."""
+    data_worker: tuple[int, int] | None = None
+    """The virtual worker and the number of its data worker; None for an evaluation."""
+    reply: BatchReply | None = None
     deaths: int = 0
     wanted: bool = True
-    """False: nobody waits for the answer any more."""
+    """False: the reply is not needed any more."""
     received: Callable[[BatchReply], None] | None = None
+    """Called with the reply."""
 
 
 @dataclass
@@ -59,12 +61,12 @@ class _Process:
     process: Any
     wire: BatchWire
     known: set[tuple[int, int]] = field(default_factory=set)
-    unanswered: deque[tuple[Task, int]] = field(default_factory=deque)
+    in_flight: deque[tuple[Task, int]] = field(default_factory=deque)
     waiting: deque[Task] = field(default_factory=deque)
 
     def may_send(self) -> bool:
-        in_socket = sum(size for _, size in self.unanswered)
-        return len(self.unanswered) < _UNANSWERED and in_socket < _UNANSWERED_BYTES
+        in_socket = sum(size for _, size in self.in_flight)
+        return len(self.in_flight) < _MAX_IN_FLIGHT and in_socket < _MAX_IN_FLIGHT_BYTES
 
 
 class DataWorkerPool:
@@ -84,25 +86,25 @@ class DataWorkerPool:
         self._send(task.process)
 
     def wait(self, task: Task) -> BatchReply:
-        """Until the task is answered. What others have answered meanwhile is taken in, too."""
-        self.take_in()
+        """The reply to a task. Replies to other tasks are received meanwhile."""
+        self.receive_ready()
         deadline = time.monotonic() + self._timeout if self._timeout else None
-        while task.answer is None:
+        while task.reply is None:
             if not self._readable(task.process, deadline):
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
             self._receive(task.process)
-        return task.answer
+        return task.reply
 
-    def forget(self, pairs: set[tuple[int, int]]) -> None:
-        """Nothing builds on what these pairs have been: the next task of each starts it anew."""
+    def forget(self, data_workers: set[tuple[int, int]]) -> None:
+        """Drop the state of these virtual data workers: the next task of each starts it anew."""
         for process in self._processes:
-            process.known -= pairs
+            process.known -= data_workers
 
     def close(self) -> None:
-        """They end when they see that nobody listens, which is after the batch they are making; or are ended."""
+        """Close the sockets, on which the processes exit after the batch they are making; kill those that do not."""
         for process in self._processes:
             process.wire.close()
-        deadline = time.monotonic() + _FAREWELL_S
+        deadline = time.monotonic() + _EXIT_TIMEOUT_S
         for process in self._processes:
             process.process.join(max(deadline - time.monotonic(), 0))
             process.process.kill()
@@ -114,7 +116,7 @@ class DataWorkerPool:
 
     def _start(self) -> _Process:
         mine, theirs = socket.socketpair()
-        # A fork server's children are not ours: they see us go when the socket closes.
+        # Children of a fork server are not ours: they exit when the socket closes.
         parent = None if self._context.get_start_method() == "forkserver" else os.getpid()
         process = self._context.Process(
             target=_serve, args=(theirs, self._recipe, parent), daemon=True, name="data worker"
@@ -127,16 +129,16 @@ class DataWorkerPool:
         """A process has died: another takes its place and its tasks."""
         dead = self._processes[number]
         dead.wire.close()
-        dead.process.join(_FAREWELL_S)
+        dead.process.join(_EXIT_TIMEOUT_S)
         dead.process.kill()
         dead.process.join()
-        tasks = [task for task, _ in dead.unanswered if task.wanted]
+        tasks = [task for task, _ in dead.in_flight if task.wanted]
         if tasks:
             tasks[0].deaths += 1
-            if tasks[0].deaths >= _DEATHS:
+            if tasks[0].deaths >= _MAX_DEATHS:
                 raise RuntimeError(
-                    f"DataLoader worker (pid {dead.process.pid}) {_cause(dead.process.exitcode)}; so did {_DEATHS - 1} others "
-                    "before it, at the same batch"
+                    f"DataLoader worker (pid {dead.process.pid}) {_cause(dead.process.exitcode)}; so did {_MAX_DEATHS - 1} "
+                    "others before it, at the same batch"
                 )
         self._processes[number] = self._start()
         self._processes[number].waiting.extend([*tasks, *(task for task in dead.waiting if task.wanted)])
@@ -151,31 +153,31 @@ class DataWorkerPool:
             if not task.wanted:
                 process.waiting.popleft()
                 continue
-            request = task.request(task.pair not in process.known)
+            request = task.request(task.data_worker not in process.known)
             try:
                 size = process.wire.send(request)
             except OSError:
                 self._replace(number)
                 return
-            if task.pair is not None:
-                process.known.add(task.pair)
-            process.unanswered.append((process.waiting.popleft(), size))
+            if task.data_worker is not None:
+                process.known.add(task.data_worker)
+            process.in_flight.append((process.waiting.popleft(), size))
 
     def _receive(self, number: int) -> None:
         process = self._processes[number]
         try:
-            answer: BatchReply = process.wire.receive()
+            reply: BatchReply = process.wire.receive()
         except (EOFError, ConnectionError):
             self._replace(number)
             return
-        task, _ = process.unanswered.popleft()
-        task.answer = answer
+        task, _ = process.in_flight.popleft()
+        task.reply = reply
         if task.received is not None:
-            task.received(answer)
+            task.received(reply)
         self._send(number)
 
-    def take_in(self) -> None:
-        """Whatever has been answered."""
+    def receive_ready(self) -> None:
+        """Receive the replies that have arrived."""
         poll = select.poll()
         for process in self._processes:
             poll.register(process.wire.fileno(), select.POLLIN)
@@ -199,15 +201,15 @@ def _cause(exitcode: int | None) -> str:
 
 
 def _serve(sock: socket.socket, recipe: BatchRecipe, parent: int | None) -> None:
-    """The life of a data worker."""
+    """The main function of a data worker process."""
     if parent is not None:
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() != parent:
             return
-    # A terminal sends these to the whole group, but they are the job's business. Handlers, unlike "ignore", are not
-    # inherited by programs that a dataset runs.
+    # A terminal sends these to the whole process group; the worker handles them. Handlers, unlike "ignore", are not
+    # inherited by programs that a dataset starts.
     for number in (signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, _leave_to_the_job)
+        signal.signal(number, _ignore_signal)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
     wire, worker = BatchWire(sock), DataWorker(recipe)
@@ -215,15 +217,15 @@ def _serve(sock: socket.socket, recipe: BatchRecipe, parent: int | None) -> None
     with contextlib.suppress(EOFError, ConnectionError):
         while True:
             request = wire.receive()
-            answer = worker.answer(request)
+            reply = worker.reply(request)
             try:
-                outbox.put(pack(answer))
+                outbox.put(pack(reply))
             except Exception:  # a batch that cannot be sent
                 outbox.put(pack(BatchReply(error=torch_internals.wrap_exception(request.worker))))
 
 
 class _Outbox:
-    """Sends in a thread of its own. Sending wakes the reader, who often takes the core: that should not be ours."""
+    """Sends in a thread of its own: sending wakes the reader, which may take the core of the sending thread."""
 
     def __init__(self, wire: BatchWire) -> None:
         self._wire = wire
@@ -237,9 +239,9 @@ class _Outbox:
         while True:
             try:
                 self._wire.post(self._frames.get())
-            except OSError:  # nobody listens any more
+            except OSError:  # the worker has gone
                 os._exit(0)
 
 
-def _leave_to_the_job(number: int, frame: Any) -> None:
+def _ignore_signal(number: int, frame: Any) -> None:
     pass

@@ -1,7 +1,7 @@
-"""The private parts of torch that gyrostat leans on, all in one place.
+"""The private parts of torch that the engine uses, all in one place: the file to check when a new torch is released.
 
-They are what DDP itself is made of: its bucket assignment, raw process groups and their stores. None is public, so
-this is the file to look at when a new torch comes out.
+They are the parts of DDP itself: its bucket assignment, raw process groups and their stores. `data/torch_internals.py` is
+the same for data workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def assign_buckets(
 
 
 def rendezvous(address: str, workers: int, prefix: str, timeout: timedelta) -> Any:
-    """Where workers find one another: a file of this machine, or `tcp://HOST:PORT/NAME`, which an agent serves."""
+    """The store through which workers connect: a file of this machine, or `tcp://HOST:PORT/NAME`, which an agent serves."""
     if not address.startswith("tcp://"):
         return _dist.PrefixStore(prefix, _dist.FileStore(address, workers))
     server, _, name = address.removeprefix("tcp://").partition("/")
@@ -42,7 +42,7 @@ def rendezvous(address: str, workers: int, prefix: str, timeout: timedelta) -> A
 
 
 def rendezvous_server(listener: socket.socket) -> Any:
-    """A store for `tcp://` addresses, on a socket that listens already; it serves for as long as it is kept."""
+    """A store for `tcp://` addresses, on a socket that listens already. It serves until it is garbage-collected."""
     host, port = listener.getsockname()[:2]
     return _dist.TCPStore(
         host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach()
@@ -50,7 +50,7 @@ def rendezvous_server(listener: socket.socket) -> Any:
 
 
 def hash_store() -> Any:
-    """A rendezvous within this process."""
+    """A store for threads of this process."""
     return _dist.HashStore()
 
 
@@ -66,7 +66,7 @@ def gloo_group(store: Any, rank: int, size: int, timeout: timedelta, host: str =
 
 
 def nccl_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
-    """A raw NCCL process group. It connects with its first collective, on the device of that one's tensors."""
+    """A raw NCCL process group. It connects with its first collective, on the device of its tensors."""
     options = _dist.ProcessGroupNCCL.Options()
     options._timeout = timeout
     return _dist.ProcessGroupNCCL(store, rank, size, options)

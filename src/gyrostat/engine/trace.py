@@ -1,7 +1,7 @@
 """Where a step's time goes: spans of one worker, in Chrome's trace format.
 
 `gyrostat run --trace FILE` asks for it; each worker writes a part, the launcher joins them. chrome://tracing or Perfetto show
-a process per worker, with one track for the script's thread and one for the courier, which reduces buckets while the last
+a process per worker, with one track for the script's thread and one for the reducer, which sums buckets while the last
 virtual worker's backward still runs.
 """
 
@@ -14,13 +14,13 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-SCRIPT, COURIER = 1, 2
+SCRIPT, REDUCER = 1, 2
 _NOTHING = nullcontext()
-_TRACKS = {SCRIPT: "script", COURIER: "courier"}
+_TRACKS = {SCRIPT: "script", REDUCER: "reducer"}
 
 
 class NoTracer:
-    """Nobody asked for a trace."""
+    """Records nothing: the default."""
 
     active = False
 

@@ -61,11 +61,11 @@ LateCopy.complete, LateCopy.settle, RowSlice.copy = held_complete, settle_and_le
 
 prepare = HostCopy.prepare
 
-def told_prepare(self, size):
+def printing_prepare(self, size):
     prepare(self, size)
     print("memory for", size)
 
-HostCopy.prepare = told_prepare
+HostCopy.prepare = printing_prepare
 
 def wait_for_writer():
     for thread in threading.enumerate():
@@ -138,7 +138,7 @@ print("copied before updates:", late)
 # `job.save()` in the body of step s asks for the boundary s + 1. With three virtual workers there are 12 steps.
 
 
-class Heard(NullObserver):
+class OutputRecorder(NullObserver):
     """What workers print."""
 
     def __init__(self) -> None:
@@ -169,11 +169,11 @@ def found(policy: CheckpointPolicy) -> dict[int, str]:
 
 
 def expected(directory: Path, steps: list[int]) -> dict[int, str]:
-    noted = json.loads((directory / "digests.json").read_text())
-    return {step: noted[str(step)] for step in steps}
+    recorded = json.loads((directory / "digests.json").read_text())
+    return {step: recorded[str(step)] for step in steps}
 
 
-# That one is written, at last, is told with the next pass: with one due at every boundary, every other is taken.
+# The end of a write is announced with the next pass: with one due at every boundary, every other is taken.
 ODD = [*range(1, 13, 2), 12]
 
 
@@ -193,12 +193,12 @@ def test_every_checkpoint_is_that_of_its_boundary(
     launch: Launch, policy: CheckpointPolicy, args: list[str], placement: list[int], steps: list[int]
 ) -> None:
     every = CheckpointPolicy(directory=policy.directory, every=1, keep=99)
-    heard = Heard()
-    outcome = launch(SCRIPT, placement=placement, args=args, checkpoint=every, observer=heard)
+    output = OutputRecorder()
+    outcome = launch(SCRIPT, placement=placement, args=args, checkpoint=every, observer=output)
     assert written(outcome) == steps
     assert found(policy) == expected(launch.directory, steps)
-    assert max(int(line.split(": ")[1]) for line in heard.about("copied before updates")) > 0
-    assert heard.about("discarded") == []
+    assert max(int(line.split(": ")[1]) for line in output.about("copied before updates")) > 0
+    assert output.about("discarded") == []
 
 
 @pytest.mark.parametrize(("every", "times"), [(0, 0), (1, 0), (5, 1)])
@@ -206,9 +206,9 @@ def test_memory_is_made_ready_where_it_will_be_needed(
     launch: Launch, policy: CheckpointPolicy, every: int, times: int
 ) -> None:
     turns = CheckpointPolicy(directory=policy.directory, every=every, keep=99)
-    heard = Heard()
-    launch(SCRIPT, placement=[2, 1], checkpoint=turns, observer=heard)
-    assert len(heard.about("memory for")) == times
+    output = OutputRecorder()
+    launch(SCRIPT, placement=[2, 1], checkpoint=turns, observer=output)
+    assert len(output.about("memory for")) == times
     steps = sorted(found(policy))
     assert steps == {0: [12], 1: ODD, 5: [5, 10, 12]}[every]
     assert found(policy) == expected(launch.directory, steps)
@@ -218,25 +218,25 @@ def test_memory_is_made_ready_where_it_will_be_needed(
 def test_a_script_may_replace_what_is_still_to_be_copied(
     launch: Launch, policy: CheckpointPolicy, how: str
 ) -> None:
-    heard = Heard()
+    output = OutputRecorder()
     args = ["save=2", "meddle=3", f"how={how}"]
-    outcome = launch(SCRIPT, placement=[2, 1], args=args, checkpoint=policy, observer=heard)
+    outcome = launch(SCRIPT, placement=[2, 1], args=args, checkpoint=policy, observer=output)
     assert written(outcome) == [3, 12]
     assert found(policy) == expected(launch.directory, [3, 12])
-    assert heard.about("discarded") == []
+    assert output.about("discarded") == []
 
 
 @pytest.mark.parametrize("placement", [[3], [2, 1]])
-def test_one_that_a_script_spoils_is_taken_again(
+def test_an_invalidated_checkpoint_is_taken_again(
     launch: Launch, policy: CheckpointPolicy, placement: list[int]
 ) -> None:
-    """Discarded in step 3, told with the pass of step 4; that of step 8 is copied at once."""
-    heard = Heard()
+    """Discarded in step 3, announced with the pass of step 4; that of step 8 is copied at once."""
+    output = OutputRecorder()
     args = ["save=2,7", "meddle=3,8", "how=zero"]
-    outcome = launch(SCRIPT, placement=placement, args=args, checkpoint=policy, observer=heard)
+    outcome = launch(SCRIPT, placement=placement, args=args, checkpoint=policy, observer=output)
     assert written(outcome) == [5, 8, 12]
     assert found(policy) == expected(launch.directory, [5, 8, 12])
-    (line,) = heard.about("discarded")
+    (line,) = output.about("discarded")
     assert line.startswith(
         "gyrostat: the checkpoint of step 3 is discarded: 'tracked.optimizer.state.0.exp_avg' was changed before the next "
         "optimizer.step(), while it was being copied."
@@ -249,23 +249,25 @@ def test_one_that_a_script_spoils_is_taken_again(
         assert launch(SCRIPT, placement=[1, 2], args=args, checkpoint=policy).digest == outcome.digest
 
 
-def test_one_that_is_spoiled_at_the_end(launch: Launch, policy: CheckpointPolicy) -> None:
+def test_an_invalidated_checkpoint_at_the_end(launch: Launch, policy: CheckpointPolicy) -> None:
     """The last one is written directly, and needs no other."""
-    heard = Heard()
+    output = OutputRecorder()
     args = ["save=10", "meddle=11", "how=zero", "no-update=11"]
-    outcome = launch(SCRIPT, placement=[2, 1], args=args, checkpoint=policy, observer=heard)
+    outcome = launch(SCRIPT, placement=[2, 1], args=args, checkpoint=policy, observer=output)
     assert written(outcome) == [12]
     assert found(policy) == expected(launch.directory, [12])
-    assert len(heard.about("discarded")) == 1
+    assert len(output.about("discarded")) == 1
 
 
-def test_a_script_that_goes_away_after_spoiling_one(launch: Launch, policy: CheckpointPolicy) -> None:
-    heard = Heard()
+def test_a_script_that_exits_after_invalidating_a_checkpoint(
+    launch: Launch, policy: CheckpointPolicy
+) -> None:
+    output = OutputRecorder()
     args = ["save=1,4", "meddle=5", "how=zero", "exit=5"]
-    outcome = launch(SCRIPT, placement=[2, 1], args=args, checkpoint=policy, observer=heard)
+    outcome = launch(SCRIPT, placement=[2, 1], args=args, checkpoint=policy, observer=output)
     assert written(outcome) == [2]
     assert found(policy) == expected(launch.directory, [2])
-    assert len(heard.about("a resumed run goes on from the newest checkpoint.")) == 1
+    assert len(output.about("a resumed run goes on from the newest checkpoint.")) == 1
 
 
 def test_a_script_that_raises_before_the_update(launch: Launch, policy: CheckpointPolicy) -> None:
@@ -296,7 +298,7 @@ def test_killed_before_it_is_copied(launch: Launch, policy: CheckpointPolicy) ->
 
 
 def test_the_writer_is_lost_and_another_takes_over(launch: Launch, policy: CheckpointPolicy) -> None:
-    """The others recover; whoever leads them copies late as well."""
+    """The others recover; the worker that leads them copies late as well."""
     args = ["save=1,4,8", "kill=5"]
     outcome = launch(SCRIPT, placement=[1, 2], args=args, checkpoint=policy)
     assert sorted(found(policy)) == [2, 9, 12]
@@ -360,10 +362,10 @@ with open("digests.json", "w") as file:
 
 
 def test_a_worker_that_leaves_takes_it_again_before(launch: Launch, policy: CheckpointPolicy) -> None:
-    """It cannot ask the others any more: the one that was spoiled is still being written when it goes."""
-    heard = Heard()
-    outcome = launch(LEAVING, placement=[1, 1], checkpoint=policy, observer=heard)
+    """It cannot ask the others any more: the one that was invalidated is still being written when it goes."""
+    output = OutputRecorder()
+    outcome = launch(LEAVING, placement=[1, 1], checkpoint=policy, observer=output)
     again, last = sorted(found(policy))
     assert 3 < again < last == outcome.steps
     assert found(policy) == expected(launch.directory, [again, last])
-    assert len(heard.about("the checkpoint of step 3 is discarded")) == 1
+    assert len(output.about("the checkpoint of step 3 is discarded")) == 1

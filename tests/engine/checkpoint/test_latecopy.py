@@ -1,4 +1,4 @@
-"""What is copied late is the state of the boundary, whoever copies it, or it is not put in place."""
+"""A late copy is the state of the boundary, in whichever thread it is made, or the checkpoint is discarded."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from gyrostat.engine.checkpoint import (
 from gyrostat.engine.checkpoint.capture import only_updates_change
 from gyrostat.engine.checkpoint.faultydisk import FaultyDisk
 from gyrostat.engine.checkpoint.hostcopy import HostCopy
-from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled, choose
+from gyrostat.engine.checkpoint.latecopy import CopyInvalidated, LateCopy, choose
 from gyrostat.engine.checkpoint.writer import THREAD
 from gyrostat.engine.state import flatcopy
 from gyrostat.engine.state.digest import digest
-from gyrostat.engine.state.flatcopy import FlatRow, RowSlice, room_for, rows_of, views_of
+from gyrostat.engine.state.flatcopy import FlatRow, RowSlice, rows_of, size_of, views_of
 from gyrostat.engine.state.statetree import flatten
 
 WAIT = 60
@@ -55,7 +55,7 @@ def test_the_state_of_optimizers_may_wait() -> None:
 
 def chosen(state: dict[str, Any], steady: list[torch.Tensor]) -> list[str]:
     flat = flatten(state)
-    rows = rows_of(torch.empty(room_for(flat.skeleton), dtype=torch.uint8), flat)
+    rows = rows_of(torch.empty(size_of(flat.skeleton), dtype=torch.uint8), flat)
     return [row.name for row in choose(rows, steady, {flat.tensors[number][0] for number in flat.tied})]
 
 
@@ -101,7 +101,7 @@ class Late:
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         self.tensors = tensors
         flat = flatten(list(tensors))
-        self._block = torch.full((room_for(flat.skeleton),), 255, dtype=torch.uint8)
+        self._block = torch.full((size_of(flat.skeleton),), 255, dtype=torch.uint8)
         self.copies = views_of(self._block, flat.skeleton)
         self.rows = rows_of(self._block, flat)
         self.copy = LateCopy(self.rows)
@@ -130,8 +130,8 @@ def tensors() -> list[torch.Tensor]:
 @pytest.fixture(autouse=True, scope="module")
 def small_is_large() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flatcopy, "_PIECE", 1000)
-        patch.setattr(flatcopy, "_HANDFUL", 1000)
+        patch.setattr(flatcopy, "_SLICE_BYTES", 1000)
+        patch.setattr(flatcopy, "_BATCH_BYTES", 1000)
         patch.setattr(latecopy, "_LARGE", 16)
         yield
 
@@ -248,16 +248,16 @@ def test_a_change_is_noticed(change: Callable[[torch.Tensor], None], copied_befo
         late.copy.complete()  # then it does no harm, but who can tell?
     change(late.tensors[1])
     late.copy.settle()
-    with pytest.raises(Spoiled) as spoiled:
+    with pytest.raises(CopyInvalidated) as invalidated:
         late.copy.require_exact()
-    assert spoiled.value.tensor == late.rows[1].name
+    assert invalidated.value.tensor == late.rows[1].name
 
 
 def test_a_change_is_noticed_where_no_update_comes() -> None:
     late = Late([torch.arange(10.0)])
     late.tensors[0].add_(1)
     late.copy.complete()
-    with pytest.raises(Spoiled):
+    with pytest.raises(CopyInvalidated):
         late.copy.require_exact()
 
 
@@ -271,7 +271,7 @@ def test_samples_are_of_all_of_a_tensor(tensor: torch.Tensor) -> None:
     )
     last[len(last) // 2 :] += 1
     late.copy.settle()
-    with pytest.raises(Spoiled):
+    with pytest.raises(CopyInvalidated):
         late.copy.require_exact()
 
 
@@ -283,7 +283,7 @@ def test_another_memory_is_no_change() -> None:
     assert late.exact
 
 
-def test_what_cannot_be_copied_is_told_by_the_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_copying_is_raised_in_the_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(piece: RowSlice) -> None:
         raise MemoryError("no room")
 
@@ -324,9 +324,9 @@ class Training:
 
     def __init__(self, directory: Path, store: CheckpointStore | None = None) -> None:
         self.parameter, self.momentum = torch.arange(5.0), torch.arange(2000.0)
-        self.done, self.spoiled = threading.Event(), threading.Event()
+        self.done, self.invalidated = threading.Event(), threading.Event()
         store = store or CheckpointStore(directory)
-        self.writer = Writer(store, done=self.done.set, spoiled=self.spoiled.set)
+        self.writer = Writer(store, done=self.done.set, invalidated=self.invalidated.set)
 
     def take(self, step: int) -> str:
         """Begin a checkpoint; the digest that it should have."""
@@ -355,17 +355,17 @@ def test_training_goes_on_while_one_is_written(tmp_path: Path, held: HeldThread)
         written = training.writer.collect()
         assert isinstance(written, Written)
         assert digest(**load(written.path).shared) == expected
-    assert not training.spoiled.is_set()
+    assert not training.invalidated.is_set()
 
 
-def test_one_that_is_spoiled_is_not_put_in_place(tmp_path: Path, held: HeldThread) -> None:
+def test_an_invalidated_checkpoint_is_not_put_in_place(tmp_path: Path, held: HeldThread) -> None:
     training = Training(tmp_path)
     training.take(1)
     training.momentum.zero_()
     held.go.set()
     training.update()
     assert training.writer.collect() == Discarded(step=1, changed="momentum")
-    assert training.spoiled.is_set()
+    assert training.invalidated.is_set()
     assert training.done.is_set()
     assert list(tmp_path.iterdir()) == []
 
@@ -407,7 +407,7 @@ def test_collecting_does_not_wait_for_an_update(tmp_path: Path) -> None:
     training.update()
 
 
-def test_a_full_disk_is_told_as_ever(tmp_path: Path, held: HeldThread) -> None:
+def test_a_full_disk_raises_as_without_a_late_copy(tmp_path: Path, held: HeldThread) -> None:
     training = Training(tmp_path, CheckpointStore(tmp_path, disk=FaultyDisk(full_at=3)))
     training.take(1)
     training.update()
@@ -419,7 +419,7 @@ def test_a_full_disk_is_told_as_ever(tmp_path: Path, held: HeldThread) -> None:
 
 def test_rows_know_their_names() -> None:
     flat = flatten({"a": torch.ones(3), "b": [torch.ones(0), torch.ones(2)]})
-    rows = rows_of(torch.zeros(room_for(flat.skeleton), dtype=torch.uint8), flat)
+    rows = rows_of(torch.zeros(size_of(flat.skeleton), dtype=torch.uint8), flat)
     assert [(row.name, row.room.numel()) for row in rows] == [("a", 12), ("b.1", 8)]
     assert isinstance(rows[0], FlatRow)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from gyrostat.core.placement import Placement, Segment
 from gyrostat.engine.reduce import selftest
-from gyrostat.engine.reduce.gloo_order import addition_order, chunks
+from gyrostat.engine.reduce.gloo_order import chunks
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
 from gyrostat.engine.transport.group import Traffic, WorkerGroup
 
@@ -23,7 +23,7 @@ PLACEMENTS = {
     "uneven": Placement.from_counts([1, 3, 1]),
     "each": Placement.even(5, 5),
     "several ranges": Placement((Segment(0, 0, 1), Segment(1, 1, 2), Segment(0, 2, 4), Segment(1, 4, 5))),
-    "neighbouring ranges": Placement((Segment(0, 0, 1), Segment(0, 1, 3), Segment(1, 3, 5))),
+    "adjacent ranges": Placement((Segment(0, 0, 1), Segment(0, 1, 3), Segment(1, 3, 5))),
     "eight on three": Placement.from_counts([3, 4, 1]),
     "eight on two": Placement.even(8, 2),
 }
@@ -33,7 +33,7 @@ def by_definition(inputs: list[torch.Tensor]) -> torch.Tensor:
     n, first = len(inputs), inputs[0]
     total = torch.empty_like(first)
     for chunk, (start, stop) in enumerate(chunks(first.numel(), first.element_size(), n)):
-        order = addition_order(chunk, n)
+        order = [(chunk - 1 - i) % n for i in range(n)]
         part = inputs[order[0]][start:stop].clone()
         for rank in order[1:]:
             part += inputs[rank][start:stop]

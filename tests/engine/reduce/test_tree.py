@@ -188,7 +188,7 @@ def test_sums_in_host_memory_are_complete_for_the_host(
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8, 16, 17])
 def test_folding_needs_few_buffers(ranks: int) -> None:
-    """Sums that wait for their other half: at most log2 N, and one for the leaf that comes in."""
+    """Sums that wait for their other half: at most log2 N, and one for the leaf that is added."""
     alone = WorkerGroup(rank=0, size=1, generation=1, store=None, timeout_s=1)
     [inputs] = [gradients(ranks, 10)]
     parameters = [torch.nn.Parameter(torch.zeros_like(g)) for g in inputs[0]]
@@ -196,4 +196,4 @@ def test_folding_needs_few_buffers(ranks: int) -> None:
     for rank in range(ranks):
         order.take(rank, inputs[rank], [False, False], None)
     order.mean()
-    assert order.buffers <= (ranks - 1).bit_length() + 1
+    assert order.allocated_sets <= (ranks - 1).bit_length() + 1

@@ -7,14 +7,14 @@ import torch
 
 from gyrostat.engine.state import flatcopy
 from gyrostat.engine.state.digest import digest
-from gyrostat.engine.state.flatcopy import copy_into, room_for, views_of
+from gyrostat.engine.state.flatcopy import copy_into, size_of, views_of
 from gyrostat.engine.state.statetree import flatten, unflatten
 
 
-@pytest.mark.parametrize("in_a_hurry", [False, True])
-def test_copies(in_a_hurry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flatcopy, "_PIECE", 1000)
-    monkeypatch.setattr(flatcopy, "_HANDFUL", 1000)
+@pytest.mark.parametrize("parallel", [False, True])
+def test_copies(parallel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flatcopy, "_SLICE_BYTES", 1000)
+    monkeypatch.setattr(flatcopy, "_BATCH_BYTES", 1000)
     monkeypatch.setattr("os.cpu_count", lambda: 3)
     large = torch.randn(3001)
     state = {
@@ -25,8 +25,8 @@ def test_copies(in_a_hurry: bool, monkeypatch: pytest.MonkeyPatch) -> None:
         "a number": 4.5,
     }
     flat = flatten(state)
-    block = torch.zeros(room_for(flat.skeleton), dtype=torch.uint8)
-    copy = copy_into(block, flat, in_a_hurry=in_a_hurry)
+    block = torch.zeros(size_of(flat.skeleton), dtype=torch.uint8)
+    copy = copy_into(block, flat, parallel=parallel)
     again = unflatten(flat.skeleton, views_of(block, flat.skeleton))
     assert digest(state=again) == digest(state=state)
     assert digest(state=unflatten(copy.skeleton, [tensor for _, tensor in copy.tensors])) == digest(

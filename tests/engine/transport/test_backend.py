@@ -1,4 +1,4 @@
-"""Which order gradients are added in, what they travel over, and where sums wait: decisions, each with its reason."""
+"""The order in which gradients are added, the backend that carries them, and where sums are folded: decisions with reasons."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gyrostat.core.errors import Refused
 from gyrostat.core.job import GradientBackend, ReductionOrder
 from gyrostat.core.placement import Placement
 from gyrostat.engine.reduce.tree import folding_home, most_sets
-from gyrostat.engine.transport.backend import choose_carrier, choose_order, has_room_to_fold
+from gyrostat.engine.transport.backend import choose_backend, choose_order, has_room_to_fold
 
 HOST, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
@@ -35,7 +35,7 @@ def test_order(
 
 
 def test_a_torch_whose_gloo_adds_in_another_way() -> None:
-    """By default its jobs are exact in the other order; who asks for DDP's bits is not given others."""
+    """Its jobs use the tree order by default; asking for DDP's order is refused."""
     order, reason = choose_order(None, device="cpu", nccl=False, gloo_known=False)
     assert order is ReductionOrder.TREE
     assert "does not know" in reason
@@ -44,9 +44,9 @@ def test_a_torch_whose_gloo_adds_in_another_way() -> None:
 
 
 @pytest.mark.parametrize(
-    ("order", "gpus", "nccl", "carrier", "reason"),
+    ("order", "gpus", "nccl", "backend", "reason"),
     [
-        (ReductionOrder.TREE, ["a"], True, None, "a lone worker's gradients do not travel"),
+        (ReductionOrder.TREE, ["a"], True, None, "a lone worker sends no gradients"),
         (ReductionOrder.TREE, ["a", "b"], True, GradientBackend.NCCL, "every worker has a GPU of its own"),
         (ReductionOrder.TREE, ["a", "b"], False, GradientBackend.GLOO, "this torch has no NCCL"),
         (ReductionOrder.DDP, ["a", "b"], True, GradientBackend.GLOO, "the order of DDP over gloo is gloo's"),
@@ -57,14 +57,14 @@ def test_a_torch_whose_gloo_adds_in_another_way() -> None:
             ["a", "b", "a"],
             True,
             GradientBackend.GLOO,
-            "3 workers share 2 GPUs, and NCCL wants one for each",
+            "3 workers share 2 GPUs, and NCCL needs one for each",
         ),
     ],
 )
-def test_carrier(
-    order: ReductionOrder, gpus: list[str], nccl: bool, carrier: GradientBackend | None, reason: str
+def test_backend(
+    order: ReductionOrder, gpus: list[str], nccl: bool, backend: GradientBackend | None, reason: str
 ) -> None:
-    assert choose_carrier(order, gpus, nccl=nccl) == (carrier, reason)
+    assert choose_backend(order, gpus, nccl=nccl) == (backend, reason)
 
 
 def test_room() -> None:

@@ -1,4 +1,4 @@
-"""Errands: in order on a thread; on a GPU queued on a stream, after what was queued before and before what comes later."""
+"""Background reduction: in order on a thread; on a GPU queued on a side stream, ordered with the stream that computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gyrostat.engine.transport.background import BackgroundReducer, StreamReduce
 
 
 class FakeCuda:
-    """Writes down what is queued on which stream, as a GPU would carry it out."""
+    """Records what is queued on which stream."""
 
     def __init__(self) -> None:
         self.queued: list[str] = []
@@ -49,13 +49,13 @@ class FakeStream:
         self.cuda.queued.append(f"{self.name}: wait for {event}")
 
 
-def test_a_stream_does_errands_beside_the_one_that_computes() -> None:
+def test_a_side_stream_is_ordered_with_the_stream_that_computes() -> None:
     cuda = FakeCuda()
     reducer = StreamReducer(torch.device("cuda:1"), NoTracer(), cuda=cuda)
     cuda.run("backward")
-    first = reducer.send(lambda: cuda.run("reduce bucket 0"), "reduce bucket 0")
+    first = reducer.submit(lambda: cuda.run("reduce bucket 0"), "reduce bucket 0")
     cuda.run("more backward")
-    second = reducer.send(lambda: cuda.run("reduce bucket 1"), "reduce bucket 1")
+    second = reducer.submit(lambda: cuda.run("reduce bucket 1"), "reduce bucket 1")
     first.wait()
     second.wait()
     cuda.run("write .grad")
@@ -72,11 +72,11 @@ def test_a_stream_does_errands_beside_the_one_that_computes() -> None:
     ]
 
 
-def test_a_thread_does_errands_in_order_and_hands_over_what_they_raise() -> None:
+def test_a_thread_runs_work_in_order_and_raises_its_errors_in_the_waiter() -> None:
     reducer, done = BackgroundReducer(NoTracer()), list[int]()
-    errands = [reducer.send(lambda number=number: done.append(number), "") for number in range(5)]  # type: ignore[misc]
-    failing = reducer.send(lambda: [][0], "")
-    for work_item in errands:
+    work_items = [reducer.submit(lambda number=number: done.append(number), "") for number in range(5)]  # type: ignore[misc]
+    failing = reducer.submit(lambda: [][0], "")
+    for work_item in work_items:
         work_item.wait()
     with pytest.raises(IndexError):
         failing.wait()

@@ -1,4 +1,4 @@
-"""Workers on one machine: what they say, what they see, and what they do when one of them is gone."""
+"""The shared-memory transport: messages, broadcasts, shared regions, and the loss of a worker."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ import torch
 
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.progress import Progress
-from gyrostat.engine.transport import shared_memory as module
-from gyrostat.engine.transport.group import GenerationFloor, WorkerGroup
-from gyrostat.engine.transport.shared_memory import MOST_BYTES, SWITCH, PeerAddress, PeerListener, Region
+from gyrostat.engine.environment import SHARED_MEMORY
+from gyrostat.engine.transport import peer_listener
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.peer_link import MAX_MESSAGE_BYTES
+from gyrostat.engine.transport.peer_listener import PeerAddress, PeerListener
+from gyrostat.engine.transport.pending import GenerationFloor
+from gyrostat.engine.transport.shared_region import SharedRegion
 
 T = TypeVar("T")
 
@@ -41,15 +45,15 @@ def together(
         return list(threads.map(run, range(size)))
 
 
-@pytest.mark.parametrize("length", [0, 1, 5000, MOST_BYTES - 100, MOST_BYTES + 1, 300_000])
-def test_everybody_hears_everybody(length: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [0, 1, 5000, MAX_MESSAGE_BYTES - 100, MAX_MESSAGE_BYTES + 1, 300_000])
+def test_every_worker_receives_all_payloads(length: int, tmp_path: Path) -> None:
     def work(group: WorkerGroup) -> list[bytes]:
         assert group.shared_memory is not None
-        heard = []
+        received = []
         for turn in range(3):
-            said = bytes([group.rank + 1, turn]) * (length // 2) if group.rank else b"short"
-            heard += group.exchange("test", Progress(step=turn), said)
-        return heard
+            sent = bytes([group.rank + 1, turn]) * (length // 2) if group.rank else b"short"
+            received += group.exchange("test", Progress(step=turn), sent)
+        return received
 
     first, *others = together(3, tmp_path / "store", work)
     assert all(other == first for other in others)
@@ -67,27 +71,28 @@ def test_a_broadcast(elements: int, tmp_path: Path) -> None:
         assert torch.equal(tensor, torch.ones(elements))
 
 
-def test_memory_is_seen_and_forgotten(tmp_path: Path) -> None:
-    def work(group: WorkerGroup) -> tuple[list[float], list[int]]:
-        near = group.shared_memory
-        assert near is not None
+def test_regions_are_mapped_and_unmapped_when_their_owner_frees_them(tmp_path: Path) -> None:
+    def work(group: WorkerGroup) -> list[float]:
+        transport = group.shared_memory
+        assert transport is not None
         other = 1 - group.rank
-        seen, known = [], []
+        seen, serials = [], list[int]()
         for turn in range(3):
-            region = Region(4000)
+            region = SharedRegion(4000)
             region.memory.view(torch.float32).fill_(10.0 * turn + group.rank)
-            serial = int(near.show([region], str(region.serial).encode())[other])
-            seen.append(float(near.memory(other, serial).view(torch.float32)[7]))
-            known.append(len(near.views[other]._seen))
-            near.show((), b"seen")
-        return seen, known
+            serial = int(transport.exchange([region], str(region.serial).encode())[other])
+            seen.append(float(transport.peer_memory(other, serial).view(torch.float32)[7]))
+            for earlier in serials:
+                with pytest.raises(KeyError):
+                    transport.peer_memory(other, earlier)
+            serials.append(serial)
+            transport.exchange((), b"read")
+        return seen
 
-    (seen, known), (also, _) = together(2, tmp_path / "store", work)
-    assert (seen, also) == ([1.0, 11.0, 21.0], [0.0, 10.0, 20.0])
-    assert known == [1, 1, 1]
+    assert together(2, tmp_path / "store", work) == [[1.0, 11.0, 21.0], [0.0, 10.0, 20.0]]
 
 
-def test_who_goes_away_is_missed_at_once(tmp_path: Path) -> None:
+def test_a_worker_that_goes_away_is_noticed_at_once(tmp_path: Path) -> None:
     def work(group: WorkerGroup) -> str:
         group.exchange("test", Progress())
         if group.rank == 1:
@@ -96,33 +101,33 @@ def test_who_goes_away_is_missed_at_once(tmp_path: Path) -> None:
             group.exchange("test", Progress(step=1))
         assert group.shared_memory is not None
         with pytest.raises(PeerLost):
-            group.shared_memory.show((), b"anybody?")
+            group.shared_memory.exchange((), b"")
         return str(lost.value)
 
-    said = together(2, tmp_path / "store", work)
-    assert "lost another worker of this machine" in said[0]
+    errors = together(2, tmp_path / "store", work)
+    assert "lost another worker of this machine" in errors[0]
 
 
-def test_what_was_said_before_is_still_heard(tmp_path: Path) -> None:
-    """Even if the one who said it went away with something unheard."""
+def test_messages_sent_before_a_worker_went_away_arrive(tmp_path: Path) -> None:
+    """Even if that worker had not read all of its own."""
 
     def work(group: WorkerGroup) -> list[bytes]:
         if group.rank == 0:
             assert group.shared_memory is not None
-            group.shared_memory.buffers[1].send(b"never heard")
-            group.shared_memory.control[1].send(b"never heard either")
+            group.shared_memory.buffers[1].send(b"never read")
+            group.shared_memory.control[1].send(b"read")
             group.exchange("test", Progress())
             return []
         finish = group.begin_exchange("test", Progress(), b"")
         assert group.shared_memory is not None
-        heard = [group.shared_memory.control[0].receive()]
+        received = [group.shared_memory.control[0].receive()]
         finish()
-        return heard
+        return received
 
-    assert together(2, tmp_path / "store", work)[1] == [b"never heard either"]
+    assert together(2, tmp_path / "store", work)[1] == [b"read"]
 
 
-def test_who_waits_looks_up(tmp_path: Path) -> None:
+def test_a_wait_ends_when_the_generation_is_superseded(tmp_path: Path) -> None:
     floor = GenerationFloor()
 
     def work(group: WorkerGroup) -> str:
@@ -130,7 +135,7 @@ def test_who_waits_looks_up(tmp_path: Path) -> None:
             assert group.shared_memory is not None
             floor.generation = 2
             with contextlib.suppress(PeerLost):
-                group.shared_memory.control[0].receive()  # silent, but there, until the other has gone
+                group.shared_memory.control[0].receive()  # connected and silent until the other has gone
             return ""
         with pytest.raises(PeerLost) as lost:
             group.exchange("test", Progress())
@@ -141,7 +146,7 @@ def test_who_waits_looks_up(tmp_path: Path) -> None:
 
 def test_on_several_machines_gloo_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     names = itertools.count()
-    monkeypatch.setattr(module, "_this_machine", lambda: f"machine {next(names)}")
+    monkeypatch.setattr(peer_listener, "_machine_id", lambda: f"machine {next(names)}")
 
     def work(group: WorkerGroup) -> list[bytes]:
         assert group.shared_memory is None
@@ -151,62 +156,62 @@ def test_on_several_machines_gloo_is_used(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_it_can_be_switched_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(SWITCH, "0")
+    monkeypatch.setenv(SHARED_MEMORY, "0")
     assert together(2, tmp_path / "store", lambda group: group.shared_memory) == [None, None]
 
 
-def test_a_stranger_is_not_let_in() -> None:
-    """Nor does it keep the others from coming."""
-    entrance, other = PeerListener(2), PeerListener(2)
+def test_a_process_without_the_secret_is_turned_away() -> None:
+    """Nor does it keep the workers from connecting."""
+    listener, other = PeerListener(2), PeerListener(2)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as stranger:
-        stranger.connect(entrance.place.address)
+        stranger.connect(listener.address.socket)
         stranger.send(msgspec.msgpack.encode((1, 0, b"a guess")))
         with ThreadPoolExecutor(2) as threads:
-            places = [entrance.place, other.place]
-            first = threads.submit(entrance.connect, 0, places, lambda: None, 60.0)
-            second = threads.submit(other.connect, 1, places, lambda: None, 60.0)
+            addresses = [listener.address, other.address]
+            first = threads.submit(listener.connect, 0, addresses, lambda: None, 60.0)
+            second = threads.submit(other.connect, 1, addresses, lambda: None, 60.0)
             found = [first.result(), second.result()]
         assert stranger.recv(10) == b""
-    entrance.close()
+    listener.close()
     other.close()
     for each in found:
         assert each is not None
         each.close()
 
 
-def test_a_place_survives_being_told() -> None:
-    place = PeerAddress("a machine", b"\0abc", b"\0" * 16, 1024)
-    assert PeerAddress.decode(place.encode()) == place
+def test_an_address_survives_encoding() -> None:
+    address = PeerAddress("a machine", b"\0abc", b"\0" * 16, 1024)
+    assert PeerAddress.decode(address.encode()) == address
 
 
-def test_who_has_given_up_says_no_more(tmp_path: Path) -> None:
-    """Else others would take it for what it has not said."""
+def test_nothing_is_sent_after_an_interrupted_exchange(tmp_path: Path) -> None:
+    """A peer would take it for the message that it did not get."""
 
     def work(group: WorkerGroup) -> list[str]:
-        near = group.shared_memory
-        assert near is not None
+        transport = group.shared_memory
+        assert transport is not None
         if group.rank == 1:
-            return [near.views[0].hear().decode()]
+            return [transport.regions[0].receive().decode()]
         floor.generation = 2
         for message in (b"first", b"second"):
             with pytest.raises(PeerLost):
-                near.show((), message)
+                transport.exchange((), message)
         return []
 
     floor = GenerationFloor()
     assert together(2, tmp_path / "store", work, floor)[1] == ["first"]
 
 
-def test_where_files_are_few_gradients_are_sent(tmp_path: Path) -> None:
+def test_gradients_are_sent_where_few_files_may_be_open(tmp_path: Path) -> None:
     def work(group: WorkerGroup) -> list[bool]:
         assert group.shared_memory is not None
-        group.shared_memory.files = 1024
-        return [group.shared_memory.can_see(ranks) for ranks in (2, 100, 5000)]
+        group.shared_memory.max_files = 1024
+        return [group.shared_memory.can_share(ranks) for ranks in (2, 100, 5000)]
 
     assert together(2, tmp_path / "store", work) == [[True, True, False]] * 2
 
 
-def test_without_such_memory_there_are_no_neighbours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gloo_is_used_where_memory_cannot_be_shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> int:
         raise PermissionError(name)
 
@@ -214,8 +219,8 @@ def test_without_such_memory_there_are_no_neighbours(tmp_path: Path, monkeypatch
     assert together(2, tmp_path / "store", lambda group: group.shared_memory) == [None, None]
 
 
-def test_a_fork_has_no_part_in_it(tmp_path: Path) -> None:
-    """A data worker that outlives its worker must not look like it."""
+def test_a_fork_keeps_no_link_and_no_region_open(tmp_path: Path) -> None:
+    """A data worker that outlives its worker must not keep that one's connections alive."""
 
     def work(group: WorkerGroup) -> str:
         group.exchange("test", Progress())
@@ -227,7 +232,7 @@ def test_a_fork_has_no_part_in_it(tmp_path: Path) -> None:
         return str(lost.value)
 
     ready, go = os.pipe()
-    region = Region(100)
+    region = SharedRegion(100)
 
     def both(rank: int) -> str:
         group = WorkerGroup(rank=rank, size=2, generation=1, store=str(tmp_path / "store"), timeout_s=60)
@@ -243,15 +248,15 @@ def test_a_fork_has_no_part_in_it(tmp_path: Path) -> None:
     barrier = threading.Barrier(2)
     children: list[int] = []
     with ThreadPoolExecutor(2) as threads:
-        said = list(threads.map(both, range(2)))
+        errors = list(threads.map(both, range(2)))
     os.close(go)
     os.close(ready)
-    assert "lost another worker of this machine" in said[0]
+    assert "lost another worker of this machine" in errors[0]
     assert os.waitpid(children[0], 0)[1] == 0
 
 
-def _fork(ready: int, go: int, region: Region) -> int:
-    """A process that lives until it may go, and has nothing open of what is its parent's alone."""
+def _fork(ready: int, go: int, region: SharedRegion) -> int:
+    """A process that lives until `go` is closed; its exit code is 0 if the region's file is closed in it."""
     pid = os.fork()
     if pid == 0:
         os.close(go)

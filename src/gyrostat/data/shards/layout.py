@@ -1,7 +1,7 @@
 """How a dataset is cut into shards. Only numbers: nothing is read, moved or written.
 
-All samples have one numbering, 0 … samples-1, file after file. A shard is a range of it and never reaches across two files,
-so that it can be read as one range of one file. Shard numbers count along; their order in an epoch is `queues.py`'s business.
+All samples are numbered 0 … samples-1, file after file. A shard is a range of these numbers within one file, so that it can be
+read as one range. `queues.py` decides the order of shards in an epoch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gyrostat.core.errors import UsageError
 
 @dataclass(frozen=True)
 class SourceSpan:
-    """Samples that lie together: those of one file, or the whole of an indexed dataset (no source)."""
+    """Contiguous samples: those of one file, or of a whole indexed dataset (no source)."""
 
     source: str | None
     samples: int
@@ -57,7 +57,7 @@ class ShardLayout:
         return self._first_shards[-1]
 
     def bounds(self, shard: int) -> tuple[int, int]:
-        """Where shard number `shard` begins and ends."""
+        """The first sample of a shard, and the one after its last."""
         part = bisect_right(self._first_shards, shard) - 1
         first = self._first_samples[part]
         start = first + (shard - self._first_shards[part]) * self.shard_size
@@ -75,7 +75,7 @@ class ShardLayout:
 
     @cached_property
     def identity(self) -> str:
-        """A digest of everything above: queues that were saved for another layout mean nothing here."""
+        """A digest of the layout: queues that were saved for another one cannot be restored."""
         text = repr((self.shard_size, [(part.source, part.samples) for part in self.parts]))
         return sha256(text.encode()).hexdigest()
 

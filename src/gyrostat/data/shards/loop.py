@@ -1,14 +1,14 @@
-"""`gyrostat.shards` and `gyrostat.batch_end`: shards for any framework's loop, without torch. One process drives them.
+"""`gyrostat.shards` and `gyrostat.batch_end`: shards for any framework's loop, in one process, without torch.
 
-    feed = gyrostat.shards(len(x), shard_size=256, epochs=5, directory="run")
-    params = load(feed.resumed_from) if feed.resumed_from else initial()
-    for shard in feed:
+    source = gyrostat.shards(len(x), shard_size=256, epochs=5, directory="run")
+    params = load(source.resumed_from) if source.resumed_from else initial()
+    for shard in source:
         for batch in shard.batches(32):                    # a range of sample numbers
             params = update(params, x[batch.start : batch.stop])
-            gyrostat.batch_end(save=write if feed.step % 100 == 99 else None)
+            gyrostat.batch_end(save=write if source.step % 100 == 99 else None)
 
-`batch_end` reports the batch that the update was made of. With `save` it also keeps the queues and whatever the program writes,
-as one: a program that is killed and started anew goes on from there, and each sample counts once in its parameters.
+`batch_end` reports the batch that the update was made of. With `save` it also saves the queues and what the program writes,
+atomically: a program that is killed and started again resumes from there, and each sample counts once in its parameters.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Writer = Callable[[Path], object]
 
 
 class HeldShard:
-    """A shard in this process's hands: samples `start` … `stop`-1 of `source`."""
+    """A shard that this process holds: samples `start` … `stop`-1 of `source`."""
 
     def __init__(self, shard: Shard) -> None:
         self.epoch, self.source, self.start, self.stop = shard.epoch, shard.source, shard.start, shard.stop
@@ -40,7 +40,7 @@ class HeldShard:
         self.offset = 0
         """Samples that `batch_end` has reported."""
         self.batch: range | None = None
-        """Handed out by `batches` and not ended yet."""
+        """The batch of `batches` that has not ended yet."""
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -50,7 +50,7 @@ class HeldShard:
         return f"HeldShard(epoch {self.epoch}, samples {self.start} to {self.stop}{where})"
 
     def batches(self, size: int) -> Iterator[range]:
-        """What is left of the shard in batches of `size`; the last may be shorter. End each with `gyrostat.batch_end()`."""
+        """The rest of the shard in batches of `size`; the last may be shorter. End each with `gyrostat.batch_end()`."""
         if not isinstance(size, int) or size < 1:
             raise UsageError(f"the size of a batch must be a whole number of at least 1, got {size!r}")
         while self.offset < len(self):
@@ -73,9 +73,9 @@ class ShardSource:
         self.step = 0
         """Batches ended, over all runs."""
         self.resumed_from: Path | None = None
-        """The directory into which the program wrote what it goes on from; None if this is a first start."""
+        """The directory that the program wrote in the save it resumes from; None if this is a first start."""
         self.refused: list[str] = []
-        """Newer saves that could not be used, and why."""
+        """Why newer saves cannot be used."""
         if saves is not None:
             save, self.refused = saves.newest()
             if save is not None:
@@ -93,14 +93,14 @@ class ShardSource:
         return self._queues.todo + self._queues.doing
 
     def __iter__(self) -> Iterator[HeldShard]:
-        if _Process.feed is not self:
-            raise Misuse("this feed is closed; make another with gyrostat.shards(…)")
+        if _Process.source is not self:
+            raise Misuse("this loop over shards is closed; make another with gyrostat.shards(…)")
         for epoch in range(self._queues.epoch, self._epochs):
             while True:
                 answer = self._queues.ask(AskShard(_ME, epoch), time.monotonic())
                 if isinstance(answer, EpochOver):
                     break
-                assert not isinstance(answer, WaitForShard), answer  # there is nobody else to wait for
+                assert not isinstance(answer, WaitForShard), answer  # no other worker holds shards
                 self._shard = HeldShard(answer)
                 yield self._shard
                 if self._shard is not None:
@@ -121,7 +121,7 @@ class ShardSource:
             )
         if shard.batch is not None and samples not in (None, len(shard.batch)):
             raise UsageError(
-                f"gyrostat.batch_end({samples}), but shard.batches has handed out a batch of {len(shard.batch)}"
+                f"gyrostat.batch_end({samples}), but its batch has {len(shard.batch)} samples; leave the number out"
             )
         count = len(shard.batch) if shard.batch is not None else samples
         if not isinstance(count, int) or not 0 <= count <= len(shard) - shard.offset:
@@ -130,7 +130,7 @@ class ShardSource:
             )
         report = ShardReport(_ME, self._queues.term, ((shard.lease, shard.offset + count),))
         verdict = self._queues.report(report, time.monotonic())
-        assert verdict.accepted, verdict.reason  # nobody else takes shards
+        assert verdict.accepted, verdict.reason  # no other worker takes shards
         shard.offset += count
         shard.batch = None
         self.step += 1
@@ -138,7 +138,7 @@ class ShardSource:
             self._shard = None
 
     def save(self, write: Writer) -> Path:
-        """Keep what `write` writes, and the queues, as one. Call it where every update made has been reported."""
+        """Save what `write` writes and the queues, atomically. Call it when every update has been reported."""
         if self._saves is None:
             raise UsageError("there is nowhere to save to; give gyrostat.shards(…, directory=…)")
         if self._shard is not None and self._shard.batch is not None:
@@ -146,20 +146,20 @@ class ShardSource:
         return self._saves.write(self.step, self._queues.to_state(), write)
 
     def close(self) -> None:
-        """Let go of the directory, which otherwise the end of the process does. What was not reported stays to be done."""
+        """Release the directory, as the end of the process does. Samples that were not reported stay in TODO."""
         self._end()
         if self._saves is not None:
             self._saves.close()
 
     def _end(self) -> None:
-        if _Process.feed is self:
-            _Process.feed = None
+        if _Process.source is self:
+            _Process.source = None
 
 
 class _Process:
-    """This process's feed: one at a time, which `batch_end` reports to."""
+    """This process's source, to which `batch_end` reports; one at a time."""
 
-    feed: ShardSource | None = None
+    source: ShardSource | None = None
 
 
 def shards(
@@ -175,8 +175,8 @@ def shards(
 ) -> ShardSource:
     """The shards of `samples` indexed samples, or of `files` (names with the number of samples in each), to loop over.
 
-    Every epoch has every sample exactly once, shards in another random order each time (`shuffle=False`: as they
-    lie). `directory` is where saves go, the newest `keep` of them; a program started anew goes on from the newest.
+    Every epoch has every sample exactly once, with shards in a new random order (`shuffle=False`: in their own order).
+    `directory` holds the newest `keep` saves; a program that is started again resumes from the newest.
     """
     if (samples is None) == (files is None):
         raise UsageError("gyrostat.shards needs either a number of samples or files=…")
@@ -184,7 +184,7 @@ def shards(
         raise UsageError(f"epochs must be a whole number of at least 0, got {epochs!r}")
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
-    if _Process.feed is not None:
+    if _Process.source is not None:
         raise Misuse(
             "this process is in the middle of another gyrostat.shards(…); finish it, or close() it first"
         )
@@ -194,27 +194,27 @@ def shards(
         assert files is not None
         pairs = list(files.items() if isinstance(files, Mapping) else files)
         layout = ShardLayout.of_files(pairs, shard_size)
-    queues = Queues(layout, seed=seed, shuffle=shuffle, lease_seconds=inf)  # nobody else could take over
+    queues = Queues(layout, seed=seed, shuffle=shuffle, lease_seconds=inf)  # no other worker could take over
     saves = Saves(Path(directory), keep=keep) if directory is not None else None
     try:
-        feed = ShardSource(queues, epochs=epochs, saves=saves)
+        source = ShardSource(queues, epochs=epochs, saves=saves)
     except BaseException:
         if saves is not None:
             saves.close()
         raise
-    _Process.feed = feed
-    return feed
+    _Process.source = source
+    return source
 
 
 def batch_end(samples: int | None = None, *, save: Writer | None = None) -> None:
     """An update was made: of the batch that `shard.batches` gave last, or of the next `samples` of the shard.
 
-    With `save`, parameters and queues are then kept as one: `save(path)` writes whatever the program needs to go on into the
-    directory `path`, in its own format, and finds it again at `feed.resumed_from`.
+    With `save`, parameters and queues are then saved together: `save(path)` writes what the program needs to resume into the
+    directory `path`, in its own format; after a restart it is at `source.resumed_from`.
     """
-    feed = _Process.feed
-    if feed is None:
+    source = _Process.source
+    if source is None:
         raise Misuse("gyrostat.batch_end before gyrostat.shards(…), or after its end")
-    feed.batch_end(samples)
+    source.batch_end(samples)
     if save is not None:
-        feed.save(save)
+        source.save(save)

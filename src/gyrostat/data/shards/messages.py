@@ -1,10 +1,10 @@
-"""What a worker asks, and what it is answered. Plain frozen values, so that they can travel.
+"""Requests of workers and their replies. Plain frozen values, so that they can be sent.
 
-    Ask     → Shard, Wait or EpochOver
-    Report  → Verdict
-    Leave   → nothing
+    AskShard     → Shard, WaitForShard or EpochOver
+    ShardReport  → ReportVerdict
+    LeaveShards  → None
 
-A worker reports together with the update that its samples went into: the report and the update hold, or neither does.
+A worker reports samples together with the update that they went into: either both are accepted, or neither is.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ class AskShard:
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Samples `start` … `stop`-1 are the worker's, until it reports them or falls silent for longer than the lease."""
+    """Samples `start` … `stop`-1 belong to the worker, until it reports them or its lease expires."""
 
     lease: int
-    """Names this handing-out; no other has the same number within a term."""
+    """Identifies this assignment; unique within a term."""
     term: int
-    """Whose queues it came from. Those restored after a failure have another term, and refuse reports about this one."""
+    """The term of the queues. Queues restored after a failure have a new term, and refuse reports about earlier ones."""
     epoch: int
     source: str | None
     """The file; None for indices into a dataset."""
@@ -40,7 +40,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class WaitForShard:
-    """Nothing to do now, but some may come back: the last shards of the epoch are with other workers."""
+    """No shard is available now, but one may be returned: other workers hold the last ones of the epoch."""
 
     reason: str
 
@@ -54,9 +54,9 @@ class EpochOver:
 
 @dataclass(frozen=True, slots=True)
 class ShardReport:
-    """How far a worker is in each shard it holds: the samples that went into its updates, counted from the shard's start.
+    """A worker's progress in each shard it holds: the samples that went into its updates, counted from the shard's start.
 
-    Shards that it holds but has not begun are listed with 0: being listed is what keeps a lease alive.
+    Shards that it has not begun are listed with 0: a report renews the leases that it lists.
     """
 
     worker: str
@@ -67,7 +67,7 @@ class ShardReport:
 
 @dataclass(frozen=True, slots=True)
 class ReportVerdict:
-    """Whether a report holds, as a whole. If not, nothing of it counts, and the update that came with it must not either."""
+    """Whether a report is accepted, as a whole. If not, the update that belongs to it must be dropped too."""
 
     accepted: bool
     reason: str = ""
@@ -75,14 +75,14 @@ class ReportVerdict:
 
 @dataclass(frozen=True, slots=True)
 class LeaveShards:
-    """A worker goes. What it has not reported goes back."""
+    """A worker leaves. Samples that it has not reported are returned."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class ReturnedShards:
-    """What went back to TODO, and why: for the log."""
+    """Samples that were returned to TODO, and why; for the log."""
 
     worker: str
     lease: int

@@ -1,13 +1,13 @@
 """TODO and DOING: the queues of one epoch after the other, and every decision about them. Pure; time is an argument.
 
-TODO is a place in a random order of shard numbers, which is computed and not stored (`../bijection.py`), and the pieces that
-came back. DOING is what workers hold, with how far they have reported. A worker that leaves, dies, or falls silent
-gives back what it has not reported. So every sample is at any time in exactly one of TODO, DOING and done.
+TODO is a position in a random order of shard numbers, which is computed and not stored (`../bijection.py`), and the ranges that
+were returned. DOING is the ranges that workers hold, with the samples they have reported. What a worker has not reported is
+returned when it leaves, dies, or its lease expires. So every sample is at any time in exactly one of TODO, DOING and done.
 
-The state is plain data for JSON. Saved with the parameters that the reported samples went into, and restored with
-them, it keeps "exactly once" true of the restored parameters: what was reported later is forgotten together with its updates.
+The state is plain data for JSON. Saved and restored together with the parameters that the reported samples went into, it keeps
+"exactly once" true for the restored parameters: later reports are forgotten together with their updates.
 
-A network may repeat requests: whoever serves this keeps the last answers, and gives a repeated request its first one.
+A network may repeat requests: the service in front keeps its last replies, and returns the same one to a repeated request.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ FORMAT = 1
 
 @dataclass(slots=True)
 class _Held:
-    """A range of samples in a worker's hands."""
+    """A range of samples that a worker holds."""
 
     worker: str
     start: int
@@ -52,7 +52,7 @@ class _Held:
 
 
 class _State(TypedDict):
-    """What `to_state` gives and `restore` takes."""
+    """The result of `to_state`, and the argument of `restore`."""
 
     layout: dict[str, Any]
     epoch: int
@@ -77,9 +77,9 @@ class Queues:
         lease_seconds: float = 60.0,
         term: int = 0,
     ) -> None:
-        """`grain`: shards are cut only at multiples of it, where that has to be (a batch size, say).
+        """`grain`: shards are divided only at multiples of it, such as a batch size.
 
-        `lease_seconds`: for how long a worker may be silent. `term`: see `Shard`; whoever restores queues gives a new one.
+        `lease_seconds`: how long a worker may be silent. `term`: see `Shard`; restored queues need a new one.
         """
         if not isinstance(grain, int) or grain < 1:
             raise UsageError(f"grain must be a whole number of at least 1, got {grain!r}")
@@ -92,7 +92,7 @@ class Queues:
         self._first_expiry = float("inf")
         self.begin_epoch(0)
 
-    # What there is.
+    # Counts.
 
     @property
     def epoch(self) -> int:
@@ -100,7 +100,7 @@ class Queues:
 
     @property
     def todo(self) -> int:
-        """Samples that nobody has."""
+        """Samples that no worker holds."""
         return self._todo
 
     @property
@@ -121,7 +121,7 @@ class Queues:
     # Requests.
 
     def answer(self, request: Request, now: float) -> Answer:
-        """Any request."""
+        """The reply to any request."""
         match request:
             case AskShard():
                 return self.ask(request, now)
@@ -132,7 +132,7 @@ class Queues:
                 return None
 
     def ask(self, request: AskShard, now: float) -> Shard | WaitForShard | EpochOver:
-        """The next shard for a worker. When the epoch is over, asking for the next one begins it."""
+        """The next shard for a worker. A request for the next epoch begins it, if this one is over."""
         self.expire(now)
         if request.epoch < self._epoch:
             return EpochOver(request.epoch)
@@ -160,7 +160,7 @@ class Queues:
         return Shard(lease, self.term, self._epoch, source, first, first + stop - start)
 
     def report(self, request: ShardReport, now: float) -> ReportVerdict:
-        """Take note of a worker's offsets, all or none. A refused report changes nothing."""
+        """Record a worker's offsets, all or none. A refused report changes nothing."""
         why = self._refusal(request)
         if why is not None:
             return ReportVerdict(False, why)
@@ -176,7 +176,7 @@ class Queues:
         return ReportVerdict(True)
 
     def release(self, worker: str, reason: str) -> list[ReturnedShards]:
-        """A worker has left or died: what it holds and has not reported goes back."""
+        """A worker has left or died: return the samples that it holds and has not reported."""
         self._speeds.leave(worker)
         return [
             self._give_back(lease, reason)
@@ -184,19 +184,19 @@ class Queues:
         ]
 
     def expire(self, now: float) -> list[ReturnedShards]:
-        """Take back what workers hold that have been silent for too long. Asking does this first; call it to learn of it."""
+        """Return samples whose lease has expired. `ask` does this first; the result is for the log."""
         if now < self._first_expiry:
             return []
         silent = [lease for lease, held in self._held.items() if held.expires <= now]
         returned = []
         for lease in silent:
             self._speeds.leave(self._held[lease].worker)
-            returned.append(self._give_back(lease, f"not heard of for {self._lease_seconds:g} s"))
+            returned.append(self._give_back(lease, f"silent for {self._lease_seconds:g} s"))
         self._first_expiry = min((held.expires for held in self._held.values()), default=float("inf"))
         return returned
 
     def begin_epoch(self, epoch: int) -> None:
-        """All samples are TODO again, in another order; what is left of the epoch before is dropped."""
+        """Put all samples into TODO, in a new order; the rest of the epoch before is dropped."""
         self._epoch = epoch
         self._order = Bijection(self.layout.shards, self.seed, epoch)
         self._next_shard = 0
@@ -221,7 +221,7 @@ class Queues:
         return self._order[self._next_shard] if self.shuffle else self._next_shard
 
     def _take(self, samples: int) -> tuple[int, int]:
-        """So many samples off the next piece of TODO, or shard."""
+        """At most `samples` samples of the next returned range, or else of the next shard."""
         if self._returned:
             start, stop = self._returned.popleft()
         else:
@@ -245,7 +245,7 @@ class Queues:
         return ReturnedShards(held.worker, lease, held.stop - start, reason)
 
     def _refusal(self, request: ShardReport) -> str | None:
-        """Why a report does not hold."""
+        """Why a report is refused; None if it is accepted."""
         if request.term != self.term:
             return f"of term {request.term}; this is term {self.term}, restored from a saved state: load that and ask again"
         for lease, offset in request.offsets:
@@ -276,7 +276,7 @@ class Queues:
         }
 
     def restore(self, state: Mapping[str, Any], *, now: float) -> None:
-        """Be what `to_state` told. Holders have their leases anew; release those who are not there any more."""
+        """Restore what `to_state` returned. Leases begin anew; call `release` for workers that have gone."""
         saved = self._checked(state)
         self.begin_epoch(saved["epoch"])
         self._next_shard, self._next_lease = saved["next_shard"], saved["next_lease"]
@@ -306,11 +306,11 @@ class Queues:
         mine = self._layout_state()
         differs = [name for name in mine if saved["layout"].get(name) != mine[name]]
         if differs:
-            told = ", ".join(
+            differences = ", ".join(
                 f"{name} = {saved['layout'].get(name)!r} (here {mine[name]!r})" for name in differs
             )
             raise ForeignCheckpoint(
-                f"these shard queues were saved for other data: {told}; give the same dataset, "
+                f"these shard queues were saved for other data: {differences}; give the same dataset, "
                 "shard_size, seed and shuffle, or start anew in another directory"
             )
         held = sum(stop - start for _, _, start, stop, _ in saved["doing"])
@@ -320,6 +320,6 @@ class Queues:
             <= mine["samples"] - held
         ):
             raise MalformedState(
-                f"the shard queues do not add up: {saved['todo']} samples to do, {held} in workers' hands"
+                f"the shard queues do not add up: {saved['todo']} samples to do, {held} held by workers; use another save"
             )
         return saved

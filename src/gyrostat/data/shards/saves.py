@@ -1,10 +1,10 @@
-"""A directory that keeps shard queues and somebody's parameters together: both of one step, or neither.
+"""A directory that keeps shard queues and a program's parameters together: both of one step, or neither.
 
-    DIRECTORY/step-00000120/    what the program wrote, in whatever format it likes
+    DIRECTORY/step-00000120/    what the program wrote, in its own format
                  shards.json    the queues at that step; size and SHA-256 of every file, its own included
 
-A save is written under another name, synced, and renamed into place: a crash at any instant leaves the ones before it. A lock
-that dies with its process keeps a second process from driving the same directory.
+A save is written under another name, synced, and renamed into place: a crash at any instant leaves earlier ones intact. A lock,
+which ends with its process, keeps a second process from using the same directory.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ class _Index(msgspec.Struct, frozen=True):
     """SHA-256 of the same with an empty digest."""
 
     def signed(self) -> _Index:
-        told = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
-        return msgspec.structs.replace(self, digest=sha256(told).hexdigest())
+        unsigned = msgspec.json.encode(msgspec.structs.replace(self, digest=""))
+        return msgspec.structs.replace(self, digest=sha256(unsigned).hexdigest())
 
 
 @dataclass(frozen=True)
 class Save:
-    """One that is whole."""
+    """A complete save."""
 
     path: Path
     step: int
@@ -68,11 +68,11 @@ class Saves:
         except OSError:
             os.close(self._lock)
             raise UsageError(
-                f"another process takes its shards from {directory} right now; wait for its end, or use another directory"
+                f"another process uses the shards of {directory}; wait for its end, or use another directory"
             ) from None
 
     def newest(self) -> tuple[Save | None, list[str]]:
-        """The newest whole save, and why newer ones could not be used. If there are some but none is whole: an error."""
+        """The newest complete save, and why newer ones cannot be used. Raises if saves exist and none is complete."""
         refused: list[str] = []
         for path in reversed(self._oldest_first()):
             try:
@@ -86,7 +86,7 @@ class Saves:
         return None, []
 
     def write(self, step: int, queues: dict[str, Any], program: Callable[[Path], object]) -> Path:
-        """`program` writes its own state into the directory it is given; the queues go beside it."""
+        """Write a save: `program` writes its own state into the directory it is given; the queues are written beside it."""
         writing = self.directory / _WRITING
         shutil.rmtree(writing, ignore_errors=True)
         writing.mkdir()
@@ -114,12 +114,12 @@ class Saves:
         return [path for _, path in self._by_age()]
 
     def _by_age(self) -> list[tuple[tuple[int, int], Path]]:
-        """All saves with the numbers in their names, by these: as text, 10 would come before 9."""
+        """All saves with the numbers in their names, sorted by them: as text, 10 would precede 9."""
         named = ((path, _NAME.fullmatch(path.name)) for path in self.directory.iterdir())
         return sorted(((int(name["step"]), int(name["number"] or 0)), path) for path, name in named if name)
 
     def _free_name(self, step: int) -> Path:
-        """A step may be saved twice: where a newer save was damaged, or nothing was trained since. Neither is overwritten."""
+        """A step may be saved twice: if a newer save was damaged, or nothing was trained since. Neither is overwritten."""
         same_step = [number for (saved, number), _ in self._by_age() if saved == step]
         suffix = f".{max(same_step) + 1}" if same_step else ""
         return self.directory / f"step-{step:08d}{suffix}"
@@ -136,7 +136,7 @@ def _read(path: Path) -> Save:
     except (OSError, msgspec.DecodeError) as error:
         raise DamagedCheckpoint(f"{path / INDEX} cannot be read: {error}") from error
     if index != index.signed():
-        raise DamagedCheckpoint(f"{path / INDEX} is not what was written")
+        raise DamagedCheckpoint(f"{path / INDEX} is damaged: its digest is wrong")
     for name, wanted in index.files.items():
         try:
             found = _described(path / name)
@@ -144,7 +144,7 @@ def _read(path: Path) -> Save:
             raise DamagedCheckpoint(f"{path / name} cannot be read: {error}") from error
         if found != wanted:
             raise DamagedCheckpoint(
-                f"{path / name} is not what was written: {found.size} bytes, {wanted.size} then"
+                f"{path / name} is damaged: {found.size} bytes, {wanted.size} when it was written"
             )
     return Save(path, index.step, index.queues)
 

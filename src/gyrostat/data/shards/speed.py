@@ -1,8 +1,8 @@
-"""Who is slow, and how much of a shard a worker gets. Measured from reports; forgotten on a restart.
+"""Measures the speed of workers from their reports, and decides how much of a shard a worker gets. Not kept over a restart.
 
-That fast workers get more follows from asking. What asking alone does not prevent is that a straggler takes a whole shard
-near the end of an epoch, and everybody waits for it. So it gets a smaller piece: its speed's share of a median worker's.
-And when less than a shard for each is left, what is left is dealt out in fair pieces.
+Fast workers get more because they ask more often. But a straggler could take a whole shard near the end of an epoch, and all
+others would wait for it. So it gets a smaller part of one: its speed relative to the median. And when less than a shard for
+each worker is left, the rest is divided evenly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import median
 
 STRAGGLER = 1.2
-"""A worker is one if the median is so many times as fast. EDL (§5.2) looks for the same."""
+"""A worker is a straggler if the median is this many times as fast, as in EDL (§5.2)."""
 _SMOOTHING = 0.3
 
 
@@ -22,7 +22,7 @@ class _Measured:
     """Reported since then."""
     rate: float | None = None
     waiting: bool = False
-    """It had nothing to do: the time until it has again is not its fault."""
+    """It has no shard: this time does not count."""
 
 
 class Speeds:
@@ -48,7 +48,7 @@ class Speeds:
         self._workers[worker].waiting = True
 
     def begin(self, worker: str, now: float) -> None:
-        """It gets a shard."""
+        """A worker gets a shard."""
         measured = self._workers[worker]
         if measured.waiting:
             measured.waiting, measured.since, measured.samples = False, now, 0
@@ -68,7 +68,7 @@ class Speeds:
             self._reports_until_median -= 1
 
     def share(self, worker: str) -> float:
-        """1, or for a straggler the part of a median worker's speed that it has."""
+        """1, or for a straggler its speed divided by the median."""
         rate = self._workers[worker].rate
         if rate is None:
             return 1.0
@@ -83,7 +83,7 @@ class Speeds:
 def portion(*, available: int, todo: int, workers: int, share: float, grain: int) -> int:
     """How many of the `available` samples of a shard a worker gets; a multiple of `grain`, or all of them.
 
-    `todo` samples are not handed out yet, these included, and `workers` are there to take them.
+    `todo`: samples that no worker holds, these included. `workers`: the number of workers.
     """
     wanted = min(available * share, todo / workers)
     pieces = max(1, -(-wanted // grain))

@@ -1,6 +1,6 @@
-"""The seam between checkpoints and the file system: every call that changes something there.
+"""Every call by which checkpoints change the file system.
 
-A test replaces it to let the power fail, or the disk fill up, at the k-th call.
+`faultydisk.py` replaces it in tests to simulate a power cut, or a full disk, at the k-th call.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 from gyrostat.engine.checkpoint.manifest import FileRecord
 
 _SLICE = 64 * 1024 * 1024
-"""The most that is written, or hashed, at once."""
+"""The largest piece that is written, or hashed, at once."""
 
 
 class Disk:
-    """The real one."""
+    """The file system of this machine."""
 
     def make_directory(self, path: Path) -> None:
         os.mkdir(path)
@@ -27,11 +27,11 @@ class Disk:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
     def write(self, descriptor: int, data: memoryview) -> int:
-        """Write a part of `data`; how much of it was written is returned."""
+        """Write a part of `data`; returns how many bytes."""
         return os.write(descriptor, data)
 
     def sync(self, descriptor: int) -> None:
-        """Return when all that was written is safe."""
+        """Return when everything written would survive a power cut."""
         os.fsync(descriptor)
 
     def rename(self, old: Path, new: Path) -> None:
@@ -45,7 +45,7 @@ class Disk:
 
 
 def write_file(disk: Disk, path: Path, chunks: Iterable[bytes | memoryview]) -> FileRecord:
-    """Write a new file to safety; its size and checksum are those of what was asked to be written."""
+    """Write and sync a new file. Returns the size and checksum of `chunks`."""
     size, checksum = 0, sha256()
     descriptor = disk.create(path)
     try:
@@ -63,7 +63,7 @@ def write_file(disk: Disk, path: Path, chunks: Iterable[bytes | memoryview]) -> 
 
 
 def sync_directory(disk: Disk, path: Path) -> None:
-    """Make names in a directory safe."""
+    """Sync the names in a directory."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         disk.sync(descriptor)
@@ -72,7 +72,7 @@ def sync_directory(disk: Disk, path: Path) -> None:
 
 
 def make_directories(disk: Disk, path: Path) -> None:
-    """The directory and its parents, each made safe in its own parent."""
+    """Make the directory and its parents, each synced in its own parent."""
     if not path.is_dir():
         make_directories(disk, path.parent)
         disk.make_directory(path)
@@ -80,7 +80,7 @@ def make_directories(disk: Disk, path: Path) -> None:
 
 
 def remove(disk: Disk, path: Path) -> None:
-    """A file, a link, or a directory of files."""
+    """Remove a file, a link, or a directory of files."""
     if path.is_symlink() or not path.is_dir():
         disk.remove_file(path)
         return

@@ -1,7 +1,7 @@
-"""Plain files in and out: a file of another program becomes a checkpoint, a checkpoint a plain state_dict.
+"""Imports a file of another program as a checkpoint, and exports state_dicts of a checkpoint as plain files.
 
-Reading a file of `torch.save` is the one place where a pickle is read, at the user's explicit request and
-with torch's `weights_only`, which makes tensors and plain values and nothing else.
+This is the only module that reads a pickle: a file of `torch.save`, at the user's explicit request, with torch's
+`weights_only`, which makes only tensors and plain values.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ _USUAL = {
     ),
     "scaler": ("scaler", "scaler_state_dict", "grad_scaler"),
 }
-"""What training scripts call these things, by the names that gyrostat's examples track them under."""
+"""The names that training scripts use, by the name under which gyrostat's examples track the object."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Picked:
-    """State dicts found in a plain file, by the names they are to be tracked under; and what else it had."""
+    """The state dicts chosen from a file, by the name to track them under, and the entries that were left out."""
 
     states: dict[str, Any]
     left_out: list[str]
 
 
 def read_plain(path: Path) -> Any:
-    """What a .safetensors file, or one of `torch.save`, holds."""
+    """The content of a .safetensors file, or of one of `torch.save`."""
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
@@ -69,7 +69,7 @@ def pick(loaded: Any, wanted: Mapping[str, str], *, keep_prefix: bool = False) -
     if not isinstance(loaded, Mapping):
         raise UsageError(f"the file holds a {type(loaded).__name__}, not a state_dict or a dict of them")
     if not loaded:
-        raise UsageError("the file holds nothing")
+        raise UsageError("the file is empty; give one that holds a state_dict, or a dict of them")
     entries = list(map(str, loaded))
     if wanted:
         chosen = {name: _entry(loaded, entry) for name, entry in wanted.items()}
@@ -81,7 +81,9 @@ def pick(loaded: Any, wanted: Mapping[str, str], *, keep_prefix: bool = False) -
         chosen = {name: loaded[entry] for name, entry in usual.items() if entry is not None}
         left_out = [entry for entry in entries if entry not in usual.values()]
     if not chosen:
-        raise UsageError(f"nothing usual is in the file; say what is what, as in --map model={entries[0]}")
+        raise UsageError(
+            f"the file has no entry with a usual name, only {', '.join(entries)}; name one, as in --map model={entries[0]}"
+        )
     return Picked(
         states={name: state if keep_prefix else _without_prefix(state) for name, state in chosen.items()},
         left_out=left_out,
@@ -89,7 +91,7 @@ def pick(loaded: Any, wanted: Mapping[str, str], *, keep_prefix: bool = False) -
 
 
 def imported(states: Mapping[str, Any], *, step: int, epoch: int) -> JobSnapshot:
-    """A snapshot that brings these states, and leaves contexts to begin afresh at the start of an epoch."""
+    """A snapshot of these states at the start of an epoch; its contexts begin afresh."""
     return JobSnapshot(
         job={},
         fingerprint={},
@@ -100,11 +102,11 @@ def imported(states: Mapping[str, Any], *, step: int, epoch: int) -> JobSnapshot
 
 
 def state_dict_of(snapshot: JobSnapshot, name: str) -> dict[str, Any]:
-    """The state_dict of what was tracked under this name."""
+    """The state_dict of the object tracked under this name."""
     tracked: dict[str, Any] = snapshot.shared["tracked"]
     if name not in tracked:
         raise UsageError(
-            f"nothing is tracked as {name!r} in this checkpoint; there is {', '.join(sorted(tracked))}"
+            f"nothing is tracked as {name!r} in this checkpoint; use one of {', '.join(sorted(tracked))}"
         )
     return dict(tracked[name])
 
@@ -112,7 +114,7 @@ def state_dict_of(snapshot: JobSnapshot, name: str) -> dict[str, Any]:
 def write_plain(state: dict[str, Any], path: Path) -> None:
     """A state_dict as a file for other programs: .safetensors, or for torch.load .pt or .pth."""
     if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise UsageError(f"{path.name} does not say what to write; use .safetensors, .pt or .pth")
+        raise UsageError(f"{path.name} has no known ending; use .safetensors, .pt or .pth")
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         if path.suffix == ".safetensors":
@@ -128,7 +130,7 @@ def write_plain(state: dict[str, Any], path: Path) -> None:
 
 
 def _entry(loaded: Mapping[str, Any], entry: str) -> Any:
-    """`a.b` is the entry of that name, or else the entry b of the entry a. Nothing is the whole file."""
+    """`a.b` is the entry of that name, or else the entry b of the entry a. An empty name is the whole file."""
     value: Any = loaded
     parts = [entry] if entry in loaded else entry.split(".")
     for part in parts if entry else []:
@@ -145,14 +147,14 @@ def _first(loaded: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
 
 
 def _without_prefix(state: Any) -> Any:
-    """Only if every name has it: a module may well have a part that is called `module`."""
+    """Only if every name has it: a module may have a submodule that is called `module`."""
     if state and all(isinstance(key, str) and key.startswith("module.") for key in state):
         consume_prefix_in_state_dict_if_present(state, "module.")
     return state
 
 
 def _separate_tensors(state: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """safetensors holds tensors only, and tied ones not at all: each gets memory of its own."""
+    """safetensors holds only tensors, and no tied ones: each gets memory of its own."""
     for name, value in state.items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(

@@ -1,8 +1,7 @@
-"""A disk that fails on purpose, for tests of checkpoints and of whatever writes them.
+"""A disk that fails on purpose, for tests of checkpoints.
 
-`PowerCut` at the k-th call ends everything there: later calls do not happen, half of a write may have, and,
-at worst, nothing that was not yet synced is left. `full_at` is a disk that has no room left from its k-th
-call on; removing still works.
+`cut_at=k`: the k-th call and all later ones raise `PowerCut`. `torn`: half of that write was made. `forgetful`: whatever was
+not synced is lost. `full_at=k`: from the k-th call on the disk has no room; removing still works.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from gyrostat.engine.checkpoint.disk import Disk
 
 
 class PowerCut(BaseException):
-    """The machine is off. Not an Exception, since no program can handle it."""
+    """The machine is off. A BaseException, since no program can handle it."""
 
 
 class FaultyDisk(Disk):
-    """Counts its calls from 1 and fails at the one it is told to."""
+    """Counts its calls from 1 and fails as its arguments say."""
 
     def __init__(
         self,
@@ -30,10 +29,10 @@ class FaultyDisk(Disk):
         forgetful: bool = False,
     ) -> None:
         self.calls: list[str] = []
-        """What was called, by name."""
+        """The names of the calls so far."""
         self._cut_at, self._full_at = cut_at, full_at
         self._torn, self._forgetful = torn, forgetful
-        self._unsynced: dict[int, int] = {}  # a descriptor of our own by inode, since files are renamed
+        self._unsynced: dict[int, int] = {}  # by inode: a descriptor of our own, since files are renamed
         self._renames: list[tuple[Path, Path]] = []
         self._off = False
 
@@ -91,7 +90,7 @@ class FaultyDisk(Disk):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def _forget(self) -> None:
-        """Lose what a machine may lose when its power goes: contents and names that were not synced."""
+        """Lose what a power cut may lose: contents and names that were not synced."""
         if not self._off or not self._forgetful:
             return
         for descriptor in self._unsynced.values():

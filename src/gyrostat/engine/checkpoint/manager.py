@@ -75,7 +75,9 @@ class CheckpointManager:
         self._supervisor = supervisor
         self._store = None if policy is None else CheckpointStore(Path(policy.directory), keep=policy.keep)
         self._writer = (
-            None if self._store is None else Writer(self._store, done=self._tell_all, spoiled=self._ask_again)
+            None
+            if self._store is None
+            else Writer(self._store, done=self._tell_all, invalidated=self._ask_again)
         )
         self._turns = CheckpointSchedule(every=0 if policy is None else policy.every)
         self._memory_ready = self._turns.every == 0  # where no turn comes, memory may never be needed

@@ -1,8 +1,7 @@
-"""manifest.json: all of a checkpoint but the elements of its tensors, with the checksums of all files.
+"""manifest.json: everything in a checkpoint except the elements of its tensors, with the checksums of all files.
 
-The file is `{"sha256":"…","content":…}` and a newline, and not a byte else: the checksum is that of the bytes
-of the content as they stand, so that a change of any single byte is noticed. File names are not taken from
-it.
+The file is exactly `{"sha256":"…","content":…}` and a newline. The checksum is that of the bytes of the content, so that a
+change of any single byte is detected. File names are not read from it.
 """
 
 from __future__ import annotations
@@ -27,16 +26,18 @@ _START = len(_PREFIX) + 64 + len(_MIDDLE)
 
 
 class FileRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a file must be."""
+    """The size and checksum that a file must have."""
 
     size: Annotated[int, msgspec.Meta(ge=0)]
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The content of the file."""
+
     format: int
     gyrostat: str
-    """Version that wrote it; for people, nothing depends on it."""
+    """The version that wrote it; informative."""
     torch: str
     created: float
     """Seconds since 1970."""

@@ -1,8 +1,7 @@
-"""Reading a single checkpoint, with every doubt resolved against it.
+"""Reads and checks a single checkpoint.
 
-Whatever is wrong with one becomes a DamagedCheckpoint with the reason; only real lack of memory gets through.
-Links are not followed, and only regular files are opened, so a directory from elsewhere can be looked at
-without worry.
+Anything wrong with one raises DamagedCheckpoint with the reason; only MemoryError gets through. Links are not followed, and
+only regular files are opened, so a directory from an untrusted source can be read safely.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from gyrostat.engine.checkpoint.snapshot import JobSnapshot
 from gyrostat.engine.state.statetree import MalformedState, Skeleton, TensorSpec, unflatten
 
 NAME = re.compile(r"step-(\d{8,18})(\.replaced)?")
-"""What a checkpoint's directory is called: its step, and a mark while it is being replaced."""
+"""The name of a checkpoint's directory: its step, and a suffix while it is being replaced."""
 
 _MANIFEST_LIMIT = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
 class Description:
-    """What a checkpoint says of itself, without its tensors having been read."""
+    """The manifest of a checkpoint, for display; its tensors were not read."""
 
     path: Path
     progress: Progress
@@ -42,18 +41,18 @@ class Description:
     gyrostat: str
     torch: str
     size: int
-    """Of all its files, in bytes."""
+    """Bytes of all files."""
     shared: list[TensorSpec]
     contexts: list[TensorSpec]
 
 
 def load(path: Path) -> JobSnapshot:
-    """The whole checkpoint. Raises DamagedCheckpoint if anything about it is not as it was written."""
+    """The whole checkpoint. Raises DamagedCheckpoint if anything is not as it was written."""
     return load_contents(path, read_manifest(path))
 
 
 def verify(path: Path) -> list[str]:
-    """What is wrong with a checkpoint; nothing if it is whole."""
+    """What is wrong with a checkpoint; empty if it is complete."""
     try:
         load(path)
     except CheckpointError as error:
@@ -62,7 +61,7 @@ def verify(path: Path) -> list[str]:
 
 
 def describe(path: Path) -> Description:
-    """What the manifest says. Raises DamagedCheckpoint if the manifest is damaged."""
+    """The manifest of a checkpoint. Raises DamagedCheckpoint if the manifest is damaged."""
     manifest = read_manifest(path)
     job = job_of(path, manifest)
     contexts = manifest.contexts.tree
@@ -89,7 +88,9 @@ def read_manifest(path: Path) -> Manifest:
             raise DamagedCheckpoint("it is not a directory")
         with _open_regular(path / MANIFEST) as file:
             if os.fstat(file.fileno()).st_size > _MANIFEST_LIMIT:
-                raise DamagedCheckpoint(f"{MANIFEST} is larger than any manifest")
+                raise DamagedCheckpoint(
+                    f"{MANIFEST} is larger than {_MANIFEST_LIMIT} bytes, the limit of a manifest"
+                )
             manifest = from_bytes(file.readall())
         if (name := NAME.fullmatch(path.name)) and int(name[1]) != manifest.progress.step:
             raise DamagedCheckpoint(f"it was renamed: its manifest says step {manifest.progress.step}")
@@ -101,7 +102,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def load_contents(path: Path, manifest: Manifest) -> JobSnapshot:
-    """The rest of a checkpoint whose manifest was read."""
+    """The whole checkpoint, whose manifest was read before."""
     return JobSnapshot(
         job=job_of(path, manifest),
         fingerprint=manifest.fingerprint,
@@ -142,7 +143,7 @@ def _read_tree(path: Path, skeleton: Skeleton, record: FileRecord) -> Any:
 
 
 def _open_regular(path: Path) -> FileIO:
-    # Not to follow a link, and not to wait for the other end of a pipe.
+    # O_NOFOLLOW: no links. O_NONBLOCK: do not wait for the other end of a pipe.
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""What a checkpoint holds, whole and taken apart, and what a search for one returns."""
+"""The content of a checkpoint, as a tree and flattened, and the result of a search for one."""
 
 from __future__ import annotations
 
@@ -14,27 +14,22 @@ from gyrostat.engine.state.statetree import Flat, Skeleton, flatten
 
 @dataclass(frozen=True, kw_only=True)
 class JobSnapshot:
-    """A job at a boundary. Values are trees as `engine.statetree` describes them."""
+    """A job at a boundary. Values are trees as `engine/state/statetree` describes them."""
 
     job: Mapping[str, Any]
-    """What makes it this job: number of virtual workers, seed, names of what is tracked, and so on."""
+    """The job's identity: number of virtual workers, seed, names of tracked objects, and so on."""
     fingerprint: Mapping[str, str]
-    """What else decides bits."""
+    """What else decides bits (`numerics/fingerprint.py`)."""
     progress: Progress
     shared: Any
     """The one copy of shared state."""
     contexts: Sequence[Any]
-    """The contexts of all virtual workers, in the order of their ranks. None if it was imported."""
-
-    @property
-    def imported(self) -> bool:
-        """Made from another program's file: it knows only a part of the above."""
-        return not self.contexts
+    """The contexts of all virtual workers, by rank. Empty if it was imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FlatSnapshot:
-    """A snapshot taken apart, as it is written. Skeletons are of their own; tensors may be those of the job."""
+    """A flattened snapshot, as it is written. Its skeletons are copies; its tensors may be those of the job."""
 
     job: Skeleton
     fingerprint: Mapping[str, str]
@@ -43,8 +38,8 @@ class FlatSnapshot:
     contexts: Flat
 
 
-def take_apart(snapshot: JobSnapshot) -> FlatSnapshot:
-    """Nothing is copied yet. Raises UsageError if something in it cannot be stored."""
+def flatten_snapshot(snapshot: JobSnapshot) -> FlatSnapshot:
+    """Flatten a snapshot, without copying tensors. Raises UsageError if a value cannot be stored."""
     job = flatten(dict(snapshot.job))
     if job.tensors:
         raise UsageError(f"{job.tensors[0][0]!r} in the job's identity is a tensor; use a plain value")
@@ -59,7 +54,7 @@ def take_apart(snapshot: JobSnapshot) -> FlatSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """The outcome of a search: the newest usable checkpoint, if any, and why newer ones were passed over."""
+    """The result of a search: the newest usable checkpoint, if any, and why newer ones cannot be used."""
 
     path: Path | None = None
     snapshot: JobSnapshot | None = None
@@ -71,7 +66,7 @@ class Found:
         return [str(error) for error in self.errors]
 
     def usable(self) -> JobSnapshot | None:
-        """The snapshot; None if there is no checkpoint; an error if there are some but none can be used."""
+        """The snapshot, or None if no checkpoint exists. Raises if checkpoints exist and none can be used."""
         if self.snapshot is None and self.errors:
             reasons = "\n".join(f"  {reason}" for reason in self.refused)
             raise type(self.errors[0])(

@@ -1,15 +1,14 @@
-"""The checkpoints of a job: writing one so that no cut-off can hurt, and finding the newest that can be used.
+"""The checkpoints of a job: writes one so that an interruption does no harm, and finds the newest that can be used.
 
-Saving goes in steps, and a cut-off in any of them leaves what was there before:
+An interruption at any of these steps leaves the checkpoints that existed before:
 
-    1. take the state apart; nothing is written if it cannot be stored
-    2. clear away what cut-off writes have left
-    3. write three files into a directory of another name, each to safety
-    4. rename it into place; only now does it exist
+    1. flatten the state; nothing is written if it cannot be stored
+    2. remove what interrupted writes have left
+    3. write and sync three files in a directory of another name
+    4. rename it into place; the checkpoint exists from now on
     5. remove old ones beyond the number to keep
 
-A step that is there already is set aside as `step-….replaced` for the instant between two renames; it is
-found under that name too.
+An existing checkpoint of the same step is renamed to `step-….replaced` between two renames; it is found under that name too.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import re
 import secrets
@@ -33,14 +33,16 @@ from gyrostat.engine.checkpoint import tensorfile
 from gyrostat.engine.checkpoint.disk import Disk, make_directories, remove, sync_directory, write_file
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, FORMAT, MANIFEST, SHARED, Manifest, to_bytes
 from gyrostat.engine.checkpoint.read import NAME, job_of, load_contents, read_manifest
-from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, JobSnapshot, take_apart
+from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, JobSnapshot, flatten_snapshot
 from gyrostat.engine.state.statetree import Flat
+
+logger = logging.getLogger(__name__)
 
 _UNFINISHED = re.compile(r"\.(writing|removing)-step-\d{8,18}(\.replaced)?-[0-9a-f]{8}")
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """The checkpoints in a directory by their names, newest first. They may be damaged."""
+    """The paths of checkpoints in a directory, newest first. They may be damaged."""
     try:
         names = [name for entry in directory.iterdir() if (name := NAME.fullmatch(entry.name))]
     except FileNotFoundError:
@@ -71,14 +73,14 @@ class CheckpointStore:
         self._disk = disk or Disk()
         self._now = now
 
-    # ---- writing
+    # Writing.
 
     def save(self, snapshot: JobSnapshot) -> Path:
-        """Write a checkpoint; when this returns, it will survive a loss of power."""
-        return self.write(take_apart(snapshot))
+        """Write a checkpoint; when this returns, it survives a power cut."""
+        return self.write(flatten_snapshot(snapshot))
 
     def write(self, snapshot: FlatSnapshot, confirm: Callable[[], None] = lambda: None) -> Path:
-        """As `save`, of a snapshot that was taken apart before. Not put in place if `confirm`, called before that, raises."""
+        """As `save`, of a flattened snapshot. `confirm` is called before it is put in place; if it raises, nothing is."""
         final = self.directory / f"step-{snapshot.progress.step:08d}"
         beside = self._beside("writing", final)
         try:
@@ -94,11 +96,12 @@ class CheckpointStore:
             if isinstance(error, OSError):
                 raise _write_error(final, error) from error
             raise
+        logger.info("checkpoint %s is in place", final, extra={"step": snapshot.progress.step})
         self._remove_old(snapshot.progress.step)
         return final
 
     def set_aside(self) -> Path | None:
-        """Move all checkpoints into a directory `earlier-1`, `earlier-2`, … below: for a job that starts anew here."""
+        """Move all checkpoints into a subdirectory `earlier-1`, `earlier-2`, …, for a job that starts from scratch."""
         found = list_checkpoints(self.directory)
         if not found:
             return None
@@ -144,18 +147,19 @@ class CheckpointStore:
         sync_directory(self._disk, self.directory)
 
     def _remove_old(self, written: int) -> None:
-        """All but the newest `keep` of those up to the one just written, and what it has replaced."""
+        """Remove all but the newest `keep` up to the one just written, and the one that it has replaced."""
         kept: set[int] = set()
         for path in list_checkpoints(self.directory):
             step = _step(path)
             if step > written:
                 continue
             if step in kept or len(kept) >= self.keep:
+                logger.debug("removing old checkpoint %s", path, extra={"step": step})
                 self._try_remove(path)
             kept.add(step)
 
     def _clear_leftovers(self) -> None:
-        """What cut-off saves and removals have left. One set aside whose successor never came is put back."""
+        """Remove what interrupted writes and removals have left. A replaced checkpoint without a successor is put back."""
         for entry in sorted(self.directory.iterdir()):
             name = NAME.fullmatch(entry.name)
             if name and name[2]:
@@ -168,7 +172,7 @@ class CheckpointStore:
                 self._try_remove(entry)
 
     def _try_remove(self, path: Path) -> None:
-        """Remove if possible. A checkpoint goes out of sight first, so that none is seen half removed."""
+        """Remove if possible. A checkpoint is renamed first, so that none is found half removed."""
         with contextlib.suppress(OSError):
             if NAME.fullmatch(path.name):
                 hidden = self._beside("removing", path)
@@ -179,15 +183,15 @@ class CheckpointStore:
     def _beside(self, doing: str, path: Path) -> Path:
         return path.with_name(f".{doing}-{path.name}-{secrets.token_hex(4)}")
 
-    # ---- finding
+    # Finding.
 
     def find(self, job: Mapping[str, Any], fingerprint: Mapping[str, str]) -> Found:
-        """The newest that is whole, of this job, and of this fingerprint. Damage does not raise."""
+        """The newest that is complete, of this job, and of this fingerprint. Damage does not raise."""
         errors: list[CheckpointError] = []
         for path in list_checkpoints(self.directory):
             try:
                 manifest = read_manifest(path)
-                partial = not manifest.contexts.tree  # imported: it knows only a part
+                partial = not manifest.contexts.tree  # imported: only some of the state
                 if differences := _differences(job_of(path, manifest), job, partial):
                     raise ForeignCheckpoint(f"checkpoint {path} is of another job: {differences}")
                 if differences := _differences(manifest.fingerprint, fingerprint, partial):
@@ -211,7 +215,7 @@ def _step(path: Path) -> int:
 
 
 def _differences(there: Mapping[str, Any], here: Mapping[str, Any], partial: bool) -> str:
-    """What differs, with both values; only what `there` has at all if it is partial."""
+    """What differs, with both values. `partial`: compare only the keys of `there`."""
     keys = [*there, *(key for key in here if key not in there and not partial)]
     return "; ".join(
         f"{key} is {_shown(there, key)} there and {_shown(here, key)} here"
@@ -226,7 +230,7 @@ def _shown(values: Mapping[str, Any], key: str) -> str:
 
 @contextlib.contextmanager
 def _held(directory: Path) -> Iterator[None]:
-    """Mark a directory as being written to, so that no other writer takes it for a leftover."""
+    """Lock a directory while it is written, so that no other writer removes it."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # some file systems have no locks

@@ -1,11 +1,10 @@
-"""Tensors in a safetensors file, streamed: one pass to write and one to read, with no copy of the whole.
+"""Tensors in a safetensors file, streamed: one pass to write and one to read, without a copy of the whole.
 
-The `safetensors` package reads these files too. It is not used here because it wants tensors of separate
-memory and all at once, writes past the seam in disk.py, and maps files on reading, where a checksum must come
-before use.
+The `safetensors` package can read these files. It is not used here because it needs all tensors at once and in separate
+memory, does not write through `disk.py`, and maps files on reading, where a checksum has to be verified before use.
 
-The header is a pure function of the tensors' names, types and shapes, which the manifest holds. So reading
-does not parse the header: it compares.
+The header is a function of the tensors' names, types and shapes, which the manifest holds. So reading compares the header
+instead of parsing it.
 """
 
 from __future__ import annotations
@@ -41,23 +40,25 @@ _NAMES = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-"""safetensors' names of element types. Tensors of others are stored as rows of bytes."""
+"""safetensors' names of element types. Tensors of other types are stored as rows of bytes."""
 
 _SLICE = 16 * 1024 * 1024
 
 
 def chunks(specs: Sequence[TensorSpec], tensors: Sequence[torch.Tensor]) -> Iterator[bytes | memoryview]:
-    """The whole file, piece by piece. A tensor on an accelerator is fetched only when its turn comes."""
+    """The whole file, piece by piece. A tensor on an accelerator is fetched when its piece is."""
     yield _header(specs)
     for index in _order(specs):
         yield tensor_bytes(tensors[index])
 
 
 def read(file: FileIO, specs: Sequence[TensorSpec], record: FileRecord) -> list[torch.Tensor]:
-    """The tensors, in the order of `specs`. DamagedCheckpoint if the file is not exactly as recorded."""
+    """The tensors, in the order of `specs`. Raises DamagedCheckpoint if the file is not as recorded."""
     header = _header(specs)
     if record.size != len(header) + sum(spec.size for spec in specs):
-        raise DamagedCheckpoint("the manifest contradicts itself about its size")
+        raise DamagedCheckpoint(
+            f"the manifest gives a size of {record.size} bytes, which its tensors do not have"
+        )
     checksum = sha256()
     _read_into(file, memoryview(found := bytearray(len(header))), checksum)
     if found != header:
@@ -81,7 +82,7 @@ def _read_into(file: FileIO, view: memoryview, checksum: Any) -> None:
 
 
 def _order(specs: Sequence[TensorSpec]) -> list[int]:
-    """Wide elements first, as the safetensors package does, so that all are aligned."""
+    """Wide elements first, as in the safetensors package, so that all are aligned."""
     return sorted(range(len(specs)), key=lambda index: -DTYPES[specs[index].dtype].itemsize)
 
 

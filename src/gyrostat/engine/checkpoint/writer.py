@@ -1,21 +1,21 @@
-"""Writes checkpoints behind the training that goes on.
+"""Writes checkpoints in the background while training continues.
 
-    1. `begin` copies the state, but for what only an update changes: so long training is blocked (hostcopy.py)
-    2. a thread copies the rest; an update that comes before it is done waits, in `settle` (latecopy.py)
-    3. the thread writes the copy, syncs, renames it into place and removes old ones (store.py), then calls `done`
-    4. `collect` returns what became of it, or raises why it failed
+    1. `begin` copies the state, except what only an update changes; training is blocked meanwhile (`hostcopy.py`)
+    2. a thread copies the rest; an update that comes earlier waits for it, in `settle` (`latecopy.py`)
+    3. the thread writes the copy, syncs, renames it into place and removes old ones (`store.py`), then calls `done`
+    4. `collect` returns the outcome, or raises the error
 
-Somebody may have changed what was to be copied late. Then nothing is put in place, another one is asked for (`spoiled`), and
-from then on everything is copied at once.
+If a tensor was changed before it was copied late, the checkpoint is discarded, `invalidated` is called so that another one is
+taken, and from then on everything is copied in `begin`.
 
-Copying, hashing, writing and syncing leave the interpreter to the training thread, and from hashing on the thread's low
-priority leaves it the core. One is written at a time; turns.py sees to it. The thread lives only while it writes, and a
-process that ends waits for it.
+Copying, hashing, writing and syncing release Python's lock, and from hashing on the thread has a low priority. One checkpoint
+is written at a time (`schedule.py`). The thread lives only while it writes, and a process that ends waits for it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import sys
 import threading
@@ -28,17 +28,19 @@ from typing import Any
 import torch
 
 from gyrostat.engine.checkpoint.hostcopy import HostCopy
-from gyrostat.engine.checkpoint.latecopy import LateCopy, Spoiled
-from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, JobSnapshot, take_apart
+from gyrostat.engine.checkpoint.latecopy import CopyInvalidated, LateCopy
+from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, JobSnapshot, flatten_snapshot
 from gyrostat.engine.checkpoint.store import CheckpointStore
-from gyrostat.engine.state.flatcopy import room_for
+from gyrostat.engine.state.flatcopy import size_of
 from gyrostat.engine.state.statetree import flatten
+
+logger = logging.getLogger(__name__)
 
 THREAD = "gyrostat-checkpoint"
 """The name of the thread."""
 
 _NICE = 10
-"""A tenth of a core, roughly, where training wants all of it; a whole one where there is one to spare."""
+"""The thread gets about a tenth of a core that training uses, and all of one that is idle."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,18 +50,18 @@ class Written:
     step: int
     path: Path
     blocked: float
-    """Seconds for which training stood still: at the boundary, and before the next update."""
+    """Seconds for which training waited: at the boundary, and before the next update."""
     seconds: float
     """Seconds until it was in place."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Discarded:
-    """A checkpoint that was not put in place: it would not have been the state of its boundary."""
+    """A checkpoint that was not put in place, because it was not the state of its boundary."""
 
     step: int
     changed: str
-    """The tensor that somebody changed."""
+    """The tensor that was changed."""
 
 
 class Writer:
@@ -70,13 +72,13 @@ class Writer:
         store: CheckpointStore,
         *,
         done: Callable[[], None] = lambda: None,
-        spoiled: Callable[[], None] = lambda: None,
+        invalidated: Callable[[], None] = lambda: None,
     ) -> None:
-        """`done` is called in the thread, as the last thing it does, whether it succeeded or not.
+        """`done` is the thread's last call, on success and on failure.
 
-        `spoiled` is called before that if the checkpoint was discarded, and should be taken again.
+        `invalidated` is called before it if the checkpoint was discarded, and should be taken again. Both in the thread.
         """
-        self._store, self._done, self._spoiled = store, done, spoiled
+        self._store, self._done, self._invalidated = store, done, invalidated
         self._copy = HostCopy()
         self._late: LateCopy | None = None  # until an update, or the end
         self._all_at_once = False
@@ -85,34 +87,34 @@ class Writer:
         self._outcome: Written | Discarded | BaseException | None = None
 
     def prepare(self, shared: Any) -> None:
-        """One of about this shared state is to come, the first: have memory made ready for it behind training."""
-        size = room_for(flatten(shared).skeleton)
+        """Allocate memory for a first checkpoint of about this shared state, in the background."""
+        size = size_of(flatten(shared).skeleton)
         self._preparing = threading.Thread(target=self._prepare, args=(size,), name=f"{THREAD}-memory")
         self._preparing.start()
 
     def begin(self, snapshot: JobSnapshot, *, since: float, steady: Iterable[torch.Tensor] = ()) -> None:
-        """Copy and return; the copy is written behind. Training has stood still `since` this monotonic time.
+        """Copy the snapshot and begin to write it. Training waits `since` this monotonic time.
 
-        `steady`: what nobody is going to change before he calls `settle`.
+        `steady`: tensors that the script does not change before it calls `settle`.
         """
-        assert self._thread is None, "one at a time: collect the last one first"
+        assert self._thread is None, "collect the last checkpoint first"
         if self._preparing is not None:
             self._preparing.join()
             self._preparing = None
-        flat = take_apart(snapshot)
+        flat = flatten_snapshot(snapshot)
         self._late = late = self._copy.fill(flat, () if self._all_at_once else steady)
         blocked = time.monotonic() - since
         self._thread = threading.Thread(target=self._write, args=(flat, late, since, blocked), name=THREAD)
         self._thread.start()
 
     def settle(self) -> None:
-        """Training is about to make an update: return when everything has been copied."""
+        """Return when everything is copied. Called before an update."""
         late, self._late = self._late, None
         if late is not None:
             late.settle()
 
     def collect(self) -> Written | Discarded | None:
-        """Wait for the one that is being written. None if there is none; raises if it could not be written."""
+        """Wait for the checkpoint that is being written; None if there is none. Raises if it could not be written."""
         if self._thread is None:
             return None
         self.settle()
@@ -125,35 +127,36 @@ class Writer:
         return outcome
 
     def write_now(self, snapshot: JobSnapshot, *, since: float) -> Written:
-        """Write one and return when it is in place: for the end, when nothing goes on and nothing need be copied."""
+        """Write a checkpoint without a copy and return when it is in place. For the end of training."""
         path = self._store.save(snapshot)
         seconds = time.monotonic() - since
         return Written(step=snapshot.progress.step, path=path, blocked=seconds, seconds=seconds)
 
     def _prepare(self, size: int) -> None:
-        _step_back()
+        _lower_priority()
         self._copy.prepare(size)
 
     def _write(self, snapshot: FlatSnapshot, late: LateCopy, since: float, blocked: float) -> None:
         step = snapshot.progress.step
         try:
             late.complete()
-            _step_back()  # only now: an update may have waited for the copy
-            path = self._store.write(self._copy.of(snapshot), confirm=late.require_exact)
+            _lower_priority()  # only now: an update may have waited for the copy
+            path = self._store.write(self._copy.copied(snapshot), confirm=late.require_exact)
             self._outcome = Written(
                 step=step, path=path, blocked=blocked + late.waited, seconds=time.monotonic() - since
             )
-        except Spoiled as spoiled:
-            self._outcome = Discarded(step=step, changed=spoiled.tensor)
-            self._spoiled()
+        except CopyInvalidated as error:
+            logger.info("checkpoint discarded: %r was changed", error.tensor, extra={"step": step})
+            self._outcome = Discarded(step=step, changed=error.tensor)
+            self._invalidated()
         except BaseException as error:
             self._outcome = error
         finally:
             self._done()
 
 
-def _step_back() -> None:
-    """Let training go first where cores are scarce. On Linux a thread has a priority of its own."""
+def _lower_priority() -> None:
+    """Let training go first where cores are scarce. Only Linux has priorities of threads."""
     if sys.platform == "linux":
         with contextlib.suppress(OSError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)

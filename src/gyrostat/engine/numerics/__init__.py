@@ -1,1 +1,1 @@
-"""What decides bits besides the script: determinism levels, fingerprint, probe."""
+"""What decides bits besides the script: levels of determinism, the fingerprint, the probe."""

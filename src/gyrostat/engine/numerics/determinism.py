@@ -1,13 +1,12 @@
-"""Carries out what `core/determinism.py` says: sets a worker's pins, and refuses a worker that cannot obey them.
+"""Applies the settings of `core/determinism.py` to a worker, and refuses a worker that cannot have them.
 
-In two moments. `pin` runs before the first operator, when libraries have not yet looked at the machine (the fork parent runs
-none, so a forked worker is in time): it sets environment variables and the number of threads. `prepare` runs when the script
-joins its job: it sets what is set through torch, and makes sure that the pins have acted.
+At two moments. `pin` runs before the first operator, because libraries examine the machine then (the fork server runs no
+operator, so a forked worker is in time): it sets environment variables and the number of threads. `prepare` runs when the
+script joins its job: it sets what is set through torch, and checks that the variables have taken effect.
 """
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Mapping
 from functools import cache
@@ -18,29 +17,29 @@ import torch
 from gyrostat.core.determinism import CPU_TYPES, PINS, started_as, variables, weakest
 from gyrostat.core.errors import Misuse, OtherFingerprint
 from gyrostat.core.job import Assignment, DevicePool
+from gyrostat.engine.environment import pin_variables, worker_environment
 
 _CAPABILITIES = {"sse": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
-# What a CPU must have to be of a type: what ATen asks for.
+# The instruction sets that make a CPU one of a type: those that ATen asks for.
 _FLAGS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma"}}
 
 
 def pin(assignment: Assignment) -> None:
-    """Before the first operator: environment variables and threads. Raises if this machine cannot obey."""
+    """Set environment variables and threads, before the first operator. Raises if this machine cannot have them."""
     if assignment.pool is not None:
         _check_member(assignment.pool)
-    os.environ.update(variables(assignment.determinism, assignment.pool, "cpu"))
+    pin_variables(variables(assignment.determinism, assignment.pool, "cpu"))
     torch.set_num_threads(threads(assignment))
 
 
 def prepare(assignment: Assignment) -> torch.device:
-    """When the script joins: what is set through torch. Returns the worker's device."""
+    """Make the settings of torch, when the script joins. Returns the worker's device."""
     torch.set_num_threads(threads(assignment))
     if assignment.pool is not None:
         _check_pinned(assignment.pool)
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    for name, value in variables(assignment.determinism, assignment.pool, "cuda").items():
-        os.environ.setdefault(name, value)
+    pin_variables(variables(assignment.determinism, assignment.pool, "cuda"), keep_existing=True)
     for setting in PINS:
         if setting.device == "cuda" and not setting.is_variable and assignment.determinism in setting.levels:
             _set(setting.by, bool(setting.value))
@@ -50,7 +49,7 @@ def prepare(assignment: Assignment) -> torch.device:
 
 
 def gpu(device: torch.device) -> str:
-    """A name that no other GPU has, on no machine; empty if the device is none."""
+    """A name of the GPU that is unique over all machines; empty if the device is not one."""
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
@@ -87,14 +86,14 @@ def cpu() -> tuple[str, frozenset[str]]:
 
 
 def _cuda_device() -> torch.device:
-    """A GPU for each worker of this machine; they share where there are more workers than GPUs."""
-    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+    """One GPU for each worker of this machine; workers share if there are more of them than GPUs."""
+    return torch.device("cuda", worker_environment().local_rank % torch.cuda.device_count())
 
 
 def _check_member(pool: DevicePool) -> None:
-    """A CPU must have what the pool's weakest has, and may have more; a GPU must be one that the pool names."""
+    """A CPU must have the instruction sets of the pool's weakest; a GPU must be one that the pool names."""
     common = weakest(pool)
-    mine = cpu_type(os.environ)
+    mine = cpu_type(worker_environment().variables)
     if common is not None and (mine is None or CPU_TYPES.index(mine) < CPU_TYPES.index(common)):
         raise OtherFingerprint(
             f"this worker's CPU is of type {mine or platform.machine()}, weaker than the weakest of the job's pool "
@@ -118,7 +117,8 @@ def _check_pinned(pool: DevicePool) -> None:
     if found != _CAPABILITIES[common]:
         raise Misuse(
             f"the pool ({', '.join(pool.types)}) asks for {_CAPABILITIES[common]}, but torch computes with {found}: "
-            "an operator ran before the job's settings could be made, or this build of torch does not have it"
+            "an operator ran before the job's settings could be made, or this build of torch does not have it; run no operator "
+            "before gyrostat.init, or use another build"
         )
 
 

@@ -1,17 +1,16 @@
-"""What besides script, data, seed and N decides a job's bits: the machine's arithmetic and its settings.
+"""The fingerprint: what decides a job's bits besides script, data, seed and N, namely the machine's arithmetic and settings.
 
-Workers with another fingerprint must not join a job, nor may a job go on from a checkpoint with another one. What counts
-depends on the level of determinism; `core/determinism.py` has the table.
+A worker with another fingerprint must not join a job, nor may a job resume from a checkpoint with another one. The entries
+depend on the level of determinism; `core/determinism.py` has the table.
 """
 
 from __future__ import annotations
-
-import os
 
 import torch
 
 from gyrostat.core.determinism import FINGERPRINT, spans_vendors, variables, weakest
 from gyrostat.core.job import Assignment, Determinism
+from gyrostat.engine.environment import worker_environment
 from gyrostat.engine.numerics.determinism import cpu, threads
 
 # Variables that change which instructions the libraries choose.
@@ -63,13 +62,14 @@ def fingerprint(assignment: Assignment, device: torch.device) -> dict[str, str]:
     host = entries["cpu"]
     entries = {name: value for name, value in entries.items() if level in FINGERPRINT[name]}
     if assignment.paced is not None:
-        entries["paced"] = "yes"  # at whatever rate: time decides no bits
+        entries["paced"] = "yes"  # the rate is left out: time decides no bits
     if device.type == "cuda":
         entries["cuda"] = str(torch.version.cuda)
+    present = worker_environment().variables
     if level is not Determinism.HETEROGENEOUS:
-        return entries | {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+        return entries | {name: present[name] for name in _VARIABLES if name in present}
     if pool is None or weakest(pool) is None:
-        entries["cpu"] = host  # of GPUs: nothing is pinned on their hosts
+        entries["cpu"] = host  # of a GPU's host, where nothing is pinned
     elif not spans_vendors(pool):
         entries["cpu vendor"] = vendor
-    return entries | {name: os.environ.get(name, "") for name in variables(level, pool, "cpu")}
+    return entries | {name: present.get(name, "") for name in variables(level, pool, "cpu")}

@@ -29,7 +29,7 @@ from torch.optim import Optimizer
 
 from gyrostat.core.errors import PeerLost
 from gyrostat.engine.reconfigure.state_wire import Block, StateWire
-from gyrostat.engine.state.flatcopy import copy_into, room_for
+from gyrostat.engine.state.flatcopy import copy_into, size_of
 from gyrostat.engine.state.statetree import Flat, flatten
 from gyrostat.engine.state.tensorbytes import byte_row
 
@@ -82,7 +82,7 @@ class StateSender:
                 "gradients": [None if p.grad is None else p.grad.detach() for p in parameters],
             }
         )
-        block = self._find_room(room_for(flat.skeleton))
+        block = self._find_room(size_of(flat.skeleton))
         if block is None:
             self.broken = f"newcomers could not keep up: {len(self._waiting)} updates wait for them"
             return
@@ -159,7 +159,7 @@ class StateSender:
                 block.close(gently=parted)
 
     def _tell_copy(self, flat: Flat) -> None:
-        block = self._wire.make_block(room_for(flat.skeleton), once=True)
+        block = self._wire.make_block(size_of(flat.skeleton), once=True)
         try:
             copy = copy_into(block.memory, flat)
             self._copied.set()

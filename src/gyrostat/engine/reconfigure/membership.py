@@ -26,7 +26,8 @@ from gyrostat.core.job import NextGeneration
 from gyrostat.engine.reconfigure.catch_up import StateSender
 from gyrostat.engine.reconfigure.state_wire import StateWire
 from gyrostat.engine.training.runner import Fence
-from gyrostat.engine.transport.group import GenerationFloor, WorkerGroup
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.pending import GenerationFloor
 
 
 @dataclass

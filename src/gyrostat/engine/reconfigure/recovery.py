@@ -123,7 +123,7 @@ class Recovery:
             flat
             for number, gradients in enumerate(runner.gradients)
             if _touched(runner.last_collective, number)
-            for flat in gradients.reduction.kept()
+            for flat in gradients.reduction.last_sum()
         ]
         if runner.buffers and runner.last_buffers is not None:
             tensors.append(runner.last_buffers)
@@ -133,7 +133,7 @@ class Recovery:
             for pending in [group.send(*message) for message in messages]:
                 pending.wait()
 
-        group.reducer.send(send, "hand out what was missed").wait()
+        group.reducer.submit(send, "hand out what was missed").wait()
 
     def _receive(self, group: WorkerGroup, donor: int, told: Sequence[bytes]) -> None:
         runner = self._runner
@@ -141,7 +141,7 @@ class Recovery:
             flat
             for number, gradients in enumerate(runner.gradients)
             if _touched(told, number)
-            for flat in gradients.reduction.missed()
+            for flat in gradients.reduction.receive_sum()
         ]
         if runner.buffers:
             tensors.append(runner.room_for_buffers())
@@ -150,7 +150,7 @@ class Recovery:
             for pending in [group.receive(tensor, donor, tag) for tag, tensor in enumerate(tensors)]:
                 pending.wait()
 
-        group.reducer.send(receive, "receive what was missed").wait()
+        group.reducer.submit(receive, "receive what was missed").wait()
         if runner.buffers:
             runner.missed_buffers(tensors[-1])
 

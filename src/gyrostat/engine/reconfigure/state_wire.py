@@ -23,10 +23,10 @@ import msgspec
 import torch
 
 from gyrostat.core.job import NextGeneration
-from gyrostat.engine.state.flatcopy import copy_into, room_for, views_of
+from gyrostat.engine.state.flatcopy import copy_into, size_of, views_of
 from gyrostat.engine.state.statetree import Flat, Skeleton, flatten, unflatten
 from gyrostat.engine.torch_internals import gloo_group, rendezvous
-from gyrostat.engine.transport.group import losing_peers
+from gyrostat.engine.transport.pending import losing_peers
 
 _DONOR = 0
 _MOST_UNDER_WAY = 8
@@ -120,7 +120,7 @@ class StateWire:
 
     def send(self, flat: Flat, block: Block, *, to: Sequence[int] | None = None) -> None:
         """The same without waiting, to newcomers of these numbers: the acknowledgements will be their next `verdicts`."""
-        size = room_for(flat.skeleton)
+        size = size_of(flat.skeleton)
         where = None if block.address is None else (block.address, block.number)
         header = _bytes(msgspec.json.encode(_Header(flat.skeleton, where, size)))
         for newcomer in self._newcomers if to is None else to:
@@ -131,7 +131,7 @@ class StateWire:
     def pack(self, tree: Any) -> tuple[Flat, Block]:
         """A copy of a state, to be told."""
         flat = flatten(tree)
-        block = self.make_block(room_for(flat.skeleton))
+        block = self.make_block(size_of(flat.skeleton))
         return copy_into(block.memory, flat), block
 
     def verdicts(self, of: Sequence[int] | None = None) -> dict[int, int]:

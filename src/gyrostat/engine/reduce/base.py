@@ -1,4 +1,4 @@
-"""The interface of a reduction: gradients of one module go in per virtual worker, their mean over all N comes out."""
+"""The interface of a reduction: takes the gradients of one module per virtual worker, returns their mean over all N."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gyrostat.engine.transport.group import WorkerGroup
 class Reducer(Protocol):
     """Adds the gradients of one module over all virtual workers in a fixed order.
 
-    Within a pass: `take` once for each virtual worker of this worker, in rank order, then `mean` once. The last one may be
-    given gradient by gradient, by `stream` and `ready`, while its backward still runs. Inputs are not modified, and what
-    went in and came out stays intact until the next `mean` has returned, so that a reduction can be repeated or handed to
-    a worker that missed it.
+    Within a pass: `take` once for each virtual worker of this worker, in rank order, then `mean` once. The gradients of the
+    last one may be handed over one by one, by `stream` and `ready`, while its backward still runs. Inputs are not modified,
+    and inputs and result stay intact until the next `mean` has returned, so that a reduction can be repeated, or its result
+    be sent to a worker that missed it. All methods run in the script's thread, unless they say otherwise.
     """
 
     def take(
@@ -27,43 +27,43 @@ class Reducer(Protocol):
         divide: Sequence[bool],
         weight: float | None,
     ) -> None:
-        """The gradients of virtual worker `rank`; None counts as zero.
+        """Take the gradients of virtual worker `rank`; None counts as zero.
 
-        They are multiplied by `weight`, its share of the samples; None means that all shares are equal, 1/N. `divide`:
-        divided by N instead, for parameters where DDP does so.
+        They are multiplied by `weight`, its share of the samples; None: all shares are equal, 1/N. `divide`: by parameter,
+        whether to divide by N instead, as DDP does in some cases.
         """
 
     def stream(self, rank: int, divide: Sequence[bool], weight: float | None) -> None:
-        """The gradients of virtual worker `rank`, the last one here, will come one by one."""
+        """Announce that the gradients of virtual worker `rank`, the last one here, follow one by one."""
 
     def ready(self, number: int, gradient: torch.Tensor) -> None:
-        """Gradient `number` of the streamed virtual worker. Buckets that are complete are on their way from now on."""
+        """Take gradient `number` of the streamed virtual worker; begin to reduce complete buckets. Autograd's thread."""
 
     def send_off(self) -> None:
-        """All gradients here are complete: let every bucket be on its way."""
+        """All gradients here are complete: begin to reduce all other buckets."""
 
     def complete(self) -> None:
-        """Wait until the sum is here; all workers call this together. Raises `PeerLost`, and then nothing is lost."""
+        """Wait for the sum; all workers call this. After `PeerLost` the gradients are intact."""
 
     def mean(self) -> Sequence[torch.Tensor]:
-        """The mean gradient of each parameter over all virtual workers, as soon as it is complete."""
+        """Wait for the sum, and return the mean gradient of each parameter over all virtual workers."""
 
     # When a worker is lost in the middle of a pass.
 
     def retake(self, placement: Placement, group: WorkerGroup) -> bool:
-        """Reduce what was taken, and what is still to come, among those that are left.
+        """Reduce the gradients of this pass among the workers that are left.
 
-        False: what was taken is lost, and has to be given again.
+        Returns False if those taken so far were overwritten, and have to be taken again.
         """
 
-    def kept(self) -> Sequence[torch.Tensor]:
+    def last_sum(self) -> Sequence[torch.Tensor]:
         """The last sum, for a worker that missed it."""
 
-    def missed(self) -> Sequence[torch.Tensor]:
-        """Where such a worker puts it; then `mean` returns it."""
+    def receive_sum(self) -> Sequence[torch.Tensor]:
+        """Where such a worker writes the sum; then `mean` returns it."""
 
     def discard(self) -> None:
-        """Nobody's backward came through the module: forget what was taken."""
+        """No virtual worker's backward used the module: forget the gradients of this pass."""
 
     def wants_ready_order(self) -> bool:
         """Whether the order in which virtual worker 0's gradients become ready in this pass has to be recorded."""
@@ -72,16 +72,16 @@ class Reducer(Protocol):
         """The pass is complete on all workers; `ready_order` as recorded, if it was wanted."""
 
     def warm_up(self) -> None:
-        """Touch the memory that a pass will need, before training waits for it."""
+        """Touch the memory that a pass needs, so that the first pass does not have to."""
 
     def warm_up_beside(self, other: Reducer) -> None:
-        """The same, but for what it will inherit from `other`, which is in use: this may be called by another thread."""
+        """As `warm_up`, except for memory that it will `inherit` from `other`, which is in use. May run in another thread."""
 
     def inherit(self, other: Reducer) -> None:
-        """Use the memory of the reduction of the generation before, which is not needed any more."""
+        """Take over the memory of the generation before, whose reduction `other` is not used any more."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides the order of later reductions; part of the job's shared state."""
+        """The state that decides the order of later reductions; part of the job's shared state."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the job did that saved `state`."""
+        """Continue from a saved state."""

@@ -1,10 +1,10 @@
-"""Which parameters share a bucket, as unmodified DDP decides it, and buckets as flat memory with a view per parameter.
+"""Assigns parameters to buckets as unmodified DDP does; a bucket is flat memory with a view per parameter.
 
 DDP begins with one bucket per type of parameter, in order of definition. After its first reduction it rebuilds them in the
 order in which rank 0's gradients became ready, with a cap of 1 MiB for the first bucket and 25 MiB for the others. With
 `find_unused_parameters` it starts capped and never rebuilds; with `static_graph` it rebuilds one reduction later.
-Where a parameter lies in its bucket decides which chunk it falls into and so in which order it is added: the layout is
-part of the job's state.
+The position of a parameter in its bucket decides its chunk, and so the order in which it is added: the layout is part of
+the job's state.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 import torch
 
 from gyrostat.core.errors import Refused, UsageError
+from gyrostat.engine.state.tensorbytes import aligned, is_dense
 from gyrostat.engine.torch_internals import FIRST_BUCKET_BYTES, assign_buckets
-from gyrostat.engine.transport.shared_memory import Region
+from gyrostat.engine.transport.shared_region import SharedRegion
 
 Layout = tuple[tuple[int, ...], ...]
 """Buckets as parameter numbers, in the order in which the buckets are reduced."""
 
 _HOST = torch.device("cpu")
 _MIB = 1 << 20
-_ALIGNMENT = 64
 _DEFAULT_CAP_MB = 25
 
 _REFUSED = {
@@ -57,7 +57,7 @@ class DdpOptions:
 
     @classmethod
     def parse(cls, given: dict[str, Any]) -> DdpOptions:
-        """Check what stands in `track(ddp={…})`."""
+        """Check the options given as `track(ddp={…})`."""
         given = dict(given)
         if "forward_sync_buffers" in given:
             given["broadcast_buffers"] = given.pop("forward_sync_buffers")
@@ -69,7 +69,7 @@ class DdpOptions:
                 )
             if name not in known:
                 raise UsageError(
-                    f"DistributedDataParallel has no option {name!r}; gyrostat knows {sorted(known)}"
+                    f"DistributedDataParallel has no option {name!r}; use one of {sorted(known)}"
                 )
         return cls(**given)
 
@@ -108,8 +108,7 @@ def rebuilt_layout(parameters: Sequence[torch.Tensor], ready: Sequence[int], opt
 class FlatBuckets:
     """Memory for one set of gradients in a layout: a flat tensor per bucket, a view per parameter.
 
-    In host memory gradients of a GPU are copied to and fro (`hostcopy.py`), so it is pinned. Where neighbours look into it, it
-    is a `region`.
+    `pinned`: page-locked host memory, for gradients of a GPU (`host_copies.py`). `shared`: a `region` that peers can map.
     """
 
     def __init__(
@@ -124,12 +123,12 @@ class FlatBuckets:
         self.flats: list[torch.Tensor] = []
         self._starts: list[int] = []
         sizes = [sum(parameters[i].numel() for i in bucket) for bucket in layout]
-        self.region: Region | None = None
+        self.region: SharedRegion | None = None
         if shared:
             room = sum(
-                _aligned(n * parameters[b[0]].element_size()) for n, b in zip(sizes, layout, strict=True)
+                aligned(n * parameters[b[0]].element_size()) for n, b in zip(sizes, layout, strict=True)
             )
-            self.region = Region(max(room, 1))
+            self.region = SharedRegion(max(room, 1))
         views: list[torch.Tensor | None] = [None] * len(parameters)
         start = 0
         for bucket, size in zip(layout, sizes, strict=True):
@@ -138,7 +137,7 @@ class FlatBuckets:
                 length = size * first.element_size()
                 flat = self.region.memory[start : start + length].view(first.dtype)
                 self._starts.append(start)
-                start += _aligned(length)
+                start += aligned(length)
             else:
                 flat = torch.empty(size, dtype=first.dtype, device=home, pin_memory=pinned)
             offset = 0
@@ -149,13 +148,9 @@ class FlatBuckets:
         self.views: list[torch.Tensor] = [view for view in views if view is not None]
 
     def within(self, memory: torch.Tensor, bucket: int) -> torch.Tensor:
-        """The same bucket in a neighbour's region, of the same layout."""
+        """The same bucket in a peer's region, which has the same layout."""
         flat, start = self.flats[bucket], self._starts[bucket]
         return memory[start : start + flat.nbytes].view(flat.dtype)
-
-
-def _aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
 def shape_of(parameter: torch.Tensor) -> torch.Tensor:
@@ -166,18 +161,6 @@ def shape_of(parameter: torch.Tensor) -> torch.Tensor:
 def view_like(flat: torch.Tensor, parameter: torch.Tensor, offset: int) -> torch.Tensor:
     """A part of `flat` in the shape of `parameter`."""
     # Like DDP, a bucket holds a dense parameter in its own memory order (channels_last stays so).
-    if _is_dense(parameter):
+    if is_dense(parameter.size(), parameter.stride()):
         return flat.as_strided(parameter.size(), parameter.stride(), flat.storage_offset() + offset)
     return flat.narrow(0, offset, parameter.numel()).view(parameter.size())
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Non-overlapping and without gaps, in some order of its dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.size(), strict=True)):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True

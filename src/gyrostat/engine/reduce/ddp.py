@@ -1,7 +1,7 @@
 """The order of unmodified DDP over gloo with N processes, for any number of workers.
 
-The virtual workers' gradients wait in flat buckets until they are added as gloo would: by `shared.py` where all workers live on
-one machine, else by `ring.py`; and by gloo's own all-reduce where every worker runs exactly one virtual worker. Which
+The gradients of virtual workers wait in flat buckets until they are added in gloo's order: by `shared_sum.py` where all workers
+are on one machine, else by `ring.py`, and by gloo's own all-reduce where every worker runs exactly one virtual worker. Which
 parameters share a bucket decides bits, so the layout is state.
 """
 
@@ -17,7 +17,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.engine.reduce.bucketed import Bucketed, Transfer
 from gyrostat.engine.reduce.buckets import DdpOptions, FlatBuckets, initial_layout, rebuilt_layout
 from gyrostat.engine.reduce.ring import Bucket, ring_sum
-from gyrostat.engine.reduce.shared import share_in_ddp_order
+from gyrostat.engine.reduce.shared_sum import sum_in_ddp_order
 from gyrostat.engine.transport.group import WorkerGroup
 
 
@@ -39,52 +39,52 @@ class DdpOrder(Bucketed):
         self._use(initial_layout(self._parameters, options))
 
     def _is_native(self) -> bool:
-        """gloo's own all-reduce will do."""
-        alone = self._placement.workers == self._ranks
-        return alone and self._group.size > 1 and self._shared_memory is None
+        """Whether gloo's own all-reduce adds in the right order: one virtual worker per worker."""
+        one_each = self._placement.workers == self._ranks
+        return one_each and self._group.size > 1 and self._shared_memory is None
 
-    def _room_for(self, rank: int) -> FlatBuckets:
+    def _buffers_for(self, rank: int) -> FlatBuckets:
         if self._native:
-            return self._totals[0]  # they are alone here: straight into the buffer that is summed
+            return self._buffers.total  # gloo sums it in place
         if rank not in self._held:
-            fresh = not self._spare
-            self._held[rank] = self._new_buffers() if fresh else self._spare.pop()
+            self._held[rank] = self._buffers.take()
         return self._held[rank]
 
     def _add(self, rank: int, bucket: int) -> None:
-        """Nothing can be added yet: a chunk's sum begins and ends somewhere in the middle of the ranks."""
+        """Nothing can be added yet: the sum of a chunk begins in the middle of the ranks."""
 
     def _reduce(self, bucket: int) -> Transfer | None:
-        total = self._totals[0].flats[bucket]
+        total = self._buffers.total.flats[bucket]
         if self._native:
             return self._group.all_reduce(total, f"reduce bucket {bucket}")
-        if (near := self._shared_memory) is not None:
-            held, totals = dict(self._held), self._totals[0]
-            return self._group.reducer.send(
-                lambda: share_in_ddp_order(near, held, totals, bucket, self._ranks), f"reduce bucket {bucket}"
+        if (transport := self._shared_memory) is not None:
+            held, totals = dict(self._held), self._buffers.total
+            return self._group.reducer.submit(
+                lambda: sum_in_ddp_order(transport, held, totals, bucket, self._ranks),
+                f"reduce bucket {bucket}",
             )
         gradients = {rank: held.flats[bucket] for rank, held in self._held.items()}
         piece = Bucket.of(gradients, total, self._ranks)
         if self._group.size == 1:
             ring_sum(piece, self._placement, self._group)
             return None
-        return self._group.reducer.send(
+        return self._group.reducer.submit(
             lambda: ring_sum(piece, self._placement, self._group), f"reduce bucket {bucket}"
         )
 
     def retake(self, placement: Placement, group: WorkerGroup) -> bool:
-        """Where gloo summed in place, nothing is left of what went in; elsewhere all of it is."""
+        """False where gloo summed in place, which has overwritten the gradients."""
         summed_in_place = self._native
         super().retake(placement, group)
-        # What waits in buffers stays there, whatever the new group could do.
+        # Gradients that wait in buffers stay there, even if the new group could sum in place.
         self._native = summed_in_place and self._is_native()
         return not summed_in_place
 
     def _sets(self) -> int:
         return 0 if self._native else len(self._placement.held_by(self._group.rank))
 
-    def _after(self) -> None:
-        self._spare += self._held.values()
+    def _release(self) -> None:
+        self._buffers.give_back(self._held.values())
         self._held.clear()
 
     def wants_ready_order(self) -> bool:
@@ -97,14 +97,15 @@ class DdpOrder(Bucketed):
         self._reductions += 1
 
     def state_dict(self) -> dict[str, Any]:
-        return {"reductions": self._reductions, "layout": [list(bucket) for bucket in self._layout]}
+        return {"reductions": self._reductions, "layout": [list(bucket) for bucket in self._buffers.layout]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         layout = tuple(tuple(int(i) for i in bucket) for bucket in state["layout"])
         if sorted(i for bucket in layout for i in bucket) != list(range(len(self._parameters))):
             raise CheckpointError(
-                f"the saved bucket layout {layout} does not fit {len(self._parameters)} parameters"
+                f"the saved bucket layout {layout} does not fit {len(self._parameters)} parameters; resume with the model that "
+                "wrote the checkpoint"
             )
         self._reductions = int(state["reductions"])
-        if layout != self._layout:
+        if layout != self._buffers.layout:
             self._use(layout)

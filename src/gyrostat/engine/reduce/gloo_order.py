@@ -1,7 +1,7 @@
-"""How gloo's all-reduce cuts a tensor into N chunks, and in which order it adds each. Pure arithmetic.
+"""How gloo's all-reduce cuts a tensor into N chunks. Pure arithmetic.
 
 gloo (the algorithm that torch's ProcessGroupGloo uses, checked by `selftest.py`) cuts the tensor into segments of at most
-1 MiB, at least two per rank, and gives each rank an equal run of them: its chunk. Chunk c travels round the ring and is
+1 MiB, at least two per rank, and gives each rank an equal run of them: its chunk. Chunk c is sent round the ring and
 added as ((a[c-1] + a[c-2]) + a[c-3]) + … + a[c], indices modulo N.
 """
 
@@ -18,11 +18,6 @@ def chunks(elements: int, element_size: int, ranks: int) -> list[tuple[int, int]
     segment_bytes = _round_up(-(-size // segments), element_size)
     each = (segments // ranks) * segment_bytes // element_size
     return [(min(c * each, elements), min((c + 1) * each, elements)) for c in range(ranks)]
-
-
-def addition_order(chunk: int, ranks: int) -> list[int]:
-    """The ranks in the order in which gloo adds them for this chunk."""
-    return [(chunk - 1 - i) % ranks for i in range(ranks)]
 
 
 def _round_up(value: int, multiple: int) -> int:

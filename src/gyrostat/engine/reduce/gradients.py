@@ -1,14 +1,14 @@
-"""The gradients of one tracked module: what stands in `.grad`, who takes part in a pass, and what comes back.
+"""The gradients of one tracked module: the content of `.grad`, which parameters take part in a pass, and the result.
 
 To the script, `.grad` behaves as in a DDP rank. Every virtual worker's backward begins with what `.grad` held before the
-pass (usually nothing), and after the pass it holds the mean over all N. A module through which no backward went in a pass
-is left alone, as DDP leaves it.
+pass (usually nothing), and after the pass it holds the mean over all N. A module that no backward used in a pass keeps its
+`.grad`, as under DDP.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -24,114 +24,136 @@ from gyrostat.engine.transport.group import WorkerGroup
 
 @dataclass(frozen=True)
 class ModuleParticipation:
-    """What one worker knows of a module after its virtual workers ran; merged over workers before the reduction."""
+    """How the virtual workers of one worker used a module in a pass; exchanged among workers before the reduction."""
 
     touched: int
-    """The number of virtual workers whose backward went through the module."""
+    """The number of virtual workers whose backward used the module."""
     used: tuple[bool, ...] | None
     """For each parameter whether any virtual worker used it; None: all."""
     ready: tuple[int, ...] | None
     """The order in which virtual worker 0's gradients became ready, if it ran here and the order is wanted."""
 
 
+@dataclass
+class _PassState:
+    before: list[torch.Tensor | None]
+    """`.grad` of each parameter at the beginning: every virtual worker starts from it."""
+    used: list[bool]
+    """For each parameter whether a virtual worker here used it."""
+    touched: int = 0
+    ready: list[int] | None = None
+    """The order in which virtual worker 0's gradients became ready, if it is recorded."""
+
+    def __post_init__(self) -> None:
+        self.dirty = any(gradient is not None for gradient in self.before)
+
+
+@dataclass
+class _RankState:
+    """The virtual worker that runs now, or ran last."""
+
+    rank: int = -1
+    weight: float | None = None
+    """Its share of the samples, if not 1/N."""
+    last_here: bool = False
+    may_stream: bool = False
+    """Its gradients may be handed over one by one."""
+    streams: bool = False
+    """They are being handed over so."""
+    watching: bool = False
+    """Whether `_became_ready` takes note of gradients."""
+    seen: set[int] = field(default_factory=set)
+    """Gradients that became ready."""
+    started: list[tuple[torch.Tensor, int] | None] = field(default_factory=list)
+    """`.grad` of each parameter with its version, where the pass began with gradients."""
+
+
 class ModuleGradients:
-    """One module with trainable parameters: what is a DDP instance in plain PyTorch."""
+    """One module with trainable parameters: a DDP instance in plain PyTorch."""
+
+    reduction: Reducer
 
     def __init__(self, name: str, module: nn.Module, options: DdpOptions, *, overlap: bool) -> None:
         self.name, self.options = name, options
-        self.names, self.parameters, frozen = split_parameters(module)
-        self._frozen = frozen
-        self._before: list[torch.Tensor | None] = []
-        self._dirty = False
-        self._started: list[tuple[torch.Tensor, int] | None] = []
+        self.names, self.parameters, self._frozen = split_parameters(module)
         self._own: list[torch.Tensor | None] = []  # of the last virtual worker here
-        self._used = [False] * len(self.parameters)
-        self._touched = 0
-        self._ready: list[int] | None = None
-        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
-        self._rank = -1
-        self._weight: float | None = None
-        self._last_here = False
-        self._watching = False
         self._in_bucket = [False] * len(self.parameters)
-        self._may_stream = False
-        self._streams = False  # gradients are leaving one by one
-        self._seen: set[int] = set()  # which became ready, as long as that is watched
-        self.reduction: Reducer
+        self._hooks: list[torch.utils.hooks.RemovableHandle] = []
+        self._pass = self._new_pass([])
+        self._rank = _RankState()
         self.overlap(overlap)
 
     def overlap(self, wanted: bool) -> None:
-        """Whether gradients leave while backward runs."""
-        # With unused parameters nobody knows early when a bucket is complete.
+        """Whether buckets are reduced while backward runs."""
+        # With unused parameters it is not known before the end of backward when a bucket is complete.
         self._overlaps = wanted and not self.options.tolerates_unused
 
     def begin_pass(self) -> None:
         """Remember what `.grad` holds: every virtual worker starts from it."""
-        self._before = self._gradients()
-        self._dirty = any(gradient is not None for gradient in self._before)
-        self._used = [False] * len(self.parameters)
-        self._touched = 0
-        self._ready = None
+        self._pass = self._new_pass(self._gradients())
+
+    def _new_pass(self, before: list[torch.Tensor | None]) -> _PassState:
+        return _PassState(before, [False] * len(self.parameters))
 
     def begin_rank(self, rank: int, *, weight: float | None, last_here: bool) -> None:
-        """Virtual worker `rank` comes in: `.grad` is as it was before the pass. `weight`: its share, if not 1/N."""
-        self._rank, self._weight, self._last_here = rank, weight, last_here
-        # A hook that the script registered after ours would change the gradient when it has left already.
-        self._may_stream = last_here and self._overlaps and not self._has_foreign_hooks()
-        self._started = []
-        if not self._dirty:
+        """Virtual worker `rank` begins: set `.grad` as it was before the pass. `weight`: its share, if not 1/N."""
+        # A hook that the script registered after ours would change the gradient after it has been handed over.
+        may_stream = last_here and self._overlaps and not self._has_foreign_hooks()
+        self._rank = _RankState(rank, weight, last_here, may_stream)
+        if not self._pass.dirty:
             return
-        for parameter, before in zip(self.parameters, self._before, strict=True):
+        for parameter, before in zip(self.parameters, self._pass.before, strict=True):
             parameter.grad = None if before is None else before.clone()
-            self._started.append(
+            self._rank.started.append(
                 None if parameter.grad is None else (parameter.grad, parameter.grad._version)
             )
 
     def begin_last_micro_batch(self) -> None:
         """Gradients that become ready from now on are final for this virtual worker."""
-        self._seen, self._streams = set(), False
-        recording = self._rank == 0 and self.reduction.wants_ready_order()
+        recording = self._rank.rank == 0 and self.reduction.wants_ready_order()
         if recording:
-            self._ready = []
-        self._watching = self._may_stream or recording
+            self._pass.ready = []
+        self._rank.watching = self._rank.may_stream or recording
         if not self._hooks and (self._overlaps or recording):
             for number, parameter in enumerate(self.parameters):
                 hook = parameter.register_post_accumulate_grad_hook(partial(self._became_ready, number))  # type: ignore[no-untyped-call]
                 self._hooks.append(hook)
 
     def before_backward(self, *, first: bool) -> None:
-        """Look at `.grad` as backward finds it. `first`: nothing has been accumulated in this pass."""
+        """Check `.grad` as backward finds it. `first`: this virtual worker has accumulated nothing in this pass."""
         if self.options.gradient_as_bucket_view and first:
             self._in_bucket = [parameter.grad is not None for parameter in self.parameters]
-        if first and not self._dirty and any(gradient is not None for gradient in self._gradients()):
+        if first and not self._pass.dirty and any(gradient is not None for gradient in self._gradients()):
             raise Misuse(
-                f"{self.name!r} has gradients before step.backward(loss) in a micro-batch of virtual worker {self._rank}: a "
-                "backward() of the script's own? DDP would reduce it by itself; add the losses and call step.backward once"
+                f"{self.name!r} has gradients before step.backward(loss) in a micro-batch of virtual worker {self._rank.rank}: "
+                "a backward() of the script's own? DDP would reduce it by itself; add the losses and call step.backward once"
             )
 
     def _became_ready(self, number: int, parameter: torch.Tensor) -> None:
-        """Called by autograd, in the middle of backward: the gradient of this parameter is complete."""
-        if not self._watching or (gradient := parameter.grad) is None:
+        """The gradient of this parameter is complete. Called by autograd in the middle of backward, in its thread."""
+        current = self._rank
+        if not current.watching or (gradient := parameter.grad) is None:
             return
-        if number in self._seen:
+        if number in current.seen:
             if self.options.static_graph:
                 return
             raise Misuse(
                 f"parameter {self.names[number]!r} of {self.name!r} became ready twice in one backward (reentrant "
                 "checkpointing?); DDP refuses that too. Track with ddp={'static_graph': True}"
             )
-        self._seen.add(number)
-        if self._ready is not None and self._rank == 0:
-            self._ready.append(number)
-        if self._may_stream and gradient.layout is torch.strided:
-            if not self._streams:
-                self._streams = True
-                self.reduction.stream(self._rank, self._divides(), self._weight)
+        current.seen.add(number)
+        if self._pass.ready is not None and current.rank == 0:
+            self._pass.ready.append(number)
+        if current.may_stream and gradient.layout is torch.strided:
+            if not current.streams:
+                current.streams = True
+                self.reduction.stream(current.rank, self._divides(), current.weight)
             self.reduction.ready(number, _without_graph(gradient))
 
     def end_rank(self) -> None:
-        """Backward is done: hand what has not been streamed to the reduction, and clear `.grad`."""
-        self._watching = False
+        """Backward is over: hand over the gradients that have not been streamed, and clear `.grad`."""
+        current = self._rank
+        current.watching = False
         if not self._overlaps:
             for hook in self._hooks:
                 hook.remove()
@@ -139,15 +161,15 @@ class ModuleGradients:
         gradients = self._gradients()
         used = self._used_by(gradients)
         if any(used):
-            self._check(self._rank, gradients, used)
-            self._touched += 1
+            self._check(current.rank, gradients, used)
+            self._pass.touched += 1
             if self.options.tolerates_unused:
-                self._used = [a or b for a, b in zip(self._used, used, strict=True)]
-            if self._last_here:
+                self._pass.used = [a or b for a, b in zip(self._pass.used, used, strict=True)]
+            if current.last_here:
                 self._own = gradients
-        if not self._streams and (any(used) or self.options.tolerates_unused):
+        if not current.streams and (any(used) or self.options.tolerates_unused):
             with torch.no_grad():
-                self.reduction.take(self._rank, gradients, self._divides(), self._weight)
+                self.reduction.take(current.rank, gradients, self._divides(), current.weight)
         for parameter in self.parameters:
             parameter.grad = None
 
@@ -159,19 +181,23 @@ class ModuleGradients:
         return self._in_bucket if self.options.gradient_as_bucket_view else [False] * len(self.parameters)
 
     def part(self) -> ModuleParticipation:
+        """This worker's participation, after its last virtual worker."""
         return ModuleParticipation(
-            touched=self._touched,
-            used=tuple(self._used) if self.options.tolerates_unused else None,
-            ready=self._ready_order() if self._ready is not None and self._touched else None,
+            touched=self._pass.touched,
+            used=tuple(self._pass.used) if self.options.tolerates_unused else None,
+            ready=self._ready_order() if self._pass.ready is not None and self._pass.touched else None,
         )
 
     def send_off(self, hosted: int) -> None:
-        """Reduce what is complete. If another worker has nothing to add, the envelope will say so before anybody waits."""
-        if self._overlaps and self._touched == hosted:
+        """Begin to reduce, if all `hosted` virtual workers used the module.
+
+        If those of another worker did not, the exchange that follows finds that out before anything waits.
+        """
+        if self._overlaps and self._pass.touched == hosted:
             self.reduction.send_off()
 
     def complete(self, parts: Sequence[ModuleParticipation], virtual_workers: int) -> None:
-        """All workers know all parts: wait for the sum, if anybody's backward came through here."""
+        """Wait for the sum, if any backward used the module. `parts`: those of all workers."""
         touched = sum(part.touched for part in parts)
         if 0 < touched < virtual_workers and not self.options.tolerates_unused:
             raise Misuse(
@@ -182,28 +208,28 @@ class ModuleGradients:
             self.reduction.complete()
 
     def retake(self, placement: Placement, group: WorkerGroup) -> None:
-        """A worker is lost: what was handed over here is to be reduced among those that are left."""
+        """A worker is lost: reduce the gradients of this pass among the workers that are left."""
         if not self.reduction.retake(placement, group) and self._own:
             with torch.no_grad():
-                self.reduction.take(self._rank, self._own, self._divides(), self._weight)
+                self.reduction.take(self._rank.rank, self._own, self._divides(), self._rank.weight)
 
     def leave_out(self, rank: int) -> None:
-        """A virtual worker that was lost adds nothing to this pass."""
-        if self._touched:
+        """Let virtual worker `rank`, which was lost, add nothing to this pass."""
+        if self._pass.touched:
             nothing = [None] * len(self.parameters)
             with torch.no_grad():
                 self.reduction.take(rank, nothing, [False] * len(nothing), 0.0)
-            self._touched += 1
+            self._pass.touched += 1
 
     def scale(self, factor: float) -> None:
-        """The gradients of a pass from which some were left out."""
+        """Scale `.grad` after a pass from which virtual workers were left out."""
         with torch.no_grad():
             for parameter in self.parameters:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
 
     def settle(self, parts: Sequence[ModuleParticipation]) -> None:
-        """The sum is complete: set `.grad`."""
+        """Set `.grad`, now that the sum is complete. `parts`: those of all workers."""
         if not any(part.touched for part in parts):
             self.reduction.discard()
             self._put_back([True] * len(self.parameters))
@@ -226,34 +252,34 @@ class ModuleGradients:
 
     def _used_anywhere(self, parts: Sequence[ModuleParticipation]) -> list[bool]:
         """For each parameter whether any virtual worker of the job used it."""
-        told = [part.used for part in parts if part.touched]
-        if None in told:
+        reported = [part.used for part in parts if part.touched]
+        if None in reported:
             return [True] * len(self.parameters)
-        return [any(flags) for flags in zip(*(used for used in told if used is not None), strict=True)]
+        return [any(flags) for flags in zip(*(used for used in reported if used is not None), strict=True)]
 
     def _has_foreign_hooks(self) -> bool:
         hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) for parameter in self.parameters)
         return any(len(registered) > 1 for registered in hooks if registered)
 
     def _ready_order(self) -> tuple[int, ...]:
-        """As the reducer sees it: parameters that a static graph does not use come after all others."""
-        assert self._ready is not None
-        seen = set(self._ready)
-        return (*self._ready, *(number for number in range(len(self.parameters)) if number not in seen))
+        """The order as DDP's reducer has it: parameters that a static graph does not use follow all others."""
+        ready = self._pass.ready or []
+        seen = set(ready)
+        return (*ready, *(number for number in range(len(self.parameters)) if number not in seen))
 
     def _put_back(self, which: Sequence[bool]) -> None:
-        for parameter, before, wanted in zip(self.parameters, self._before, which, strict=True):
+        for parameter, before, wanted in zip(self.parameters, self._pass.before, which, strict=True):
             if wanted:
                 parameter.grad = before
-        self._before = []
+        self._pass.before = []
 
     def _used_by(self, gradients: Sequence[torch.Tensor | None]) -> list[bool]:
-        if not self._started:
+        if not self._rank.started:
             return [gradient is not None for gradient in gradients]
         return [
             gradient is not None
             and (start is None or gradient is not start[0] or gradient._version != start[1])
-            for gradient, start in zip(gradients, self._started, strict=True)
+            for gradient, start in zip(gradients, self._rank.started, strict=True)
         ]
 
     def _check(self, rank: int, gradients: Sequence[torch.Tensor | None], used: Sequence[bool]) -> None:
@@ -278,7 +304,7 @@ class ModuleGradients:
 
 
 def _without_graph(gradient: torch.Tensor) -> torch.Tensor:
-    """After a backward with `create_graph` a gradient has a history."""
+    """A gradient has a graph after a backward with `create_graph`."""
     return gradient.detach() if gradient.requires_grad else gradient
 
 

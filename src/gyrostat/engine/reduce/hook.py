@@ -4,14 +4,14 @@
     model.register_comm_hook(None, gyrostat.tree_hook)
 
 Gradients are then added along the same fixed tree over ranks as under `gyrostat run --reduction tree`, so that a DDP job on N
-processes and a gyrostat job of N virtual workers end with the same bits. Buckets do not matter, nor does a restart: this is
-also a way to make DDP itself restart-invariant.
+processes and a gyrostat job of N virtual workers end with the same bits. Neither buckets nor a restart change the result, so
+the hook also makes DDP itself restart-invariant.
 
 Each rank is responsible for a share of the elements: it receives that share from all ranks, adds along the tree, and sends the
-result to all. That is what an all-reduce sends, too.
+result to all: as many bytes as an all-reduce sends.
 """
 
-# No `from __future__ import annotations` here: DDP looks at the hook's annotations as objects.
+# No `from __future__ import annotations` here: DDP checks the hook's annotations as objects.
 from typing import Any
 
 import torch

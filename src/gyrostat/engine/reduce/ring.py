@@ -1,17 +1,17 @@
 """gloo's addition order, for any placement of the N ranks on P workers.
 
-Think of gloo's ring of N ranks. Chunk c starts at rank c-1, visits c-2, c-3, … and ends at rank c, each visit adding
-that rank's gradients. Neighbouring ranks usually live in one worker, where a visit is an addition in memory; a message is
-needed only where the owner changes. So a chunk goes round the ring of placement segments instead:
+In gloo's ring of N ranks, chunk c starts at rank c-1, visits c-2, c-3, … and ends at rank c; each visit adds that rank's
+gradients. Adjacent ranks are usually on one worker, where a visit is an addition in memory; a message is needed only where
+the owner changes. So a chunk goes round the ring of placement segments instead:
 
-1. The chunks that end in the same segment travel together, as one message per hop. All but the first of them
-   also start in that segment, which adds the ranks below each chunk's start and sends them off downwards.
+1. The chunks that end in the same segment are a group, sent as one message per hop. All but the first of them also start
+   in that segment, which adds the ranks below each chunk's start and sends the group to the segment below.
 2. Every other segment on the way adds all of its ranks. The first chunk of the group starts at the first of these.
-3. Back home, the segment adds its remaining ranks, from its highest down to c itself.
+3. When the group is back, its segment adds the remaining ranks, from its highest down to c itself.
 4. Each worker sends the chunks it completed to all others.
 
 A worker sends at most its share of every group once (steps 1-2) and its own chunks P-1 times (step 4): less than twice
-the gradients, whatever N is. Nobody ever holds another worker's gradients; only sums travel.
+the gradients, for any N. Only sums are sent, never gradients of one virtual worker.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ import torch
 
 from gyrostat.core.placement import Placement, Segment
 from gyrostat.engine.reduce.gloo_order import chunks
-from gyrostat.engine.transport.group import Pending, WorkerGroup
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.pending import Pending
 
 
 @dataclass(frozen=True)
 class Bucket:
-    """One bucket during a reduction: this worker's flat gradients by virtual rank, and where the sum goes."""
+    """One bucket during a reduction: this worker's flat gradients by virtual rank, and the tensor for the sum."""
 
     gradients: Mapping[int, torch.Tensor]
     total: torch.Tensor
@@ -72,12 +73,12 @@ def ring_sum(bucket: Bucket, placement: Placement, group: WorkerGroup) -> None:
         for here in mine:
             walk.visit(here, hop)
     for here in mine:
-        walk.come_home(here)
+        walk.finish(here)
     walk.share()
 
 
 def _finish(bucket: Bucket, home: Segment, *, alone: bool = False) -> None:
-    """Step 3 for every chunk that ends in `home`; if there is no other segment, steps 1 and 3 in one."""
+    """Step 3 for every chunk that ends in `home`. `alone`: there is no other segment, so steps 1 and 3 at once."""
     for chunk in range(home.start, home.stop):
         start, stop = bucket.chunks[chunk]
         below = range(chunk - 1, home.start - 1, -1)
@@ -88,8 +89,8 @@ def _finish(bucket: Bucket, home: Segment, *, alone: bool = False) -> None:
             bucket.add(start, stop, above, fresh=False)
 
 
-def add_home(bucket: Bucket, home: Segment, ranks: int) -> None:
-    """Steps 1 to 3 for the chunks `home.start` … `home.stop`-1, where the gradients of all ranks can be seen."""
+def sum_chunks(bucket: Bucket, home: Segment, ranks: int) -> None:
+    """Steps 1 to 3 for the chunks `home.start` … `home.stop`-1, where the bucket has the gradients of all ranks."""
     for chunk in range(home.start + 1, home.stop):
         bucket.add(*bucket.chunks[chunk], range(chunk - 1, home.start - 1, -1), fresh=True)
     elsewhere = [*range(home.start - 1, -1, -1), *range(ranks - 1, home.stop - 1, -1)]
@@ -107,7 +108,7 @@ def _pass_by(bucket: Bucket, home: Segment, ranks: Sequence[int], *, first: bool
 
 
 class _Walk:
-    """All groups on their way round the segments. Sums in transit live in their final place in `total`."""
+    """The groups that go round the segments. Their sums are kept at their final place in `total`."""
 
     def __init__(self, bucket: Bucket, segments: Sequence[Segment], group: WorkerGroup) -> None:
         self._bucket, self._segments, self._group = bucket, segments, group
@@ -121,7 +122,7 @@ class _Walk:
         self._send(here, here, hop=0)
 
     def visit(self, here: int, hop: int) -> None:
-        """Step 2: the group that set out `hop` segments above comes by."""
+        """Step 2: the group that started `hop` segments above."""
         segment = self._segments[here]
         index = (here + hop) % len(self._segments)
         self._receive(here, index, hop)
@@ -129,15 +130,15 @@ class _Walk:
         _pass_by(self._bucket, self._segments[index], ranks, first=hop == 1)
         self._send(here, index, hop)
 
-    def come_home(self, here: int) -> None:
-        """Step 3: the group is back, and is completed."""
+    def finish(self, here: int) -> None:
+        """Step 3: the group is back; complete it."""
         self._receive(here, here, len(self._segments))
         _finish(self._bucket, self._segments[here])
 
     def share(self) -> None:
-        """Step 4: completed chunks go to everybody."""
+        """Step 4: send completed chunks to all workers."""
         for index in self._sending:
-            self._sent(index)  # sums in transit lie where the completed chunks will arrive
+            self._sent(index)  # its sums lie where completed chunks are received
         others = [worker for worker in range(self._group.size) if worker != self._group.rank]
         receiving = []
         for index, segment in enumerate(self._segments):
@@ -155,18 +156,18 @@ class _Walk:
             self._sent(index)
 
     def _send(self, here: int, index: int, hop: int) -> None:
-        """Pass group `index` on to the segment below."""
+        """Send group `index` to the segment below."""
         below = self._segments[here - 1].worker
         part = self._part(index, hop + 1)
         if below != self._group.rank and part is not None:
             self._sending[index].append(self._group.send(part, below, self._tag(index, hop + 1)))
 
     def _receive(self, here: int, index: int, hop: int) -> None:
-        """Take group `index` from the segment above."""
+        """Receive group `index` from the segment above."""
         above = self._segments[(here + 1) % len(self._segments)].worker
         part = self._part(index, hop)
         if above != self._group.rank and part is not None:
-            self._sent(index)  # the same range may have left here on an earlier hop
+            self._sent(index)  # an earlier hop may still be sending the same range
             self._group.receive(part, above, self._tag(index, hop)).wait()
 
     def _sent(self, index: int) -> None:
@@ -175,7 +176,7 @@ class _Walk:
         self._sending[index].clear()
 
     def _part(self, index: int, hop: int) -> torch.Tensor | None:
-        """What travels on one hop. On the first one the group's first chunk has not begun."""
+        """What is sent on one hop. On the first one the group's first chunk has not begun."""
         home = self._segments[index]
         start, stop = self._bucket.range(home.start + (1 if hop == 1 else 0), home.stop)
         return self._bucket.total[start:stop] if start < stop else None

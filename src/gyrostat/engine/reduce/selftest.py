@@ -1,6 +1,6 @@
-"""Does this torch's gloo add in the order that `gloo_order.py` says? Asked once, of a torch that we do not know.
+"""Checks whether this torch's gloo adds in the order of `gloo_order.py`: once per job, for a torch that is not known.
 
-A real all-reduce among N ranks (threads of this process) is compared, bit for bit, with ours.
+Compares a real all-reduce among N ranks (threads of this process) with ours, bit for bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _SIZES = (1, 1000, 1 << 18, 300_001)
 
 
 def knows_gloo_order(ranks: int, *, torch_version: str = torch.__version__) -> bool:
-    """Whether we add as DDP over this torch's gloo does: a torch that we know, or one that was just compared."""
+    """Whether we add as DDP over this torch's gloo does: a known torch, or one that passes the comparison."""
     return torch_version.startswith(KNOWN_TORCH) or ranks <= 2 or agrees_with_gloo(min(ranks, 8))
 
 

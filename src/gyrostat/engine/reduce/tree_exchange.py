@@ -1,14 +1,14 @@
-"""How workers add up the subtrees that each of them holds, into the sum over all virtual workers on every one.
+"""Adds the subtrees that the workers hold, so that every worker has the sum over all virtual workers.
 
 Every worker is responsible for a share of the elements:
 
 1. It receives that share of all subtrees' sums.
 2. It adds them along the tree.
-3. It sends the result to everybody.
+3. It sends the result to all others.
 
-Twice, for what differs is how they travel. `point_to_point` is the faster one over gloo. `by_collectives` is for NCCL, whose
-messages from point to point wait for each other; it uses nothing that gloo does not have, and tests run it there. Both
-send the same bytes and add in the same order.
+There are two implementations, which send the same bytes and add in the same order. `point_to_point` is faster over gloo.
+`by_collectives` is for NCCL, whose point-to-point messages wait for each other; it uses only collectives that gloo has too,
+and tests run it there.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def exchange_sum(
     total: torch.Tensor,
     group: WorkerGroup,
 ) -> None:
-    """`sums` are this worker's subtrees, `nodes` those of every worker; fills `total` on all of them."""
+    """Fill `total` on all workers. `sums`: the subtrees of this worker. `nodes`: those of every worker, by rank."""
     exchange = by_collectives if group.by_collectives else point_to_point
     if total.device == group.gradients_on:
         exchange(sums, nodes, total, group)
@@ -80,7 +80,7 @@ def by_collectives(
     total: torch.Tensor,
     group: WorkerGroup,
 ) -> None:
-    """An all-to-all for everybody's first subtree, one for everybody's second …, then an all-gather."""
+    """An all-to-all for all workers' first subtrees, one for their second …, then an all-gather."""
     share = -(-total.numel() // group.size)
     shares = [min(share, max(0, total.numel() - worker * share)) for worker in range(group.size)]
     parts: dict[Node, torch.Tensor] = {}

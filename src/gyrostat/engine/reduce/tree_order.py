@@ -1,8 +1,8 @@
-"""The fixed binary tree over virtual ranks, as pure arithmetic.
+"""The fixed binary tree over virtual ranks. Pure arithmetic.
 
 The root covers 0 … N-1. A node of more than one rank is split so that its left half is the largest power of two that leaves
-something to the right. Gradients are added along this tree and nowhere else, so it does not matter where the ranks live: a
-worker adds up the largest subtrees that it holds entirely, and only their sums travel.
+something to the right. Gradients are added along this tree only, so the placement of ranks does not matter: a worker adds
+the largest subtrees that it holds entirely, and only their sums are sent.
 """
 
 from __future__ import annotations

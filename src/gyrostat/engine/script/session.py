@@ -44,9 +44,10 @@ from gyrostat.engine.training.paced import PacedDevice
 from gyrostat.engine.training.reference import ReferenceRunner
 from gyrostat.engine.training.runner import RequestBox, Requests, Runner
 from gyrostat.engine.training.virtual import VirtualRunner
-from gyrostat.engine.transport.backend import choose_carrier, choose_order
-from gyrostat.engine.transport.group import GenerationFloor, WorkerGroup
-from gyrostat.engine.transport.shared_memory import allow_open_files
+from gyrostat.engine.transport.backend import choose_backend, choose_order
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.peer_listener import allow_open_files
+from gyrostat.engine.transport.pending import GenerationFloor
 
 __all__ = [
     "Left",
@@ -296,7 +297,7 @@ def _connect_gradients(
     """Workers tell each other which GPUs they have, so that all choose alike what gradients travel over."""
     mine = determinism.gpu(device)
     gpus = [gpu.decode() for gpu in group.exchange("gpus", Progress(), mine.encode())]
-    carrier, because = choose_carrier(order, gpus, nccl=is_nccl_available())
+    carrier, because = choose_backend(order, gpus, nccl=is_nccl_available())
     if carrier is GradientBackend.NCCL:
         group.use_nccl(device)
     elif group.shared_memory is not None and device.type == "cpu":

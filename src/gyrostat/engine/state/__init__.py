@@ -1,1 +1,1 @@
-"""Training state as values: state trees, tensor bytes, flat copies, digests."""
+"""Training state as values: state trees, bytes of tensors, copies in one block, digests."""

@@ -1,8 +1,8 @@
-"""Fingerprints of training state: equal exactly if every bit of it is.
+"""Digests of training state: equal if and only if every bit of it is.
 
-`digest` is the public one: a SHA-256 over all leaves of the given objects, sorted by name. It does not depend
-on the device, on strides, or on the order of dicts. `tensor_digests` gives the same leaf by leaf, so that the
-first difference can be named. `checksum` is a quick one for replicas that compare themselves now and then.
+`digest` is the public one: a SHA-256 over all leaves of the given objects, sorted by name. It does not depend on the device,
+on strides, or on the order of dicts. `tensor_digests` returns one per leaf, so that the first difference can be named.
+`checksum` is a fast one, by which replicas are compared regularly.
 
     leaf    SHA-256 of "tensor <dtype> <shape>\\n" and the elements in row-major order,
             or of "value\\n" and the leaf's JSON as `statetree` writes it
@@ -22,7 +22,7 @@ import torch
 
 from gyrostat.core.errors import UsageError
 from gyrostat.engine.state.statetree import canonical_node, leaves
-from gyrostat.engine.state.tensorbytes import dtype_name, same_memory_key, tensor_bytes, why_not
+from gyrostat.engine.state.tensorbytes import dtype_name, same_memory_key, tensor_bytes, why_unstorable
 
 _T = TypeVar("_T")
 _Chunks = Iterable[bytes | memoryview]
@@ -43,7 +43,7 @@ def tensor_digests(**objects: Any) -> dict[str, str]:
 
 
 def digest_of(leaf_digests: Mapping[str, str]) -> str:
-    """What `digest` returns for the objects that gave these `tensor_digests`."""
+    """The `digest` of objects, from their `tensor_digests`."""
     whole = sha256(b"gyrostat digest 1\n")
     for name in sorted(leaf_digests):
         text = f"{len(name)}:{name}={leaf_digests[name]}\n"
@@ -52,12 +52,12 @@ def digest_of(leaf_digests: Mapping[str, str]) -> str:
 
 
 def checksum(tree: Any) -> dict[str, int]:
-    """A quick checksum of every leaf of a state by its dotted name. Catches accidents, not intent."""
+    """A fast checksum of every leaf of a state by its dotted name. It is not cryptographic."""
     return _each_leaf(tree, _crc32)
 
 
 def state_of(thing: Any) -> Any:
-    """Its `state_dict()` if a thing has one, also inside dicts and lists; else the thing itself."""
+    """The `state_dict()` of an object that has one, also inside dicts and lists; else the object itself."""
     if isinstance(thing, torch.Tensor):
         return thing
     if callable(method := getattr(thing, "state_dict", None)):
@@ -85,7 +85,7 @@ def _each_leaf(thing: Any, summarize: Callable[[_Chunks], _T]) -> dict[str, _T]:
 
 
 def _unused(path: str, taken: Mapping[str, object]) -> str:
-    """Dots in keys can make two names equal; the second then gets a number."""
+    """Dots in keys can make two names equal; the second gets a number."""
     name, count = path, 1
     while name in taken:
         count += 1
@@ -95,7 +95,7 @@ def _unused(path: str, taken: Mapping[str, object]) -> str:
 
 def _chunks(path: str, leaf: Any) -> Iterator[bytes | memoryview]:
     if isinstance(leaf, torch.Tensor):
-        if reason := why_not(leaf):
+        if reason := why_unstorable(leaf):
             raise UsageError(
                 f"{path!r} is a tensor that has no digest: {reason}; convert it to a plain, dense tensor"
             )

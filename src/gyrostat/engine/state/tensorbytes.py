@@ -1,8 +1,7 @@
-"""A tensor as the bytes it is made of, without a copy where there need not be one.
+"""A tensor as the bytes of its elements, without a copy where possible.
 
-Digests, checkpoints and messages all read tensors through here, so that none of them depends on the device a
-tensor lives on or on its strides. Bytes are in the machine's order: little-endian wherever torch is built
-for.
+Digests, checkpoints and messages all read tensors through this module, so that none of them depends on the device or the
+strides of a tensor. Bytes are in the machine's order: little-endian on all machines that torch is built for.
 """
 
 from __future__ import annotations
@@ -27,10 +26,11 @@ DTYPES: dict[str, torch.dtype] = {
     for member in members
     if hasattr(torch, family + member)
 }
-"""Element types that can be carried. Quantized ones are left out: their scale is not in their bytes."""
+"""Element types that can be stored. Quantized ones cannot: their scale is not in their bytes."""
 
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+_ALIGNMENT = 64
 _PLAIN_TYPES = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
@@ -39,8 +39,8 @@ def dtype_name(dtype: torch.dtype) -> str:
     return _NAMES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
-def why_not(tensor: torch.Tensor) -> str | None:
-    """Why this tensor cannot be carried as bytes, or None if it can."""
+def why_unstorable(tensor: torch.Tensor) -> str | None:
+    """Why this tensor cannot be stored as bytes, or None if it can."""
     if type(tensor) not in _PLAIN_TYPES:
         return f"it is a {type(tensor).__module__}.{type(tensor).__qualname__}, not a plain tensor"
     if tensor.layout is not torch.strided:
@@ -60,7 +60,7 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 
 
 def byte_row(tensor: torch.Tensor) -> torch.Tensor:
-    """The same as a tensor of bytes, on the device where the elements are. Not for tensors without elements."""
+    """The elements in row-major order as a tensor of bytes on the same device. Not for tensors without elements."""
     return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
@@ -75,6 +75,23 @@ def empty_tensor(dtype: str, shape: Sequence[int]) -> torch.Tensor:
 
 def count_bytes(dtype: str, shape: Sequence[int]) -> int:
     return math.prod(shape) * DTYPES[dtype].itemsize
+
+
+def aligned(size: int) -> int:
+    """`size` rounded up to the alignment of torch's own allocator."""
+    return -(-size // _ALIGNMENT) * _ALIGNMENT
+
+
+def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Whether elements fill their memory without gaps or overlaps, in any order of dimensions."""
+    if len(shape) != len(stride) or 0 in shape:
+        return False
+    expected = 1
+    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
+        if step != expected:
+            return False
+        expected *= size
+    return True
 
 
 def same_memory_key(tensor: torch.Tensor) -> Hashable:

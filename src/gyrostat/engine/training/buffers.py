@@ -18,7 +18,8 @@ from torch import nn
 
 from gyrostat.core.errors import Misuse
 from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
-from gyrostat.engine.transport.group import Pending, WorkerGroup
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.pending import Pending
 
 
 class ModuleBuffers:

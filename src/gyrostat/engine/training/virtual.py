@@ -41,7 +41,8 @@ from gyrostat.engine.training.buffers import ModuleBuffers, pack, unpack
 from gyrostat.engine.training.context import Context
 from gyrostat.engine.training.paced import PacedDevice
 from gyrostat.engine.training.runner import DataLoop, MicroBatch, Runner, StepPlan
-from gyrostat.engine.transport.group import Pending, WorkerGroup
+from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.transport.pending import Pending
 
 _CHANGES = msgspec.msgpack.Decoder(list[ContextChange])
 _PARTS = msgspec.msgpack.Decoder(list[ModuleParticipation])

@@ -1,7 +1,7 @@
-"""In which order gradients are added if nobody said so, and what they travel over: two decisions, each with its reason.
+"""Two decisions, each with its reason: the order in which gradients are added, and the backend that carries them.
 
-The order decides bits, so its default depends on nothing that may change while a job lives: not on the number of workers,
-only on the type of its devices and on its torch, which are in the fingerprint as the order is. What carries the gradients
+The order decides bits, so its default depends only on the type of the job's devices and on torch, which the fingerprint
+holds as it holds the order. It does not depend on the number of workers, which may change while a job runs. The backend
 decides no bits: NCCL where every worker has a GPU of its own, otherwise gloo, through host memory.
 """
 
@@ -18,7 +18,10 @@ from gyrostat.core.job import GradientBackend, ReductionOrder
 def choose_order(
     wanted: ReductionOrder | None, *, device: str, nccl: bool, gloo_known: bool = True
 ) -> tuple[ReductionOrder, str]:
-    """The order for a job on devices of type `device`. `nccl`: torch has NCCL. `gloo_known`: we know how its gloo adds."""
+    """The order for a job on devices of type `device`, and why.
+
+    `nccl`: torch has NCCL. `gloo_known`: gyrostat knows the order in which torch's gloo adds.
+    """
     if wanted is ReductionOrder.DDP and not gloo_known:
         raise Refused(
             f"torch {torch.__version__} adds gradients in an order that gyrostat does not know, so it cannot promise the bits "
@@ -35,12 +38,12 @@ def choose_order(
     return ReductionOrder.DDP, f"the default on devices of type {device}"
 
 
-def choose_carrier(
+def choose_backend(
     order: ReductionOrder, gpus: Sequence[str], *, nccl: bool
 ) -> tuple[GradientBackend | None, str]:
-    """What gradients travel over among workers with these GPUs: a unique name of each worker's, empty if it has none."""
+    """The backend that carries gradients, and why. `gpus`: a unique name of each worker's GPU, empty if it has none."""
     if len(gpus) == 1:
-        return None, "a lone worker's gradients do not travel"
+        return None, "a lone worker sends no gradients"
     if "" in gpus:
         return GradientBackend.GLOO, "gloo carries what is in host memory"
     if order is ReductionOrder.DDP:
@@ -50,14 +53,14 @@ def choose_carrier(
     if len(set(gpus)) < len(gpus):
         return (
             GradientBackend.GLOO,
-            f"{len(gpus)} workers share {len(set(gpus))} GPUs, and NCCL wants one for each",
+            f"{len(gpus)} workers share {len(set(gpus))} GPUs, and NCCL needs one for each",
         )
     return GradientBackend.NCCL, "every worker has a GPU of its own"
 
 
 def has_room_to_fold(needed: int, free: int) -> bool:
-    """Whether sums of `needed` bytes are kept on a device that has `free` bytes when its module is tracked.
+    """Whether sums of `needed` bytes are kept on a device with `free` bytes when its module is tracked.
 
-    A quarter: activations and the optimizer's state are still to come.
+    A quarter at most: activations and the optimizer's state are allocated later.
     """
     return needed <= free // 4

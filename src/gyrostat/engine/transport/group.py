@@ -1,21 +1,19 @@
-"""The workers of one generation and how they talk: small messages by `exchange`, tensors point to point or together.
+"""The workers of one generation and how they exchange data: messages by `exchange`, tensors point to point or by collectives.
 
-Every collective begins with an envelope that names its kind, generation and progress. Workers that are not at the same
-place in the script find out there, with an error that names both places, instead of adding gradients that do not
-belong together. Gradients and buffers have process groups of their own, so that they may travel while the script's thread
-talks. All are gloo's, but for that of gradients where `carrier.py` has chosen NCCL. Workers that all live on one machine use
-shorter ways where they can (`neighbours.py`). A lone worker has the same methods and no process group.
+Every collective begins with an envelope that names its kind, generation and progress. Workers that are at different places
+in the script find out there, with an error that names both places, instead of adding gradients that do not belong together.
 
-gloo tells only some of the others when a worker dies, and nobody when one falls silent. So whoever waits looks up now and
-then whether the generation has been superseded (`GenerationFloor`), and if so raises `PeerLost`, as gloo's own errors do.
+Control messages, gradients and buffers have a process group each, so that gradients travel while the script's thread
+exchanges messages. All are gloo's, except that of gradients where `backend.py` has chosen NCCL. Workers that all run on one
+machine use `shared_memory.py` where they can. `pending.py` waits for transfers. A lone worker has the same methods and no
+process group.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
-import time
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,37 +26,40 @@ from gyrostat.core.progress import Progress
 from gyrostat.engine.torch_internals import gloo_group, nccl_group, rendezvous
 from gyrostat.engine.trace import NoTracer
 from gyrostat.engine.transport.background import BackgroundReducer, StreamReducer
-from gyrostat.engine.transport.shared_memory import (
-    MOST_BYTES,
-    PLACE_BYTES,
-    PeerAddress,
-    SharedMemoryTransport,
-    open_listener,
+from gyrostat.engine.transport.peer_link import MAX_MESSAGE_BYTES
+from gyrostat.engine.transport.peer_listener import NO_ADDRESS, PeerAddress, open_listener
+from gyrostat.engine.transport.pending import (
+    GenerationFloor,
+    Pending,
+    WaitFor,
+    as_peer_lost,
+    call_all,
+    losing_peers,
+    wait_while_valid,
+    wait_without_checks,
 )
+from gyrostat.engine.transport.shared_memory import SharedMemoryTransport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-_FIRST_ROUND = 1024  # bytes; a second round follows only if somebody's payload does not fit
-_MOST_AT_ONCE = 1 << 16
-_TIMED_OUT = "Operation timed out!"
-_LOOK_UP = timedelta(milliseconds=20)
+logger = logging.getLogger(__name__)
 
-
-class GenerationFloor:
-    """The oldest generation that is still valid. Raised by whoever hears that a worker is lost, read by whoever waits."""
-
-    def __init__(self) -> None:
-        self.generation = 0
+_FIRST_ROUND = 1024  # bytes; a second round follows only if a payload does not fit
+_MAX_FIRST_ROUND_GROWTH = 1 << 16
 
 
 class Envelope(msgspec.Struct, frozen=True, array_like=True):
-    """What stands on every collective, and how long its contents are."""
+    """The header of every collective."""
 
     kind: str
     generation: int
     progress: Progress
     length: int
+    """Of the payload, in bytes."""
+
+
+_encoder, _decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
 
 
 @dataclass
@@ -67,6 +68,15 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
+
+
+@dataclass(frozen=True)
+class _ProcessGroups:
+    """torch's process groups of a generation; None for a lone worker."""
+
+    control: Any = None
+    gradients: Any = None
+    buffers: Any = None
 
 
 class WorkerGroup:
@@ -84,62 +94,64 @@ class WorkerGroup:
         tracer: NoTracer | None = None,
         floor: GenerationFloor | None = None,
     ) -> None:
-        """`host`: where this worker listens for the others."""
+        """Connects to the others if there are any. `host`: the address at which this worker listens."""
         self._floor = floor or GenerationFloor()
         self.tracer = tracer or NoTracer()
         self.rank, self.size, self.generation = rank, size, generation
         self.traffic = Traffic()
-        self._encoder, self._decoder = msgspec.msgpack.Encoder(), msgspec.msgpack.Decoder(Envelope)
         self.reducer: BackgroundReducer | StreamReducer = BackgroundReducer(self.tracer, self._check_valid)
         self.gradients_on = torch.device("cpu")
-        """Where tensors must be for gradients to travel."""
+        """The device from which gradients are sent."""
         self.by_collectives = False
-        """Whether gradients travel by collectives; if not, point to point."""
+        """Whether gradients are exchanged by collectives; if not, point to point."""
         self._store, self._timeout = store, timedelta(seconds=timeout_s)
         self._first_round = _FIRST_ROUND
-        self._gloo: Any = None
-        self._gradients: Any = None
-        self._buffers: Any = None
+        self._groups = _ProcessGroups()
         self.shared_memory: SharedMemoryTransport | None = None
-        """If all workers live on one machine."""
+        """None if the workers are on several machines."""
         if size > 1:
             if store is None:
                 raise ValueError("a group of several workers needs a rendezvous store")
             with losing_peers():
-                self._gloo, self._gradients, self._buffers = (
-                    gloo_group(self._rendezvous(purpose), rank, size, self._timeout, host)
-                    for purpose in ("control", "gradients", "buffers")
+                self._groups = _ProcessGroups(
+                    *(
+                        gloo_group(self._rendezvous(purpose), rank, size, self._timeout, host)
+                        for purpose in ("control", "gradients", "buffers")
+                    )
                 )
-            self.shared_memory = self._find_shared_memory()
+            self.shared_memory = self._connect_shared_memory()
+            carrier = "gloo" if self.shared_memory is None else "shared memory and gloo"
+            fields = {"generation": generation}
+            logger.debug("worker %d of %d is connected, over %s", rank, size, carrier, extra=fields)
 
-    def _find_shared_memory(self) -> SharedMemoryTransport | None:
-        """All workers find all others here, or none does."""
-        entrance = open_listener(self.size)
+    def _connect_shared_memory(self) -> SharedMemoryTransport | None:
+        """Either all workers connect to all others, or none uses shared memory."""
+        listener = open_listener(self.size)
         try:
-            place = entrance.place.encode() if entrance is not None else b"".ljust(PLACE_BYTES, b"\0")
-            places = self._gather_by_gloo(place)()
-            found = None
-            if entrance is not None and all(any(place) for place in places):
-                everyone = [PeerAddress.decode(each) for each in places]
-                found = entrance.connect(
-                    self.rank, everyone, self._check_valid, self._timeout.total_seconds()
-                )
-            connected = self._gather_by_gloo(b"no" if found is None else b"ok")()
-            if all(each == b"ok" for each in connected):
-                return found
-            if found is not None:
-                found.close()
+            mine = NO_ADDRESS if listener is None else listener.address.encode()
+            addresses = self._gather_by_gloo(mine)()
+            connected = None
+            if listener is not None and NO_ADDRESS not in addresses:
+                peers = [PeerAddress.decode(address) for address in addresses]
+                timeout_s = self._timeout.total_seconds()
+                connected = listener.connect(self.rank, peers, self._check_valid, timeout_s)
+            outcomes = self._gather_by_gloo(b"no" if connected is None else b"ok")()
+            if all(outcome == b"ok" for outcome in outcomes):
+                return connected
+            if connected is not None:
+                connected.close()
             return None
         finally:
-            if entrance is not None:
-                entrance.close()
+            if listener is not None:
+                listener.close()
 
     def use_nccl(self, device: torch.device) -> None:
-        """From now on NCCL carries gradients, in the memory of `device`.
+        """From now on gradients are sent over NCCL from `device`, by collectives.
 
-        By collectives: NCCL's messages from point to point wait for each other where gloo's do not.
+        NCCL's point-to-point messages wait for each other where gloo's do not.
         """
-        self._gradients = nccl_group(self._rendezvous("nccl"), self.rank, self.size, self._timeout)
+        gradients = nccl_group(self._rendezvous("nccl"), self.rank, self.size, self._timeout)
+        self._groups = replace(self._groups, gradients=gradients)
         self.gradients_on, self.by_collectives = device, True
         if device.type == "cuda":
             self.reducer = StreamReducer(device, self.tracer)
@@ -149,17 +161,17 @@ class WorkerGroup:
         return rendezvous(str(self._store), self.size, name, self._timeout)
 
     def exchange(self, kind: str, progress: Progress, payload: bytes = b"") -> list[bytes]:
-        """Give every worker everybody's payload, in worker order."""
+        """All workers' payloads, by rank. Every worker calls this."""
         return self.begin_exchange(kind, progress, payload)()
 
     def begin_exchange(self, kind: str, progress: Progress, payload: bytes) -> Callable[[], list[bytes]]:
-        """The same, in two halves: what is returned waits for the others."""
-        if self._gloo is None:
+        """The first half of `exchange`: sends the payload. The returned function waits for the others'."""
+        if self._groups.control is None:
             return lambda: [payload]
-        header = self._encoder.encode(Envelope(kind, self.generation, progress, len(payload)))
+        header = _encoder.encode(Envelope(kind, self.generation, progress, len(payload)))
         head = len(header).to_bytes(2, "little") + header
         if self.shared_memory is not None:
-            first_round = self._gather(head + payload[: MOST_BYTES - len(head)])
+            first_round = self._gather(head + payload[: MAX_MESSAGE_BYTES - len(head)])
         else:
             room = self._first_round - len(head)
             first_round = self._gather(head + payload[:room].ljust(room, b"\0"))
@@ -171,18 +183,18 @@ class WorkerGroup:
         return finish
 
     def _complete(self, payload: bytes, parts: list[bytes]) -> list[bytes]:
-        """Check that all are at the same place. One round is enough, unless somebody's payload is longer."""
+        """Check that all workers are at the same place. A second round follows only if a payload did not fit into the first."""
         sizes = [int.from_bytes(part[:2], "little") for part in parts]
-        envelopes = [
-            self._decoder.decode(part[2 : 2 + size]) for part, size in zip(parts, sizes, strict=True)
-        ]
+        envelopes = [_decoder.decode(part[2 : 2 + size]) for part, size in zip(parts, sizes, strict=True)]
         self._compare(envelopes)
         firsts = [part[2 + size :] for part, size in zip(parts, sizes, strict=True)]
         longest = max(envelope.length - len(first) for envelope, first in zip(envelopes, firsts, strict=True))
         rests = [b""] * self.size
         if longest > 0:
             rests = self._gather(payload[len(firsts[self.rank]) :].ljust(longest, b"\0"))()
-            if longest < _MOST_AT_ONCE:  # the next time all will fit into one round: all know that alike
+            if (
+                longest < _MAX_FIRST_ROUND_GROWTH
+            ):  # all workers enlarge the next first round by the same number
                 self._first_round += longest
         return [
             (first + rest)[: envelope.length]
@@ -201,19 +213,19 @@ class WorkerGroup:
                 )
 
     def _gather(self, message: bytes) -> Callable[[], list[bytes]]:
-        """Everybody's message. Long ones are of the same length."""
-        if self.shared_memory is not None and len(message) <= MOST_BYTES:
+        """All workers' messages. Those of more than `MAX_MESSAGE_BYTES` have the same length."""
+        if self.shared_memory is not None and len(message) <= MAX_MESSAGE_BYTES:
             self._check_valid()
             return self.shared_memory.gather(message)
         return self._gather_by_gloo(message)
 
     def _gather_by_gloo(self, message: bytes) -> Callable[[], list[bytes]]:
-        """Everybody's message of the same length."""
+        """All workers' messages, of the same length."""
         mine = torch.frombuffer(bytearray(message), dtype=torch.uint8)
         everyone = torch.empty(self.size * len(message), dtype=torch.uint8)
         self._check_valid()
         with losing_peers():
-            work = self._gloo._allgather_base(everyone, mine)
+            work = self._groups.control._allgather_base(everyone, mine)
 
         def wait() -> list[bytes]:
             self._wait_for([work])
@@ -224,9 +236,9 @@ class WorkerGroup:
 
     def all_reduce(self, tensor: torch.Tensor, name: str) -> Pending:
         """Sum `tensor` over all workers in place, by gloo's own all-reduce."""
-        pending = self._pending(lambda: self._gradients.allreduce([tensor]), tensor)
-        if self.tracer.active:  # gloo's own threads do it; the courier only looks when it ends
-            self.reducer.send(partial(self._wait_for, list(pending.works)), name)
+        pending = self._pending(lambda: self._groups.gradients.allreduce([tensor]), tensor)
+        if self.tracer.active:  # gloo's own threads do it; the reducer's thread only records when it ends
+            self.reducer.submit(partial(self._wait_for, list(pending.works)), name)
         return pending
 
     def all_to_all(
@@ -236,48 +248,57 @@ class WorkerGroup:
         received_splits: Sequence[int],
         sent_splits: Sequence[int],
     ) -> Pending:
-        """Parts of `sent` for every worker, of so many elements; `received` are those of every worker for this one."""
+        """Send each worker its part of `sent` and fill `received` with theirs; splits are numbers of elements, by rank."""
         away = sum(sent_splits) - sent_splits[self.rank]
         others = sum(received_splits) - received_splits[self.rank]
         self.traffic.sent += away * sent.element_size()
         self.traffic.received += others * received.element_size()
         return self._pending(
-            lambda: self._gradients.alltoall_base(received, sent, list(received_splits), list(sent_splits)),
+            lambda: self._groups.gradients.alltoall_base(
+                received, sent, list(received_splits), list(sent_splits)
+            ),
             received,
         )
 
     def all_gather(self, everyone: torch.Tensor, mine: torch.Tensor) -> Pending:
-        """Every worker's `mine`, all of one length, one after the other."""
+        """Fill `everyone` with all workers' `mine`, which have the same length, by rank."""
         self.traffic.sent += (self.size - 1) * mine.nbytes
         self.traffic.received += (self.size - 1) * mine.nbytes
-        return self._pending(lambda: self._gradients._allgather_base(everyone, mine), everyone)
+        return self._pending(lambda: self._groups.gradients._allgather_base(everyone, mine), everyone)
 
     def broadcast(self, tensor: torch.Tensor, source: int) -> Pending:
-        """Worker `source`'s `tensor` for everybody, in place; ready after `wait`."""
-        if self._buffers is None:
+        """Fill `tensor` with worker `source`'s; it is ready after `wait`."""
+        if self._groups.buffers is None:
             return Pending([], tensor, self._wait_for)
-        if self.shared_memory is not None and 0 < tensor.nbytes <= MOST_BYTES:
-            near = self.shared_memory
-            return self._pending(lambda: near.broadcast(tensor, source), tensor, _complete)
-        return self._pending(lambda: self._buffers.broadcast(tensor, source), tensor)
+        if self.shared_memory is not None and 0 < tensor.nbytes <= MAX_MESSAGE_BYTES:
+            transport = self.shared_memory
+            return self._pending(lambda: transport.broadcast(tensor, source), tensor, call_all)
+        return self._pending(lambda: self._groups.buffers.broadcast(tensor, source), tensor)
 
     def send(self, tensor: torch.Tensor, to: int, tag: int) -> Pending:
-        """Only for the courier, as `receive`: who looked up while waiting for a message would close the connection."""
+        """Send `tensor` to a worker. As `receive`, in the reducer's thread only: its wait makes no checks.
+
+        gloo closes a connection when a wait for a message times out, so waiting in short intervals is not possible.
+        """
         self.traffic.sent += tensor.nbytes
-        return self._pending(lambda: self._gradients.send([tensor], to, tag), tensor, _wait_patiently)
+        return self._pending(
+            lambda: self._groups.gradients.send([tensor], to, tag), tensor, wait_without_checks
+        )
 
     def receive(self, tensor: torch.Tensor, source: int, tag: int) -> Pending:
         self.traffic.received += tensor.nbytes
-        return self._pending(lambda: self._gradients.recv([tensor], source, tag), tensor, _wait_patiently)
+        return self._pending(
+            lambda: self._groups.gradients.recv([tensor], source, tag), tensor, wait_without_checks
+        )
 
     def _pending(
         self,
         begin: Callable[[], Any],
         tensor: torch.Tensor,
-        wait_for: Callable[[list[Any]], None] | None = None,
+        wait_for: WaitFor | None = None,
     ) -> Pending:
-        """Who cannot even begin learns it when it waits: this may be called in the middle of a backward."""
-        wait_for = wait_for or (_wait_patiently if tensor.is_cuda else self._wait_for)
+        """Begin a transfer. An error is raised by `Pending.wait`, since this may be called in the middle of a backward."""
+        wait_for = wait_for or (wait_without_checks if tensor.is_cuda else self._wait_for)
         if self._floor.generation > self.generation:
             return Pending([], tensor, wait_for, error=self._superseded())
         try:
@@ -285,22 +306,10 @@ class WorkerGroup:
         except PeerLost as error:
             return Pending([], tensor, wait_for, error=error)
         except RuntimeError as error:
-            return Pending([], tensor, wait_for, error=_lost(error))
+            return Pending([], tensor, wait_for, error=as_peer_lost(error))
 
     def _wait_for(self, works: list[Any]) -> None:
-        for work in works:
-            until: float | None = None
-            while True:
-                try:
-                    work.wait(_LOOK_UP)
-                    break
-                except RuntimeError as error:
-                    if _TIMED_OUT not in str(error):
-                        raise _lost(error) from error
-                    self._check_valid()
-                    until = until or time.monotonic() + self._timeout.total_seconds()
-                    if time.monotonic() > until:
-                        raise _lost(error) from error
+        wait_while_valid(works, self._check_valid, self._timeout)
 
     def _check_valid(self) -> None:
         if self._floor.generation > self.generation:
@@ -310,56 +319,10 @@ class WorkerGroup:
         return PeerLost(f"generation {self.generation} has ended: another worker is lost")
 
     def close(self) -> None:
-        """Nobody will use it any more. Taking gloo's connections down takes a while, so that is done behind."""
+        """End the use of this group. gloo takes a while to close its connections, so a thread does that."""
         if self.shared_memory is not None:
-            self.reducer.send(self.shared_memory.close, "hang up")  # it may be waiting at a line
+            # In the reducer's thread, which may be waiting for one of the links.
+            self.reducer.submit(self.shared_memory.close, "close shared memory")
         self.reducer.close()
-        connections = [self._gloo, self._gradients, self._buffers]
-        self._gloo = self._gradients = self._buffers = None
-        threading.Thread(target=connections.clear, name="gyrostat-close", daemon=True).start()
-
-
-class Pending:
-    """A transfer under way. Holds its tensor alive."""
-
-    def __init__(
-        self,
-        works: list[Any],
-        tensor: torch.Tensor,
-        wait_for: Callable[[list[Any]], None],
-        error: PeerLost | None = None,
-    ) -> None:
-        self.works, self.tensor, self._wait_for, self._error = works, tensor, wait_for, error
-
-    def wait(self) -> torch.Tensor:
-        """Until it is complete; of NCCL's, the current stream waits, and the host does not."""
-        if self._error is not None:
-            raise self._error
-        self._wait_for(self.works)
-        self.works = []
-        return self.tensor
-
-
-def _complete(works: list[Any]) -> None:
-    for complete in works:
-        complete()
-
-
-def _wait_patiently(works: list[Any]) -> None:
-    """Until the end, or gloo's time-out. For NCCL's, the current stream waits."""
-    with losing_peers():
-        for work in works:
-            work.wait()
-
-
-@contextmanager
-def losing_peers() -> Iterator[None]:
-    """gloo reports a peer that went away, or stayed silent for too long, as RuntimeError."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise _lost(error) from error
-
-
-def _lost(error: RuntimeError) -> PeerLost:
-    return PeerLost(f"lost another worker in the middle of a collective: {error}")
+        groups, self._groups = [self._groups], _ProcessGroups()
+        threading.Thread(target=groups.clear, name="gyrostat-close", daemon=True).start()

@@ -1,5 +1,5 @@
-"""Whether two machines compute alike: many small operators on fixed inputs, and digests of what comes out.
+"""Whether two machines compute the same bits: many small operators on fixed inputs, and digests of their results.
 
-`operators` has the operators, `run` runs them, `result` is what they gave and compares two of it. Only the first two import
-torch.
+`operators.py` has the operators, `run.py` runs them, `result.py` compares the digests of two machines. Only the first two
+import torch.
 """

@@ -1,7 +1,7 @@
 """The operators of the probe by family, each on fixed inputs, forward and backward.
 
-Inputs are made of whole numbers and powers of two, so that they are the same on every machine: drawing them would be a probe
-of its own (and is one: `random`). Sizes are small but not round, so that kernels have remainders to deal with.
+Inputs are made of whole numbers and powers of two, so that they are equal on every machine: random numbers are a family of
+their own (`random`). Sizes are small and no powers of two, so that kernels have remainders.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16}
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32, salt: int = 0) -> Tensor:
-    """Fixed numbers between -0.5 and 0.5, the same everywhere."""
+    """Fixed numbers between -0.5 and 0.5, equal on every machine."""
     count = math.prod(shape)
     whole = (torch.arange(1, count + 1) * 2654435761 + salt * 40503) % _WIDE
     return (whole.to(torch.float64) / _WIDE - 0.5).to(dtype).view(shape)
@@ -285,7 +285,7 @@ def optimizer() -> Members:
 
 
 def numpy() -> Members:
-    """NumPy has chosen its instructions when it was imported: no level pins them."""
+    """NumPy chooses its instructions when it is imported: no level of determinism pins them."""
     x = numbers(1003).numpy()
     functions: dict[str, Callable[[], Any]] = {
         "sum": lambda: x.sum(),

@@ -1,4 +1,4 @@
-"""What a probe found on one machine, and how it differs from what another found."""
+"""The results of a probe on one machine, and their comparison with those of another."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """The digests of one machine's operators, and what it computed them with."""
+    """The digests of one machine's operators, and the settings they were computed with."""
 
     format: int = FORMAT
     torch: str
     cpu: str
     type: str | None
-    """Of the CPU, as its libraries saw it before anything was pinned."""
+    """The CPU's type, as libraries found it before settings were pinned."""
     capability: str
     """The instruction set that ATen used."""
     threads: int
@@ -50,7 +50,7 @@ class ProbeComparison:
     only_one: tuple[str, ...]
     """Operators that only one of them ran."""
     settings: tuple[str, ...]
-    """Settings that were not the same, so that differences may be theirs."""
+    """Settings that differ, and may explain differing operators."""
 
     @property
     def agree(self) -> bool:

@@ -1,14 +1,14 @@
-"""Runs the probe's operators in this process, and takes digests."""
+"""Runs the probe's operators in this process and digests their results."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterable
 
 import torch
 
 from gyrostat.core.job import DevicePool
+from gyrostat.engine.environment import worker_environment
 from gyrostat.engine.numerics.determinism import cpu, cpu_type
 from gyrostat.engine.numerics.probe.operators import FAMILIES
 from gyrostat.engine.numerics.probe.result import ProbeResult
@@ -16,7 +16,7 @@ from gyrostat.engine.state.tensorbytes import tensor_bytes
 
 
 def run_probe(*, pool: DevicePool | None, type: str | None = None) -> ProbeResult:
-    """All operators, as torch is set up now. `type` is the CPU's before anything was pinned; this one's if None."""
+    """Run all operators with torch's current settings. `type`: the CPU's before settings were pinned; None: this process's."""
     operators = {}
     for family, members in FAMILIES.items():
         for name, operator in members().items():
@@ -25,7 +25,7 @@ def run_probe(*, pool: DevicePool | None, type: str | None = None) -> ProbeResul
     return ProbeResult(
         torch=str(torch.__version__),
         cpu=cpu()[0],
-        type=cpu_type(os.environ) if type is None else type,
+        type=cpu_type(worker_environment().variables) if type is None else type,
         capability=torch.backends.cpu.get_cpu_capability(),
         threads=torch.get_num_threads(),
         pool=None if pool is None else pool.types,

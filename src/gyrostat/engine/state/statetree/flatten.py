@@ -1,4 +1,4 @@
-"""Taking a state apart, and walking it by name."""
+"""Flattens a state, and walks it by name."""
 
 from __future__ import annotations
 
@@ -16,29 +16,30 @@ import numpy as np
 import torch
 
 from gyrostat.core.errors import UsageError
-from gyrostat.engine.state.statetree.skeleton import NUMPY_KINDS, Flat, Node, Skeleton, TensorSpec, is_dense
-from gyrostat.engine.state.tensorbytes import dtype_name, same_memory_key, why_not
+from gyrostat.engine.state.statetree.skeleton import NUMPY_KINDS, Flat, Node, Skeleton, TensorSpec
+from gyrostat.engine.state.tensorbytes import dtype_name, is_dense, same_memory_key, why_unstorable
 
 _INLINE = 256
-"""Bytes, and sequences of integers, that are longer than this go beside the skeleton, as a tensor."""
+"""Longer bytes, and longer sequences of integers, are stored as a tensor instead of in the skeleton."""
 _INT64 = range(-(2**63), 2**63)
 
 
 def flatten(value: Any) -> Flat:
-    """Take a state apart. Tensors are neither copied nor moved."""
+    """Flatten a state. Tensors are neither copied nor moved."""
     flattener = _Flattener()
     try:
         tree = flattener.node(value, "")
     except RecursionError:
-        raise UsageError("a state is nested too deeply to be stored; does it contain itself?") from None
+        raise UsageError(
+            "a state is nested too deeply to be stored; a state must not contain itself"
+        ) from None
     return Flat(Skeleton(tree, flattener.specs), flattener.tensors, frozenset(flattener.tied))
 
 
 def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Every leaf of a state with its dotted name, in the state's own order.
 
-    Leaves are tensors, arrays and single values; a sequence that holds nothing but single values is one leaf,
-    and so is an empty container.
+    Leaves are tensors, arrays and single values; a sequence of only single values is one leaf, and so is an empty container.
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():
@@ -51,7 +52,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def canonical_node(value: Any, path: str) -> Node:
-    """The node of a leaf that is not a tensor: what a digest hashes."""
+    """The node of a leaf that is not a tensor, for digests."""
     return _Flattener(inline=True).node(value, path)
 
 
@@ -66,13 +67,13 @@ def _join(path: str, key: object) -> str:
 @dataclass
 class _Flattener:
     inline: bool = False
-    """Long ones stay in the skeleton too."""
+    """Keep long values in the skeleton too."""
     tensors: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     specs: list[TensorSpec] = field(default_factory=list)
     tied: set[int] = field(default_factory=set)
     _seen: dict[Hashable, int] = field(default_factory=dict)
     _names: set[str] = field(default_factory=lambda: {"", "__metadata__"})
-    """Names given so far, and the two that a safetensors file has no place for."""
+    """Names in use, and the two that a safetensors file cannot have."""
 
     def node(self, value: Any, path: str) -> Node:
         kind = type(value)
@@ -114,7 +115,7 @@ class _Flattener:
         )
 
     def ordered(self, value: OrderedDict[Any, Any], path: str) -> Node:
-        # Module.state_dict() keeps submodules' versions in an attribute that load_state_dict looks at.
+        # Module.state_dict() keeps submodules' versions in an attribute that load_state_dict reads.
         metadata = getattr(value, "_metadata", None)
         return {"ordered": [self.pairs(value, path), self.node(metadata, _join(path, "_metadata"))]}
 
@@ -137,7 +138,7 @@ class _Flattener:
         return {"ndarray": [self.tensor(blob, path), value.dtype.str, list(value.shape)]}
 
     def tensor(self, tensor: torch.Tensor, path: str) -> int:
-        if reason := why_not(tensor):
+        if reason := why_unstorable(tensor):
             raise UsageError(
                 f"{_named(path)} is a tensor that cannot be stored: {reason}; make it a plain, dense tensor"
             )

@@ -1,4 +1,4 @@
-"""A state without the elements of its tensors, in a form that JSON can hold.
+"""A state without the elements of its tensors, as JSON.
 
 null, booleans, strings, arrays, finite floats and 64-bit integers stand for themselves. Everything else is an
 object with one key, its tag: `{"tuple": [...]}`, `{"dict": [[key, value], ...]}`, `{"tensor": 3}`, and so on;
@@ -7,14 +7,13 @@ the full list is the table at the end of unflatten.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 import torch
 
-from gyrostat.engine.state.tensorbytes import DTYPES, count_bytes
+from gyrostat.engine.state.tensorbytes import DTYPES, count_bytes, is_dense
 
 Node: TypeAlias = Any
 """A JSON value that stands for a state."""
@@ -24,13 +23,13 @@ NUMPY_KINDS = frozenset("biufcSUmM")
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What a skeleton knows of a tensor that is stored beside it."""
+    """A tensor that is stored beside the skeleton."""
 
     name: str
     dtype: str
     shape: list[Annotated[int, msgspec.Meta(ge=0)]]
     stride: list[Annotated[int, msgspec.Meta(ge=0)]] | None = None
-    """Only where it is not that of a contiguous tensor."""
+    """None if the tensor is contiguous."""
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -53,21 +52,9 @@ class Skeleton(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Flat:
-    """A state taken apart: its skeleton, and the tensors the skeleton counts, each with its unique name."""
+    """A flattened state: its skeleton, and the tensors that the skeleton refers to by number, each with a unique name."""
 
     skeleton: Skeleton
     tensors: list[tuple[str, torch.Tensor]]
     tied: frozenset[int] = frozenset()
-    """The numbers of tensors that stand in several places."""
-
-
-def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
-    """Whether elements fill their memory without gaps or overlaps, in whatever order of dimensions."""
-    if len(shape) != len(stride) or 0 in shape:
-        return False
-    expected = 1
-    for step, size in sorted((step, size) for step, size in zip(stride, shape, strict=True) if size > 1):
-        if step != expected:
-            return False
-        expected *= size
-    return True
+    """The numbers of tensors that occur in several places."""

@@ -1,4 +1,4 @@
-"""Putting a state together again. Strict: a skeleton that `flatten` cannot have made is refused."""
+"""The inverse of `flatten`. Strict: refuses a skeleton that `flatten` cannot have made."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gyrostat.engine.state.tensorbytes import DTYPES, dtype_name, empty_tensor, 
 
 
 def unflatten(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
-    """Put a state together from its skeleton and the skeleton's tensors, in its order."""
+    """Make a state from its skeleton and the skeleton's tensors, in its order."""
     if len(tensors) != len(skeleton.tensors):
         raise MalformedState(f"a state has {len(skeleton.tensors)} tensors, but {len(tensors)} were given")
     ready = [_as_specified(*pair) for pair in zip(skeleton.tensors, tensors, strict=True)]
@@ -30,7 +30,7 @@ def unflatten(skeleton: Skeleton, tensors: Sequence[torch.Tensor]) -> Any:
 
 
 def allocate(spec: TensorSpec) -> torch.Tensor:
-    """Room for the elements of a tensor, to be filled through `tensor_bytes`."""
+    """A tensor without its elements, to be filled through `tensor_bytes`."""
     try:
         return empty_tensor(spec.dtype, spec.shape)
     except (RuntimeError, OverflowError, TypeError) as error:
