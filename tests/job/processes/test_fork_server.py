@@ -16,11 +16,11 @@ import pytest
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes import protocol
+from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.protocol import (
-    Channel,
     Children,
     Fork,
-    FromForkParent,
+    FromForkServer,
     Hello,
     Program,
     WorkerId,
@@ -93,7 +93,7 @@ def test_it_leaves_when_the_other_end_is_no_launcher(
             [sys.executable, "-P", "-m", "gyrostat.job.processes.fork_server", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
         )
-    channel: Channel[FromForkParent] = Channel(ours, FromForkParent)
+    channel: Channel[FromForkServer] = Channel(ours, FromForkServer)
     channel.send(message)
     assert process.wait(60) == 1
     channel.close()
@@ -134,7 +134,7 @@ try:
 except ScriptFailed as error:
     print(error)
 parent.close()
-with ForkParent.forked() as another:
+with WorkerForkServer.forked() as another:
     another.wait_until_ready()
 assert another._await_end() == 0
 """

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.job import GradientBackend, ReductionChoice, ReductionOrder
+from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.messenger import Messenger
 from gyrostat.job.processes.protocol import (
     Cancel,
-    Channel,
     FromWorker,
     GenerationPrepared,
     Hello,

@@ -34,21 +34,18 @@ from typing import NoReturn
 
 from gyrostat.core.errors import GyrostatError
 from gyrostat.job.processes import worker
+from gyrostat.job.processes.channel import Channel, ProtocolError, check_greeting, greet
 from gyrostat.job.processes.protocol import (
-    Channel,
     Children,
     Exited,
     Fork,
     Forked,
-    ProtocolError,
     ServeStore,
     Signal,
-    ToForkParent,
+    ToForkServer,
     ToWorker,
     WorkerId,
     WorkerSpec,
-    check_greeting,
-    greet,
 )
 from gyrostat.job.processes.unix_socket import bind_at
 
@@ -75,12 +72,12 @@ class ForkedWorkers:
 
     def __init__(
         self,
-        channel: Channel[ToForkParent],
+        channel: Channel[ToForkServer],
         successors: socket.socket | None = None,
         patience: float = 0.0,
     ) -> None:
         """`successors`: where the next agent is awaited, for `patience` seconds, when this one goes away."""
-        self._channel: Channel[ToForkParent] | None = channel
+        self._channel: Channel[ToForkServer] | None = channel
         self._successors, self._patience = successors, patience
         self._alone_until: float | None = None
         self._selector = selectors.DefaultSelector()
@@ -111,7 +108,7 @@ class ForkedWorkers:
         assert self._alone_until is not None
         return time.monotonic() < self._alone_until
 
-    def _obey(self, channel: Channel[ToForkParent]) -> None:
+    def _obey(self, channel: Channel[ToForkServer]) -> None:
         try:
             messages = channel.receive()
         except OSError:
@@ -132,7 +129,7 @@ class ForkedWorkers:
         """The next agent. Whoever is at the other end must speak our language, and soon."""
         assert self._successors is not None
         sock, _ = self._successors.accept()
-        channel: Channel[ToForkParent] = Channel(sock, ToForkParent)
+        channel: Channel[ToForkServer] = Channel(sock, ToForkServer)
         sock.settimeout(_GREETING_S)
         try:
             await_greeting(channel)
@@ -148,13 +145,13 @@ class ForkedWorkers:
         self._channel, self._alone_until = channel, None
         self._selector.register(channel, selectors.EVENT_READ)
 
-    def _fork(self, channel: Channel[ToForkParent], spec: WorkerSpec) -> None:
+    def _fork(self, channel: Channel[ToForkServer], spec: WorkerSpec) -> None:
         files = _take_files(channel, _FILES_PER_WORKER)
         pid = self._fork_child(lambda: self._be_worker(spec, files), files)
         self._worker_ids[pid] = spec.worker_id
         channel.send(Forked(pid))
 
-    def _fork_store(self, channel: Channel[ToForkParent]) -> None:
+    def _fork_store(self, channel: Channel[ToForkServer]) -> None:
         """It has no seat in the job: of its end nobody is told."""
         files = _take_files(channel, _FILES_PER_STORE)
         self._fork_child(lambda: self._be_store(files), files)
@@ -242,14 +239,14 @@ class ForkedWorkers:
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _take_files(channel: Channel[ToForkParent], count: int) -> list[int]:
+def _take_files(channel: Channel[ToForkServer], count: int) -> list[int]:
     files, channel.files = channel.files, []
     if len(files) != count:
         raise ProtocolError(f"this request needs {count} files, {len(files)} came with it")
     return files
 
 
-def await_greeting(channel: Channel[ToForkParent]) -> None:
+def await_greeting(channel: Channel[ToForkServer]) -> None:
     """Before anything else: whoever is at the other end must speak our language."""
     while not (messages := channel.receive()):
         if messages is None:
@@ -300,7 +297,7 @@ def _be_fork_parent(to_launcher: socket.socket) -> NoReturn:
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
-        channel: Channel[ToForkParent] = Channel(to_launcher, ToForkParent)
+        channel: Channel[ToForkServer] = Channel(to_launcher, ToForkServer)
         await_greeting(channel)
         _serve(channel)
         code = 0
@@ -325,7 +322,7 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _serve(
-    channel: Channel[ToForkParent], successors: socket.socket | None = None, patience: float = 0.0
+    channel: Channel[ToForkServer], successors: socket.socket | None = None, patience: float = 0.0
 ) -> None:
     """Fork workers until the launcher goes away."""
     workers = ForkedWorkers(channel, successors, patience)
@@ -346,7 +343,7 @@ def main() -> None:
     if "--outlive" in sys.argv:
         path, seconds = sys.argv[sys.argv.index("--outlive") + 1 :][:2]
         successors, patience = _listen_at(path), float(seconds)
-    channel: Channel[ToForkParent] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkParent)
+    channel: Channel[ToForkServer] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkServer)
     await_greeting(channel)
     preload()
     _serve(channel, successors, patience)

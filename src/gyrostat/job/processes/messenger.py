@@ -20,9 +20,9 @@ import msgspec
 from gyrostat.core.job import ReductionChoice
 from gyrostat.core.placement import Placement
 from gyrostat.job.diagnostics.black_box import BlackBox
+from gyrostat.job.processes.channel import Channel, greet
 from gyrostat.job.processes.protocol import (
     LASTING,
-    Channel,
     Checkpointed,
     Failed,
     FailureKind,
@@ -44,7 +44,6 @@ from gyrostat.job.processes.protocol import (
     WorkerFinished,
     WorkerId,
     WorkerLeaving,
-    greet,
 )
 from gyrostat.job.processes.unix_socket import connect_to
 

@@ -15,30 +15,14 @@ several machines is `launcher` on one.
 
 from __future__ import annotations
 
-import array
-import contextlib
-import os
-import socket
-from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Generic, TypeVar
 
 import msgspec
 
-from gyrostat.core.errors import GyrostatError
 from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
 from gyrostat.core.placement import Placement
 
 VERSION = 2
-MAX_FRAME = 16 << 20
-_HEADER = 4
-_MAX_FDS = 16
-
-Message = TypeVar("Message", bound=msgspec.Struct)
-
-
-class ProtocolError(GyrostatError):
-    """Bytes on a socket that are no message of ours."""
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,8 +301,8 @@ class Terminate(msgspec.Struct, frozen=True, tag=True):
     """The job has failed, or is complete: nobody comes to the rescue of who has lost another."""
 
 
-ToForkParent = Hello | Fork | Signal | ServeStore
-FromForkParent = Hello | Forked | Exited | Children
+ToForkServer = Hello | Fork | Signal | ServeStore
+FromForkServer = Hello | Forked | Exited | Children
 ToWorker = Hello | Prepare | SetFence | Cancel | BeginRecovery | Ping | Terminate
 FromWorker = (
     Hello
@@ -355,104 +339,3 @@ LASTING = (
     WorkerEnded,
 )
 """What a worker says that counts also for those who have not been there when it was said."""
-
-_encoder = msgspec.msgpack.Encoder()
-
-
-def frame(message: msgspec.Struct) -> bytes:
-    """The message as it goes over the wire."""
-    body = _encoder.encode(message)
-    if len(body) > MAX_FRAME:
-        raise ProtocolError(
-            f"a {type(message).__name__} of {len(body)} bytes is over the limit of {MAX_FRAME}"
-        )
-    return len(body).to_bytes(_HEADER, "big") + body
-
-
-class Frames(Generic[Message]):
-    """Puts messages together again from the pieces in which a socket delivers them."""
-
-    def __init__(self, expected: object) -> None:
-        """`expected` is the union of message types that may come."""
-        self._decoder = msgspec.msgpack.Decoder(type=expected)
-        self._pending = bytearray()
-
-    def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that `data` completes. What it leaves over waits for more."""
-        self._pending += data
-        while len(self._pending) >= _HEADER:
-            size = int.from_bytes(self._pending[:_HEADER], "big")
-            if size > MAX_FRAME:
-                raise ProtocolError(f"a frame announces {size} bytes, over the limit of {MAX_FRAME}")
-            if len(self._pending) < _HEADER + size:
-                return
-            body = bytes(self._pending[_HEADER : _HEADER + size])
-            del self._pending[: _HEADER + size]
-            try:
-                yield self._decoder.decode(body)
-            except (msgspec.DecodeError, GyrostatError) as error:
-                raise ProtocolError(f"a frame of {size} bytes is no message known here: {error}") from error
-
-
-class Channel(Generic[Message]):
-    """One end of a socket on which messages travel, with the files that came beside them."""
-
-    def __init__(self, sock: socket.socket, expected: object) -> None:
-        self._socket = sock
-        self._frames: Frames[Message] = Frames(expected)
-        self.files: list[int] = []
-        """Received and not yet taken; whoever takes them closes them."""
-        self.closed = False
-        """The other end has closed, and everything it sent has been read."""
-
-    def fileno(self) -> int:
-        return self._socket.fileno()
-
-    def send(self, message: msgspec.Struct, files: Sequence[int] = ()) -> None:
-        """Send one message; blocks while the other end does not read."""
-        data = frame(message)
-        sent = socket.send_fds(self._socket, [data], list(files)) if files else 0
-        self._socket.sendall(data[sent:])
-
-    def receive(self, *, wait: bool = True) -> list[Message] | None:
-        """What one read brings, maybe nothing complete; None when the other end has closed."""
-        how = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
-        try:  # not socket.recv_fds, which forgets its flags
-            data, beside, flags, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(_MAX_FDS * 4), how)
-        except ConnectionResetError:
-            return None
-        for level, kind, files in beside:
-            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
-                self.files += array.array("i", files[: len(files) - len(files) % 4])
-        if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(f"more than {_MAX_FDS} files came with one message")
-        return list(self._frames.feed(data)) if data else None
-
-    def drain(self) -> Iterator[Message]:
-        """All that has been sent so far. Afterwards `closed` says whether more can come."""
-        with contextlib.suppress(BlockingIOError):
-            while (messages := self.receive(wait=False)) is not None:
-                yield from messages
-            self.closed = True
-
-    def close(self) -> None:
-        for file in self.files:
-            os.close(file)
-        self.files.clear()
-        self._socket.close()
-
-
-def greet(channel: Channel[Message]) -> None:
-    """Send our version."""
-    channel.send(Hello(VERSION, os.getpid()))
-
-
-def check_greeting(message: object) -> Hello:
-    """The other end's first message must be a Hello of our version."""
-    if not isinstance(message, Hello):
-        raise ProtocolError(f"expected a Hello first, got {type(message).__name__}")
-    if message.version != VERSION:
-        raise ProtocolError(
-            f"the other end speaks version {message.version} of the protocol, this one {VERSION}"
-        )
-    return message

@@ -26,19 +26,17 @@ import msgspec
 
 from gyrostat.core.errors import ScriptFailed
 from gyrostat.job.processes import fork_server
+from gyrostat.job.processes.channel import Channel, check_greeting, greet
 from gyrostat.job.processes.protocol import (
-    Channel,
     Children,
     Exited,
     Fork,
     Forked,
-    FromForkParent,
+    FromForkServer,
     Hello,
     ServeStore,
     Signal,
     WorkerSpec,
-    check_greeting,
-    greet,
 )
 from gyrostat.job.processes.unix_socket import connect_to
 
@@ -121,12 +119,12 @@ class WorkerForkServer:
         return adopted
 
     def _take(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | _Child | None) -> None:
-        self._channel: Channel[FromForkParent] = Channel(sock, FromForkParent)
+        self._channel: Channel[FromForkServer] = Channel(sock, FromForkServer)
         self.pid, self._process = pid, process
         self.children = Children({}, [])
         """The workers that it had when it was adopted."""
         self._ready, self._outlives = False, True
-        self._pending: list[FromForkParent] = []
+        self._pending: list[FromForkServer] = []
 
     def wait_until_ready(self) -> None:
         """Until it has imported everything."""

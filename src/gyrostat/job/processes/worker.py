@@ -35,11 +35,11 @@ import msgspec
 from gyrostat.core.errors import GyrostatError, PeerLost, UsageError
 from gyrostat.job.diagnostics import stacks
 from gyrostat.job.diagnostics.black_box import BlackBox
+from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.messenger import Messenger
 from gyrostat.job.processes.protocol import (
     BeginRecovery,
     Cancel,
-    Channel,
     FailureKind,
     Ping,
     Prepare,

@@ -25,12 +25,11 @@ from gyrostat.core.evidence import Evidence
 from gyrostat.job.diagnostics import stacks
 from gyrostat.job.diagnostics.black_box import read as read_box
 from gyrostat.job.diagnostics.memory import KernelLog, OutOfMemory
+from gyrostat.job.processes.channel import Channel, ProtocolError
 from gyrostat.job.processes.output import LineSplitter, LogFiles, OutputStream, Tail
 from gyrostat.job.processes.protocol import (
-    Channel,
     Failed,
     FromWorker,
-    ProtocolError,
     Rejoin,
     Stacks,
     WorkerId,
