@@ -206,7 +206,7 @@ class PlainDisplay:
             self.note(f"{workers}: fewer than it needs; it holds its state and waits for others")
 
     def stood_still(self, found: Standstill) -> None:
-        for line in (str(found), *found.told()):
+        for line in (str(found), *found.stack_lines()):
             self.note(line)
 
     def died(self, failure: JobFailure, wait: float) -> None:

@@ -34,7 +34,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def frame(message: msgspec.Struct) -> bytes:
-    """The message as it goes over the wire."""
+    """The message as bytes: header and body."""
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME:
         raise ProtocolError(
@@ -44,15 +44,15 @@ def frame(message: msgspec.Struct) -> bytes:
 
 
 class Frames(Generic[Message]):
-    """Puts messages together again from the pieces in which a socket delivers them."""
+    """Reassembles messages from the pieces that a socket delivers."""
 
     def __init__(self, expected: object) -> None:
-        """`expected` is the union of message types that may come."""
+        """`expected` is the union of message types that may arrive."""
         self._decoder = msgspec.msgpack.Decoder(type=expected)
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """The messages that `data` completes. What it leaves over waits for more."""
+        """The messages that `data` completes. The rest is kept until more data arrives."""
         self._pending += data
         while len(self._pending) >= _HEADER:
             size = int.from_bytes(self._pending[:_HEADER], "big")
@@ -65,17 +65,17 @@ class Frames(Generic[Message]):
             try:
                 yield self._decoder.decode(body)
             except (msgspec.DecodeError, GyrostatError) as error:
-                raise ProtocolError(f"a frame of {size} bytes is no message known here: {error}") from error
+                raise ProtocolError(f"a frame of {size} bytes is not a known message: {error}") from error
 
 
 class Channel(Generic[Message]):
-    """One end of a socket on which messages travel, with the files that came beside them."""
+    """One end of a socket for messages and the open files that they carry."""
 
     def __init__(self, sock: socket.socket, expected: object) -> None:
         self._socket = sock
         self._frames: Frames[Message] = Frames(expected)
         self.files: list[int] = []
-        """Received and not yet taken; whoever takes them closes them."""
+        """Received files that were not yet taken; whoever takes them closes them."""
         self.closed = False
         """The other end has closed, and everything it sent has been read."""
 
@@ -89,9 +89,9 @@ class Channel(Generic[Message]):
         self._socket.sendall(data[sent:])
 
     def receive(self, *, wait: bool = True) -> list[Message] | None:
-        """What one read brings, maybe nothing complete; None when the other end has closed."""
+        """The messages that one read completes, possibly none; None when the other end has closed."""
         how = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
-        try:  # not socket.recv_fds, which forgets its flags
+        try:  # socket.recv_fds ignores its flags
             data, beside, flags, _ = self._socket.recvmsg(1 << 16, socket.CMSG_SPACE(_MAX_FDS * 4), how)
         except ConnectionResetError:
             return None
@@ -99,11 +99,11 @@ class Channel(Generic[Message]):
             if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
                 self.files += array.array("i", files[: len(files) - len(files) % 4])
         if flags & socket.MSG_CTRUNC:
-            raise ProtocolError(f"more than {_MAX_FDS} files came with one message")
+            raise ProtocolError(f"one message carried more than {_MAX_FDS} files")
         return list(self._frames.feed(data)) if data else None
 
     def drain(self) -> Iterator[Message]:
-        """All that has been sent so far. Afterwards `closed` says whether more can come."""
+        """All messages sent so far, without waiting. Afterwards `closed` is set if no more can arrive."""
         with contextlib.suppress(BlockingIOError):
             while (messages := self.receive(wait=False)) is not None:
                 yield from messages
@@ -117,7 +117,7 @@ class Channel(Generic[Message]):
 
 
 def greet(channel: Channel[Message]) -> None:
-    """Send our version."""
+    """Send Hello with this side's version."""
     channel.send(Hello(VERSION, os.getpid()))
 
 
@@ -127,6 +127,7 @@ def check_greeting(message: object) -> Hello:
         raise ProtocolError(f"expected a Hello first, got {type(message).__name__}")
     if message.version != VERSION:
         raise ProtocolError(
-            f"the other end speaks version {message.version} of the protocol, this one {VERSION}"
+            f"the other end uses version {message.version} of the protocol, this one {VERSION}; restart both with the same "
+            "version of gyrostat"
         )
     return message
