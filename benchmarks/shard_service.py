@@ -21,7 +21,7 @@ from pathlib import Path
 from figures import Figure, Options, Target, main
 from gyrostat.job.control.control_socket import JobClient, Reply, runtime_directory
 from gyrostat.job.control.shard_service import Pulled, PullShard
-from gyrostat.job.processes.protocol import Channel
+from gyrostat.job.processes.channel import Channel
 from pairs import Pair, show_progress
 
 CLIENTS = 256

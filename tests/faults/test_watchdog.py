@@ -73,7 +73,7 @@ def test_who_hangs_is_shown_and_ended(
     )
     assert found.step <= 3  # steps are told ten times a second
     assert "worker 1 hangs at " in found.reason
-    assert " in hang_here, and is ended" in found.reason
+    assert " in hang_here, and is killed" in found.reason
     assert "worker 0 hangs" not in found.reason
     assert {"stack of worker 0:", "stack of worker 1:"} <= set(found.evidence)
     (failure,) = [event for event in outcome.events if event.kind is EventKind.FAILURE]

@@ -214,7 +214,7 @@ class PlainDisplay:
             )
 
     def stood_still(self, found: Standstill) -> None:
-        for line in (str(found), *found.told()):
+        for line in (str(found), *found.stack_lines()):
             self.note(line)
 
     def died(self, failure: JobFailure, wait: float) -> None:

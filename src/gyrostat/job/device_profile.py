@@ -131,15 +131,15 @@ class _HearsDevice(NullObserver):
     """Learns what the workers run on."""
 
     def __init__(self) -> None:
-        self._alike: dict[str, str] = {}
+        self._compatibility: dict[str, str] = {}
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, Started):
-            self._alike = message.alike
+            self._compatibility = message.compatibility
 
     def device_type(self) -> str:
         from gyrostat.engine.numerics.determinism import cpu_type  # imports torch
 
-        if not self._alike:
+        if not self._compatibility:
             raise ScriptFailed("the script did not begin to train, so nothing is known of its device")
-        return self._alike.get("gpu") or cpu_type(os.environ) or "cpu"
+        return self._compatibility.get("gpu") or cpu_type(os.environ) or "cpu"

@@ -100,7 +100,7 @@ class _OneMachine:
 
     # Ears.
 
-    def heard(self, worker_id: WorkerId, message: FromWorker) -> None:
+    def received(self, worker_id: WorkerId, message: FromWorker) -> None:
         self._leader.heard(worker_id, message)
 
     def printed(self, worker_id: WorkerId, stream: OutputStream, line: str) -> None:
@@ -119,7 +119,7 @@ class _OneMachine:
         self._loop.crew.start(worker_id, self._request.spec(assignment))
 
     def tell(self, worker_id: WorkerId, message: msgspec.Struct) -> None:
-        self._loop.crew.tell(worker_id, message)
+        self._loop.crew.send(worker_id, message)
 
     def signal(self, worker_id: WorkerId, number: int) -> None:
         self._loop.crew.signal(worker_id, number)

@@ -37,7 +37,7 @@ from gyrostat.job.control.control_socket import (
     control_socket_at,
 )
 from gyrostat.job.control.device_assignment import Slot
-from gyrostat.job.processes.protocol import Channel, ProtocolError
+from gyrostat.job.processes.channel import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import connect_to
 from gyrostat.local.host_files import (
     AttemptResult,

@@ -111,7 +111,7 @@ def _be_host(daemon: socket.socket, line: int) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        worker.leave(code)
+        worker.exit_process(code)
 
 
 if __name__ == "__main__":

@@ -35,10 +35,10 @@ def test_only_what_is_new_is_a_mark(tmp_path: Path) -> None:
     counter = tmp_path / "memory.events"
     counter.write_text("oom 4\noom_kill 3\n")
     memory = OutOfMemory(counter)
-    assert memory.mark() is None
+    assert memory.since_last_call() is None
     counter.write_text("oom 5\noom_kill 4\n")
-    assert memory.mark() == f"oom_kill in {counter} went from 3 to 4"
-    assert memory.mark() is None
+    assert memory.since_last_call() == f"oom_kill in {counter} went from 3 to 4"
+    assert memory.since_last_call() is None
 
 
 def test_this_machine_counts_somewhere() -> None:

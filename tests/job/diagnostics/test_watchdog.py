@@ -1,4 +1,4 @@
-"""When it barks, and whom it blames: on stacks as the fault handler writes them."""
+"""When the watchdog acts, and which workers it finds: on stacks as the fault handler writes them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from gyrostat.job.diagnostics.watchdog import COLLECT_S, Action, Standstill, Wat
 
 PACKAGE = Path(gyrostat.__file__).parent
 TORCH = "/usr/lib/python3/dist-packages/torch"
-BELOW = [(f"{PACKAGE}/job/worker.py", 201, "run_program"), (f"{PACKAGE}/job/worker.py", 150, "_run")]
+BELOW = [
+    (f"{PACKAGE}/job/processes/worker.py", 201, "run_program"),
+    (f"{PACKAGE}/job/processes/worker.py", 150, "_run"),
+]
 WAITS = [
-    (f"{PACKAGE}/engine/group.py", 160, "wait"),
+    (f"{PACKAGE}/engine/transport/group.py", 160, "wait"),
     (f"{PACKAGE}/engine/training/runner.py", 300, "_settle"),
     ("/home/me/train.py", 30, "<module>"),
 ]
@@ -40,7 +43,7 @@ def thread(frames: list[tuple[str, int, str]], name: str = "Thread") -> str:
 def stack(frames: list[tuple[str, int, str]]) -> str:
     """A dump of two threads; which one took the signal is chance."""
     listener = [
-        (f"{PACKAGE}/job/messenger.py", 80, "messages"),
+        (f"{PACKAGE}/job/processes/agent_connection.py", 80, "messages"),
         ("/usr/lib/python3.11/threading.py", 1, "run"),
     ]
     return "\n\n".join([thread(listener, "Current thread"), thread([*frames, *BELOW])])
@@ -65,17 +68,17 @@ def test_a_stack_without_its_foot() -> None:
 def test_it_barks_once_per_standstill() -> None:
     dog = Watchdog(WatchdogPolicy(seconds=10.0))
     assert dog.deadline() is None
-    assert not dog.asks([0, 1], 100.0)
+    assert not dog.requests_stacks([0, 1], 100.0)
     dog.progress(100.0)
     assert dog.deadline() == 110.0
     dog.progress(105.0)
-    assert not dog.asks([0, 1], 114.9)
-    assert dog.asks([0, 1], 115.0)
-    assert not dog.asks([0, 1], 116.0)
-    dog.answered(1, stack(SLEEPS))
+    assert not dog.requests_stacks([0, 1], 114.9)
+    assert dog.requests_stacks([0, 1], 115.0)
+    assert not dog.requests_stacks([0, 1], 116.0)
+    dog.add_stack(1, stack(SLEEPS))
     assert dog.finding(116.0) is None
     assert dog.deadline() == 115.0 + COLLECT_S
-    dog.answered(0, stack(WAITS))
+    dog.add_stack(0, stack(WAITS))
     found = dog.finding(116.0)
     assert found == Standstill(
         seconds=10.0,
@@ -84,18 +87,18 @@ def test_it_barks_once_per_standstill() -> None:
         ends=False,
     )
     assert str(found) == ("no step was completed for 10 s: worker 1 hangs at /home/me/model.py:12 in forward")
-    assert found.told()[0] == "stack of worker 0:"
+    assert found.stack_lines()[0] == "stack of worker 0:"
     assert dog.deadline() is None
     dog.progress(130.0)
-    assert dog.asks([0, 1], 140.0)
+    assert dog.requests_stacks([0, 1], 140.0)
 
 
 def test_who_does_not_answer_is_not_waited_for() -> None:
     dog = Watchdog(WatchdogPolicy(seconds=1.0, action=Action.END))
     dog.progress(0.0)
-    assert dog.asks([0, 1], 1.0)
-    dog.answered(0, stack(SLEEPS))
-    dog.answered(7, stack(SLEEPS))
+    assert dog.requests_stacks([0, 1], 1.0)
+    dog.add_stack(0, stack(SLEEPS))
+    dog.add_stack(7, stack(SLEEPS))
     found = dog.finding(1.0 + COLLECT_S)
     assert found is not None
     assert (set(found.hanging), found.ends) == ({0}, True)
@@ -105,25 +108,27 @@ def test_who_does_not_answer_is_not_waited_for() -> None:
 def test_if_all_wait_nobody_is_ended() -> None:
     dog = Watchdog(WatchdogPolicy(seconds=1.0, action=Action.END))
     dog.progress(0.0)
-    dog.asks([0], 1.0)
-    dog.answered(0, stack(WAITS))
+    dog.requests_stacks([0], 1.0)
+    dog.add_stack(0, stack(WAITS))
     found = dog.finding(1.0)
     assert found is not None
     assert not found.ends
-    assert str(found) == "no step was completed for 1 s; no worker's stack is in the script's code"
+    assert str(found) == (
+        "no step was completed for 1 s; no worker hangs in the script's code, so all wait inside gyrostat: see the stacks"
+    )
 
 
 def test_progress_while_stacks_are_collected() -> None:
-    """It is told what held training up, but nobody is ended for it."""
+    """The finding is reported, but no worker is killed."""
     dog = Watchdog(WatchdogPolicy(seconds=1.0, action=Action.END))
     dog.progress(0.0)
-    dog.asks([0], 1.0)
+    dog.requests_stacks([0], 1.0)
     dog.progress(1.1)
-    dog.answered(0, stack(SLEEPS))
+    dog.add_stack(0, stack(SLEEPS))
     found = dog.finding(1.2)
     assert found is not None
     assert (set(found.hanging), found.ends) == ({0}, False)
-    dog.rest()
+    dog.pause()
     assert dog.deadline() is None
 
 

@@ -1,4 +1,4 @@
-"""The process that workers are copies of."""
+"""The fork server: from start to end, with one launcher and with successive agents."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ import pytest
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes import protocol
+from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.protocol import (
-    Channel,
     Children,
     Fork,
-    FromForkParent,
+    FromForkServer,
     Hello,
     Program,
     WorkerId,
@@ -93,7 +93,7 @@ def test_it_leaves_when_the_other_end_is_no_launcher(
             [sys.executable, "-P", "-m", "gyrostat.job.processes.fork_server", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
         )
-    channel: Channel[FromForkParent] = Channel(ours, FromForkParent)
+    channel: Channel[FromForkServer] = Channel(ours, FromForkServer)
     channel.send(message)
     assert process.wait(60) == 1
     channel.close()
@@ -103,10 +103,10 @@ def test_it_leaves_when_the_other_end_is_no_launcher(
 def test_two_threads_are_refused() -> None:
     program = """
 import threading
-from gyrostat.job.processes import fork_server as forkparent
+from gyrostat.job.processes import fork_server
 threading.Thread(target=threading.Event().wait, daemon=True).start()
-forkparent.PRELOAD = ()
-forkparent.preload()
+fork_server.PRELOAD = ()
+fork_server.preload()
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 1
@@ -124,7 +124,7 @@ print(parent.pid, flush=True)
 """
 
 
-def test_a_copy_is_told_from_others_by_nothing_but_its_birth(tmp_path: Path) -> None:
+def test_a_forked_fork_server_behaves_like_a_fresh_one(tmp_path: Path) -> None:
     program = f"""{FORKED}
 assert parent.exits() == []
 os.kill(parent.pid, signal.SIGKILL)
@@ -134,15 +134,15 @@ try:
 except ScriptFailed as error:
     print(error)
 parent.close()
-with ForkParent.forked() as another:
+with WorkerForkServer.forked() as another:
     another.wait_until_ready()
 assert another._await_end() == 0
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    pid, said = done.stdout.splitlines()
-    assert said.startswith(
-        f"the fork parent (process {pid}), from which workers are started, ended with code -9"
+    pid, message = done.stdout.splitlines()
+    assert message.startswith(
+        f"the fork server (process {pid}), which starts workers, ended with exit code -9"
     )
     assert done.stderr == ""
 
@@ -191,8 +191,8 @@ def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_parent: Wor
 
 
 def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) -> None:
-    """Its workers live on; the next agent is told of them, and of who has exited."""
-    place = tmp_path / "forkparent.socket"
+    """Its workers live on; the next agent receives their list, and the exits before it came."""
+    place = tmp_path / "fork_server.socket"
     spec = spec_of(launch.script("import signal; signal.pause()"), tmp_path)
     first = WorkerForkServer(outlives=(place, 60.0))
     (lives, one), (dies, other) = (start(first, spec, member) for member in (0, 1))
@@ -216,7 +216,7 @@ def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) 
 
 
 def test_one_that_is_about_to_end_is_not_adopted(tmp_path: Path) -> None:
-    place = tmp_path / "forkparent.socket"
+    place = tmp_path / "fork_server.socket"
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(place))
         listener.listen()
@@ -228,7 +228,7 @@ def test_one_that_is_about_to_end_is_not_adopted(tmp_path: Path) -> None:
 
 def test_workers_of_one_that_nobody_adopts_are_killed(tmp_path: Path, launch: Launch) -> None:
     script = launch.script("import signal; signal.pause()")
-    parent = WorkerForkServer(outlives=(tmp_path / "forkparent.socket", 0.1))
+    parent = WorkerForkServer(outlives=(tmp_path / "fork_server.socket", 0.1))
     pid, channel = start(parent, spec_of(script, tmp_path), 0)
     departures = [Departure(pid), Departure(parent.pid)]
     parent._channel.close()

@@ -1,4 +1,4 @@
-"""A worker's voice when its agent goes away: what was not heard is said again to the next one."""
+"""A worker whose agent ends: the next agent receives the messages that the previous one did not."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.job import GradientBackend, ReductionChoice, ReductionOrder
+from gyrostat.job.processes.agent_connection import AgentConnection
+from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.messenger import Messenger
 from gyrostat.job.processes.protocol import (
     Cancel,
-    Channel,
     FromWorker,
     GenerationPrepared,
     Hello,
@@ -25,8 +26,8 @@ from gyrostat.job.processes.protocol import (
     WorkerId,
 )
 
-SEAT = WorkerId(2, 5)
-PATIENCE_S = 120.0
+WORKER = WorkerId(2, 5)
+TIMEOUT_S = 120.0
 CHOICE = ReductionChoice(order=ReductionOrder.DDP, carrier=GradientBackend.GLOO, reason="a test")
 
 
@@ -35,17 +36,16 @@ def place(tmp_path: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "agent.socket"))
         listener.listen()
-        listener.settimeout(PATIENCE_S)
+        listener.settimeout(TIMEOUT_S)
         yield listener
 
 
-def pair(agent: str | None) -> tuple[Messenger, Channel[ToWorker], Channel[FromWorker]]:
+def pair(successor: str | None) -> tuple[AgentConnection, Channel[FromWorker]]:
     ours, theirs = socket.socketpair()
-    mine = Channel[ToWorker](ours, ToWorker)
-    return Messenger(mine, SEAT, agent), mine, Channel(theirs, FromWorker)
+    return AgentConnection(Channel(ours, ToWorker), WORKER, successor), Channel(theirs, FromWorker)
 
 
-def heard(channel: Channel[FromWorker], count: int) -> list[FromWorker]:
+def received(channel: Channel[FromWorker], count: int) -> list[FromWorker]:
     messages: list[FromWorker] = []
     while len(messages) < count:
         more = channel.receive()
@@ -54,37 +54,38 @@ def heard(channel: Channel[FromWorker], count: int) -> list[FromWorker]:
     return messages
 
 
-def test_the_next_agent_hears_what_counts_and_what_was_missed(place: socket.socket) -> None:
-    messenger, _, first = pair(place.getsockname())
+def test_the_next_agent_receives_what_lasts_and_what_was_missed(place: socket.socket) -> None:
+    connection, first = pair(place.getsockname())
+    messenger = Messenger(connection)
     messenger.started(3, None, [], 4, CHOICE, {"seed": "1"})
     messenger.prepared(2)
     messenger.logged(3, {"loss": 1.0})
     messenger.prepared(4)
-    assert len(heard(first, 5)) == 5
+    assert len(received(first, 5)) == 5
     first.close()  # the agent is killed
     messenger.logged(7, {"loss": 0.5})
-    told: list[FromWorker] = []
+    sent: list[FromWorker] = []
 
     def next_agent() -> None:
         sock, _ = place.accept()
         second: Channel[FromWorker] = Channel(sock, FromWorker)
         second.send(Cancel(9))
-        told.extend(heard(second, 6))
+        sent.extend(received(second, 6))
         second.close()
 
     agent = threading.Thread(target=next_agent)
     agent.start()
-    assert next(messenger.messages()) == Cancel(9)
-    messenger.settle(PATIENCE_S)
+    assert next(connection.messages()) == Cancel(9)
+    connection.wait_until_sent(TIMEOUT_S)
     messenger.ready({"seed": "1"})
     agent.join()
-    hello, rejoin, started, *rest = told
+    hello, rejoin, started, *rest = sent
     assert isinstance(hello, Hello)
-    assert rejoin == Rejoin(SEAT)
+    assert rejoin == Rejoin(WORKER)
     assert isinstance(started, Started)
-    # Of what lasts only the last of each kind counts.
+    # Only the last message of each lasting type is sent again.
     assert rest == [GenerationPrepared(4), Logged(7, {"loss": 0.5}), Ready({"seed": "1"})]
-    messenger._channel.close()
+    connection.close()
 
 
 def test_a_worker_is_orphaned_until_an_agent_is_back(place: socket.socket) -> None:
@@ -97,15 +98,16 @@ def test_a_worker_is_orphaned_until_an_agent_is_back(place: socket.socket) -> No
             orphaned.set()
 
     ours, theirs = socket.socketpair()
-    mine = Channel[ToWorker](ours, ToWorker)
     where = Path(place.getsockname())
     away = where.rename(where.with_name("away"))
-    messenger = Messenger(mine, SEAT, str(where), agent_timeout_s=0.0, on_orphaned=on_orphaned)
-    messages = messenger.messages()
+    connection = AgentConnection(
+        Channel(ours, ToWorker), WORKER, str(where), agent_timeout_s=0.0, on_orphaned=on_orphaned
+    )
+    messages = connection.messages()
     listener = threading.Thread(target=lambda: next(messages))
     theirs.close()  # the agent is killed
     listener.start()
-    assert orphaned.wait(PATIENCE_S)
+    assert orphaned.wait(TIMEOUT_S)
     away.rename(where)
     sock, _ = place.accept()
     second: Channel[FromWorker] = Channel(sock, FromWorker)
@@ -114,15 +116,15 @@ def test_a_worker_is_orphaned_until_an_agent_is_back(place: socket.socket) -> No
     assert set(changes[:-1]) == {True}
     assert changes[-1] is False
     second.close()
-    messenger._channel.close()
+    connection.close()
 
 
-def test_without_a_place_to_look_for_another_it_falls_silent() -> None:
-    messenger, mine, first = pair(None)
-    before = messenger.heard
+def test_without_a_successor_nothing_is_delivered() -> None:
+    connection, first = pair(None)
+    before = connection.delivers
     first.close()
-    messenger.prepared(2)
-    assert (before, messenger.heard) == (True, False)
-    assert list(messenger.messages()) == []
-    messenger.settle(PATIENCE_S)  # returns at once: there is nobody to wait for
-    mine.close()
+    connection.send(GenerationPrepared(2))
+    assert (before, connection.delivers) == (True, False)
+    assert list(connection.messages()) == []
+    connection.wait_until_sent(TIMEOUT_S)  # returns at once: there is no agent to wait for
+    connection.close()

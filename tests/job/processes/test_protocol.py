@@ -21,24 +21,22 @@ from gyrostat.core.job import (
     ReductionOrder,
 )
 from gyrostat.core.placement import Placement
-from gyrostat.job.processes import protocol
+from gyrostat.job.processes import channel, protocol
+from gyrostat.job.processes.channel import Channel, Frames, ProtocolError
 from gyrostat.job.processes.protocol import (
-    Channel,
     Exited,
     Failed,
     FailureKind,
     Fork,
     Forked,
-    Frames,
     FromWorker,
     Hello,
     Program,
-    ProtocolError,
     Signal,
     Started,
     StepReport,
     StepReports,
-    ToForkParent,
+    ToForkServer,
     WorkerSpec,
 )
 
@@ -79,7 +77,7 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 @given(cuts=st.lists(st.integers(0, 400)))
 def test_frames_survive_any_cutting(cuts: list[int]) -> None:
-    data = b"".join(protocol.frame(message) for message in FROM_WORKER)
+    data = b"".join(channel.frame(message) for message in FROM_WORKER)
     edges = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     frames: Frames[FromWorker] = Frames(FromWorker)
     arrived = [message for a, b in itertools.pairwise(edges) for message in frames.feed(data[a:b])]
@@ -87,19 +85,19 @@ def test_frames_survive_any_cutting(cuts: list[int]) -> None:
 
 
 def test_a_workers_spec_arrives_as_it_was_sent() -> None:
-    frames: Frames[ToForkParent] = Frames(ToForkParent)
-    assert list(frames.feed(protocol.frame(Fork(SPEC)))) == [Fork(SPEC)]
+    frames: Frames[ToForkServer] = Frames(ToForkServer)
+    assert list(frames.feed(channel.frame(Fork(SPEC)))) == [Fork(SPEC)]
 
 
 def test_a_frame_that_announces_too_much_is_refused_before_it_is_read() -> None:
     frames: Frames[FromWorker] = Frames(FromWorker)
-    with pytest.raises(ProtocolError, match=f"announces {protocol.MAX_FRAME + 1} bytes"):
-        list(frames.feed((protocol.MAX_FRAME + 1).to_bytes(4, "big")))
+    with pytest.raises(ProtocolError, match=f"announces {channel.MAX_FRAME + 1} bytes"):
+        list(frames.feed((channel.MAX_FRAME + 1).to_bytes(4, "big")))
 
 
 def test_a_message_that_is_too_large_is_not_sent() -> None:
     with pytest.raises(ProtocolError, match="over the limit"):
-        protocol.frame(Failed(FailureKind.SCRIPT, "x", "x" * protocol.MAX_FRAME))
+        channel.frame(Failed(FailureKind.SCRIPT, "x", "x" * channel.MAX_FRAME))
 
 
 @pytest.mark.parametrize(
@@ -113,20 +111,20 @@ def test_a_message_that_is_too_large_is_not_sent() -> None:
     ids=["no msgpack", "unknown message", "wrong type", "wrong direction"],
 )
 def test_what_is_no_message_is_refused(body: bytes) -> None:
-    frames: Frames[msgspec.Struct] = Frames(protocol.FromForkParent)
-    with pytest.raises(ProtocolError, match="no message known here"):
+    frames: Frames[msgspec.Struct] = Frames(protocol.FromForkServer)
+    with pytest.raises(ProtocolError, match="is not a known message"):
         list(frames.feed(len(body).to_bytes(4, "big") + body))
 
 
 def test_a_field_with_a_default_may_be_added_later() -> None:
     body = msgspec.msgpack.encode({"type": "Exited", "pid": 1, "code": 0, "node": "n1"})
-    frames: Frames[msgspec.Struct] = Frames(protocol.FromForkParent)
+    frames: Frames[msgspec.Struct] = Frames(protocol.FromForkServer)
     assert list(frames.feed(len(body).to_bytes(4, "big") + body)) == [Exited(1, 0)]
 
 
 def test_files_travel_beside_messages(pair: tuple[socket.socket, socket.socket]) -> None:
     sender: Channel[Hello] = Channel(pair[0], Hello)
-    receiver: Channel[ToForkParent] = Channel(pair[1], ToForkParent)
+    receiver: Channel[ToForkServer] = Channel(pair[1], ToForkServer)
     reader, writer = os.pipe()
     sender.send(Signal(1, 2), [writer])
     os.close(writer)
@@ -144,7 +142,7 @@ def test_draining_reads_all_that_was_sent_and_notices_the_end(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
     sender: Channel[Hello] = Channel(pair[0], Hello)
-    receiver: Channel[protocol.FromForkParent] = Channel(pair[1], protocol.FromForkParent)
+    receiver: Channel[protocol.FromForkServer] = Channel(pair[1], protocol.FromForkServer)
     sender.send(Forked(5))
     sender.send(Exited(5, 0))
     assert list(receiver.drain()) == [Forked(5), Exited(5, 0)]
@@ -155,7 +153,7 @@ def test_draining_reads_all_that_was_sent_and_notices_the_end(
 
 
 def test_another_version_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="speaks version 99 of the protocol"):
-        protocol.check_greeting(Hello(99, 1))
+    with pytest.raises(ProtocolError, match="uses version 99 of the protocol"):
+        channel.check_greeting(Hello(99, 1))
     with pytest.raises(ProtocolError, match="expected a Hello first, got Forked"):
-        protocol.check_greeting(Forked(1))
+        channel.check_greeting(Forked(1))

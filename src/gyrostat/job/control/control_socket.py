@@ -29,7 +29,7 @@ from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
-from gyrostat.job.processes.protocol import Channel, ProtocolError
+from gyrostat.job.processes.channel import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import bind_at, connect_to
 
 

@@ -273,7 +273,7 @@ class Leader:
         ):  # it was given up, and the others have gone on: it may not speak any more
             self._executor.signal(worker_id, signal.SIGKILL)
             return
-        self._heartbeats.heard(member, now)
+        self._heartbeats.received(member, now)
         self._tally.add(member, message, now)
         self._watch_progress(member, message, now)
         if isinstance(message, Failed):
@@ -479,10 +479,10 @@ class Leader:
         expected = tuple(
             member for member in expected if self._executor.reaches(WorkerId(attempt.number, member))
         )
-        asks, silent = self._heartbeats.look(expected, now)
+        asks, silent = self._heartbeats.check(expected, now)
         for member in silent:
             self._executor.signal(WorkerId(attempt.number, member), signal.SIGKILL)
-            self.lost(WorkerId(attempt.number, member), f"silent for {self._heartbeats.patience:g} s")
+            self.lost(WorkerId(attempt.number, member), f"silent for {self._heartbeats.timeout_s:g} s")
         for member in expected if asks else ():
             self._executor.tell(WorkerId(attempt.number, member), Ping())
 
@@ -538,14 +538,14 @@ class Leader:
             case Started() | StepReports():
                 self._watchdog.progress(now)
             case Stacks(text=text):
-                self._watchdog.answered(member, text)
+                self._watchdog.add_stack(member, text)
             case WorkerEnded(left=False):
-                self._watchdog.rest()
+                self._watchdog.pause()
 
     def _look_for_standstill(self, attempt: _Attempt, now: float) -> None:
         if self._watchdog is None:
             return
-        if self._watchdog.asks(attempt.watch.living, now):
+        if self._watchdog.requests_stacks(attempt.watch.living, now):
             for member in attempt.watch.living:
                 self._executor.signal(WorkerId(attempt.number, member), STACKS_SIGNAL)
         found = self._watchdog.finding(now)
@@ -603,7 +603,7 @@ class Leader:
         watch = attempt.watch
         self._codes = watch.codes
         if self._watchdog is not None:
-            self._watchdog.rest()
+            self._watchdog.pause()
         wanted = attempt.coordinator.wants
         self._carry_out(attempt.coordinator.over())
         cut = watch.stopped and self._tally.step == attempt.request.stop_after
@@ -706,16 +706,16 @@ class Leader:
     ) -> list[Instruction]:
         """What the coordinator makes of what a worker says."""
         match message:
-            case Started(alike=alike, step=step, virtual_workers=number):
-                return coordinator.started(alike, step, number or self._tally.virtual_workers, now)
+            case Started(compatibility=compatibility, step=step, virtual_workers=number):
+                return coordinator.started(compatibility, step, number or self._tally.virtual_workers, now)
             case StepReports(steps=steps):
                 return coordinator.stepped(steps, now)
             case WorkerLeaving():
                 assert self._attempt is not None
                 self._attempt.watch.leaving(member, now + self._attempt.request.grace_s)
                 return coordinator.leaves(member, now)
-            case Ready(alike=alike):
-                return coordinator.ready(member, alike, now)
+            case Ready(compatibility=compatibility):
+                return coordinator.ready(member, compatibility, now)
             case GenerationPrepared(generation=generation):
                 return coordinator.prepared(member, generation)
             case Switched(generation=generation, step=step, paused=paused, why_all=why_all):

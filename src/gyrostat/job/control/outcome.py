@@ -248,7 +248,7 @@ class Tally:
 
     def stood_still(self, found: Standstill, now: float) -> None:
         """No step has been completed for too long."""
-        self._note(EventKind.STANDSTILL, now, str(found), evidence=found.told())
+        self._note(EventKind.STANDSTILL, now, str(found), evidence=found.stack_lines())
 
     def died(self, failure: JobFailure, now: float) -> None:
         """A worker has died, and the job starts again from its newest checkpoint."""

@@ -1,1 +1,1 @@
-"""Finds what is wrong with a worker: black box, memory, stacks, watchdog, heartbeats, stragglers."""
+"""Diagnosis of workers: black box, out-of-memory kills, stacks, watchdog, heartbeats, poison micro-batches, stragglers."""

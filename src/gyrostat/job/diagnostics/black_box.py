@@ -1,10 +1,10 @@
-"""A worker's flight recorder: a small file in which it notes the micro-batch it is about to run.
+"""A worker's flight recorder: a small file in which it notes the micro-batch that it is about to run.
 
-The file is mapped into the worker's memory, so a note costs a copy of a few bytes and no system call, and it is there however
-the worker ends: what a process has written to a mapped file the kernel keeps, even if it is killed in the next instant. Its
-agent's crew reads the file when the worker has gone.
+The file is mapped into the worker's memory, so a note is a copy of a few bytes without a system call. The kernel keeps what a
+process has written to a mapped file even if the process is killed at once. The agent's worker pool (`processes.worker_pool`)
+reads the file when the worker has exited.
 
-A note is taken back before it is changed, so one that was cut off by death counts as none.
+A note is marked invalid while it is changed, so a partial one is ignored.
 """
 
 from __future__ import annotations
@@ -18,43 +18,43 @@ from pathlib import Path
 
 from gyrostat.core.evidence import RunningMicroBatch
 
-_HEADER = struct.Struct(
-    "<qqqqq"
-)  # step, rank, number, how many samples (-1: unknown), how many of them are noted
-_VALID = 8  # bytes before the header; the first says whether a note is valid
-_MOST = 4096
-_SIZE = _VALID + _HEADER.size + 8 * _MOST
+_HEADER = struct.Struct("<qqqqq")
+"""Step, rank, number, number of samples (-1: unknown), number of samples noted."""
+_VALID = 8
+"""Bytes before the header; the first is 1 if the note is valid."""
+_MAX_SAMPLES = 4096
+_SIZE = _VALID + _HEADER.size + 8 * _MAX_SAMPLES
 
 
 class BlackBox:
-    """The worker's side."""
+    """The worker's side. Called in the script's thread only."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if there is no room for it: better now than by SIGBUS in the first note."""
+        """Raises OSError if the disk is full; without the allocation the first note would raise SIGBUS."""
         with path.open("w+b") as file:
             os.posix_fallocate(file.fileno(), 0, _SIZE)
             self._map = mmap.mmap(file.fileno(), _SIZE)
 
     def note(self, step: int, rank: int, number: int, samples: Sequence[int] | None) -> None:
-        """This micro-batch begins."""
+        """The micro-batch begins."""
         box = self._map
         box[0] = 0
         if samples is None:
             _HEADER.pack_into(box, _VALID, step, rank, number, -1, 0)
         else:
-            noted = array("q", samples[:_MOST])
+            noted = array("q", samples[:_MAX_SAMPLES])
             _HEADER.pack_into(box, _VALID, step, rank, number, len(samples), len(noted))
             start = _VALID + _HEADER.size
             box[start : start + 8 * len(noted)] = noted.tobytes()
         box[0] = 1
 
     def clear(self) -> None:
-        """It has ended."""
+        """The micro-batch has ended."""
         self._map[0] = 0
 
 
 def read(path: Path) -> RunningMicroBatch | None:
-    """What a worker that has gone was running; None if it was not, or left no such file."""
+    """The micro-batch that an exited worker was running; None if it ran none, or the file does not exist."""
     try:
         data = path.read_bytes()
     except OSError:
@@ -63,7 +63,7 @@ def read(path: Path) -> RunningMicroBatch | None:
         return None
     step, rank, number, size, count = _HEADER.unpack_from(data, _VALID)
     samples: tuple[int, ...] | None = None
-    if 0 <= count <= size and count <= _MOST:
+    if 0 <= count <= size and count <= _MAX_SAMPLES:
         start = _VALID + _HEADER.size
         samples = tuple(array("q", data[start : start + 8 * count]))
     return RunningMicroBatch(step=step, rank=rank, number=number, samples=samples, size=max(size, 0))

@@ -1,8 +1,8 @@
-"""Who is silent: stopped, hung in the kernel, or cut off. Decided purely; the leader asks, and kills.
+"""Which workers have stopped responding: stopped, hung in the kernel, or disconnected. Pure; the leader sends pings and kills.
 
-A process that is killed is missed at once, for its agent sees it go. One that is stopped is not: its connections stay open, and
-all others wait. So every worker is asked now and then whether it is there, and a thread of its own answers, whatever the script
-is doing. Only a script that holds the interpreter's lock for as long as the patience lasts is taken for silent, too.
+The exit of a killed worker is seen at once. A stopped worker keeps its connections open, and all others wait for it. So the
+leader sends every worker a `Ping` at intervals, and a thread of the worker answers it, whatever the script is doing. A script
+that holds the interpreter's lock for longer than the timeout counts as not responding, too.
 """
 
 from __future__ import annotations
@@ -13,37 +13,38 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Heartbeats:
-    """`patience`: seconds after which a worker that has not answered is given up; 0: never."""
+    """`timeout_s`: seconds after the last message of a worker at which it is lost; 0: never."""
 
-    patience: float
-    _heard: dict[int, float] = field(default_factory=dict)
-    _asked: float = float("-inf")
-    _looked: float = float("-inf")
+    timeout_s: float
+    _last_message: dict[int, float] = field(default_factory=dict)
+    _pinged_at: float = float("-inf")
+    _checked_at: float = float("-inf")
 
     @property
-    def _every(self) -> float:
-        return self.patience / 4
+    def _ping_every(self) -> float:
+        return self.timeout_s / 4
 
-    def heard(self, member: int, now: float) -> None:
-        """It said something."""
-        if member in self._heard:
-            self._heard[member] = now
+    def received(self, member: int, now: float) -> None:
+        """A message of this worker arrived."""
+        if member in self._last_message:
+            self._last_message[member] = now
 
-    def look(self, members: Sequence[int], now: float) -> tuple[bool, list[int]]:
-        """Whether they are to be asked now, and who has been silent for too long."""
-        if self.patience <= 0:
+    def check(self, members: Sequence[int], now: float) -> tuple[bool, list[int]]:
+        """Whether to send pings now, and the workers whose timeout is over."""
+        if self.timeout_s <= 0:
             return False, []
-        slept = now - self._looked > self.patience / 2  # it was us who did not listen
-        self._heard = {
-            member: now if slept or member not in self._heard else self._heard[member] for member in members
-        }
-        self._looked = now
-        silent = [member for member, at in self._heard.items() if now - at > self.patience]
-        asks = now - self._asked >= self._every
-        if asks:
-            self._asked = now
-        return asks, silent
+        paused = now - self._checked_at > self.timeout_s / 2  # this process did not read messages meanwhile
+        before = {} if paused else self._last_message
+        self._last_message = {member: before.get(member, now) for member in members}
+        self._checked_at = now
+        lost = [member for member, at in self._last_message.items() if now - at > self.timeout_s]
+        pings = now - self._pinged_at >= self._ping_every
+        if pings:
+            self._pinged_at = now
+        return pings, lost
 
     def deadline(self) -> float | None:
-        """When to look again."""
-        return None if self.patience <= 0 or not self._heard else self._asked + self._every
+        """When to call `check` next."""
+        if self.timeout_s <= 0 or not self._last_message:
+            return None
+        return self._pinged_at + self._ping_every

@@ -1,4 +1,4 @@
-"""Did the kernel kill something here because memory ran out? It counts that, per control group, and says so in its log."""
+"""Whether the kernel killed a process because memory ran out: it counts that per control group, and writes it to its log."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _WHOLE_MACHINE = Path("/proc/vmstat")
 
 
 def counter_file(cgroups: str, root: Path = Path("/sys/fs/cgroup")) -> Path | None:
-    """Where the kernel counts for the group that /proc/self/cgroup names; None: it does not, or not visibly."""
+    """The file with the kernel's counter for the group that /proc/self/cgroup names; None if it is not visible."""
     candidates = []
     for line in cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
         path = path.lstrip("/")
         if "memory" in controllers.split(","):
-            # Within a container the group may be mounted as the root.
+            # In a container the group may be mounted as the root.
             candidates += [root / "memory" / path / "memory.oom_control", root / "memory/memory.oom_control"]
         elif not controllers:
             candidates += [root / path / "memory.events", root / "memory.events"]
@@ -34,7 +34,7 @@ def _count(file: Path) -> int | None:
 
 @dataclass
 class OutOfMemory:
-    """Looks at a counter again and again: what has been added since the last look is news."""
+    """Reports increments of the kernel's counter of out-of-memory kills."""
 
     file: Path
     _before: int = 0
@@ -44,15 +44,15 @@ class OutOfMemory:
 
     @classmethod
     def here(cls) -> OutOfMemory:
-        """For the processes of this one's control group, or else for the whole machine."""
+        """For the control group of this process, or the whole machine if the group has no counter."""
         try:
             file = counter_file(Path("/proc/self/cgroup").read_text())
         except OSError:
             file = None
         return cls(file or _WHOLE_MACHINE)
 
-    def mark(self) -> str | None:
-        """How the kernel has marked that it killed something since the last look; None: it has not."""
+    def since_last_call(self) -> str | None:
+        """The counter's change since the last call; None if the kernel killed no process."""
         before, self._before = self._before, _count(self.file) or 0
         if self._before <= before:
             return None
@@ -60,7 +60,7 @@ class OutOfMemory:
 
 
 class KernelLog:
-    """/dev/kmsg, where this user may read it: from now on."""
+    """The kernel's log /dev/kmsg from now on, if this user may read it."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._file: int | None = None
@@ -71,12 +71,12 @@ class KernelLog:
             self.close()
 
     def killed(self, pid: int) -> str | None:
-        """The line that says that this process was killed for its memory."""
+        """The log line about the out-of-memory kill of this process, if there is one."""
         while self._file is not None:
             try:
                 record = os.read(self._file, 1 << 13)
             except BrokenPipeError:
-                continue  # some lines were overwritten before they were read
+                continue  # lines were overwritten before they were read
             except OSError:
                 return None
             if not record:

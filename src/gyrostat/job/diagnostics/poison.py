@@ -1,8 +1,7 @@
-"""Is there a micro-batch that kills whoever runs it? Decided purely, from the deaths that a job has had.
+"""Finds a poison micro-batch: one that kills every worker that runs it. Pure, from the deaths of a job's workers.
 
-What counts is the content of the micro-batch, wherever and in whichever process it was run: a worker that dies of a sample
-takes the next one with it, and the one after that. A worker that fell silent, or was lost with its whole node, has died of
-something else.
+Deaths are counted by the content of the micro-batch, whichever worker ran it: after a recovery the next worker runs the same
+samples. A worker that was lost to a heartbeat timeout, or with its whole node, does not count.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ LIMIT = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Death:
-    """A worker that was killed while the job went on."""
+    """The death of one worker; the job went on."""
 
     member: int
     how: str
     running: RunningMicroBatch | None
-    """What it was running then."""
+    """The micro-batch that it was running."""
     alone: bool = True
-    """False: it fell silent, or its whole node was lost."""
+    """False: its heartbeat timed out, or its whole node was lost."""
 
 
 def poison(deaths: Sequence[Death], limit: int = LIMIT) -> RunningMicroBatch | None:
-    """The micro-batch during which `limit` workers have died; None if there is none, or with a limit of 0."""
+    """The micro-batch during which `limit` workers have died; None if there is none, or if the limit is 0."""
     times: Counter[tuple[int, ...]] = Counter()
     for death in deaths:
         if death.running is not None and death.alone:

@@ -1,6 +1,6 @@
-"""A worker's stack, without its help: a signal, upon which the interpreter's fault handler writes to a file.
+"""The stacks of a worker's threads: upon a signal, the interpreter's fault handler writes them to a file.
 
-The handler is C, runs at once, and needs no lock of the interpreter's: a worker that is stuck in C code answers, too.
+The handler is C code, runs at once, and needs no lock of the interpreter, so it works also in a worker that hangs in C code.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from pathlib import Path
 SIGNAL = signal.SIGUSR2
 
 
-def answer_at(path: Path) -> None:
-    """In the worker: from now on SIGNAL has the stacks of all threads written there."""
+def dump_on_signal(path: Path) -> None:
+    """In the worker: from now on SIGNAL appends the stacks of all threads to `path`."""
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     faulthandler.register(SIGNAL, file, all_threads=True)
 
 
 class StackFile:
-    """What a worker writes that is about to be sent SIGNAL."""
+    """In the agent: the file that a worker writes upon SIGNAL. Create it before sending the signal."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._seen = path, 0
         with contextlib.suppress(OSError):
             os.truncate(path, 0)
 
-    def look(self) -> str | None:
-        """The stacks, when there are some, and no more than at the last look; None: look again."""
+    def read(self) -> str | None:
+        """The stacks, once the file did not grow between two calls; None: call again later."""
         try:
             text = self._path.read_text(errors="replace")
         except OSError:

@@ -1,15 +1,15 @@
-"""Which workers are slower than the others, and how virtual workers are best shared out among them: decided purely.
+"""Which workers are slower than the others, and how to distribute virtual workers among them. Pure.
 
-Every worker's time for its micro-batches comes with each step (EDL §5.2 takes it from gradient requests; here it is in the
-envelope of the reduction), and is divided by the number of its virtual workers, so that who has more to do is not blamed for
-it. A worker straggles when the median of its last ten steps is more than 1.2 times the job's usual time: the median over
-all workers of their own medians in the last hundred. A median over the present step alone would rise with the stragglers
-themselves where several become slow at once, as in one of the production jobs that the tests replay. If all workers become
-slower together nobody straggles: it must also be slower than the median of its peers now, by half as much.
+Every step reports the time each worker took for its micro-batches (EDL §5.2 takes it from gradient requests; here the reduction
+carries it). It is divided by the worker's number of virtual workers. A worker straggles when the median of its last ten steps
+is more than 1.2 times the job's usual time: the median over all workers of their own medians in the last hundred steps. A
+median over the current step alone would rise with the stragglers where several become slow at once, as in one of the production jobs
+that the tests replay. If all workers become slower together, none straggles: a straggler must also be slower than the current
+median of its peers, by half that factor.
 
-Two changes by which a job reacts: `shares` re-places virtual workers by measured speed, through `core`'s apportioning, if
-that makes steps shorter by a margin; or a worker is removed, and its place is tried again some time later, for what slowed it
-down may have passed. Neither comes more often than `pause_s` allows.
+A job can react in two ways: `shares` re-places virtual workers by measured speed, through `core`'s apportioning, if that makes
+steps shorter by a margin; or the worker is removed, and its place is tried again later, since the cause may have gone. Both
+happen at most once per `pause_s`.
 """
 
 from __future__ import annotations
@@ -25,61 +25,61 @@ from gyrostat.core.placement import apportion_by_speed
 
 
 class Reaction(StrEnum):
-    """What is done about a straggler."""
+    """The reaction to a straggler."""
 
     REPORT = "report"
     REPLACE = "re-place"
     """It gets fewer virtual workers."""
     REMOVE = "remove"
-    """The job goes on without it."""
+    """The job continues without it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerPolicy:
-    """When a worker straggles, and what is done then."""
+    """When a worker straggles, and the reaction."""
 
     factor: float = 1.2
-    """So many times slower than usual."""
+    """A straggler is at least this many times slower than usual."""
     steps: int = 10
-    """In the median of so many steps."""
+    """The number of recent steps whose median counts."""
     usual: int = 100
-    """Steps that say what is usual."""
+    """The number of steps that define the usual time."""
     reaction: Reaction = Reaction.REPORT
     pause_s: float = 60.0
     """At most one change in this time."""
     least_s: float = 0.002
-    """Who takes longer by less than this is not worth a word."""
+    """A worker that is slower by less than this is no straggler."""
     gain: float = 0.05
-    """Virtual workers are re-placed if steps become shorter by at least this share."""
+    """Virtual workers are re-placed if steps become shorter by at least this fraction."""
     back_s: float = 600.0
-    """The place of a worker that was removed is tried again after so long; after twice as long every further time; 0: never."""
+    """Seconds until the place of a removed worker is tried again; doubled every further time; 0: never."""
 
     def __post_init__(self) -> None:
         if not self.factor > 1 or not 1 <= self.steps <= self.usual:
             raise UsageError(
-                f"a straggler is more than 1 times slower, in the median of 1 to {self.usual} steps; got {self.factor} and "
+                f"a straggler needs a factor above 1 and a median of 1 to {self.usual} steps; got {self.factor} and "
                 f"{self.steps}"
             )
         if self.pause_s < 0 or self.back_s < 0:
             raise UsageError(
-                f"seconds between changes, and until a straggler may come back, are 0 or more; got {self.pause_s} and "
-                f"{self.back_s}"
+                "the seconds between two reactions, and until a removed worker's place is tried again, must be 0 or more; got "
+                f"{self.pause_s} and {self.back_s}"
             )
 
     def comes_back_at(self, now: float, before: int) -> float:
-        """When the place of one that is removed now is tried again, after `before` others were."""
+        """When the place of a worker that is removed now is tried again; `before`: the number of removals before it."""
         return now + self.back_s * 2.0**before if self.back_s else float("inf")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Straggler:
-    """A worker that is slower than the others, and how much."""
+    """A worker that is slower than the others."""
 
     member: int
     seconds: float
     """Its median time for the micro-batches of one virtual worker."""
     usual: float
-    """What that takes in this job."""
+    """The usual time for that in this job."""
 
     def __str__(self) -> str:
         return (
@@ -90,14 +90,14 @@ class Straggler:
 
 @dataclass
 class Pace:
-    """How fast each worker is, step by step."""
+    """The measured times of each worker, step by step."""
 
     policy: StragglerPolicy = field(default_factory=StragglerPolicy)
     _seconds: dict[int, deque[float]] = field(default_factory=dict)
     _known: set[int] = field(default_factory=set)
 
     def add(self, steps: Sequence[Mapping[int, float]]) -> list[Straggler]:
-        """Some steps: each member's time per virtual worker. Those that have become stragglers with them."""
+        """Add steps, each with the members' times per virtual worker. Returns the new stragglers."""
         for seconds in steps:
             for gone in self._seconds.keys() - seconds.keys():
                 del self._seconds[gone]
@@ -109,7 +109,7 @@ class Pace:
         return new
 
     def stragglers(self) -> list[Straggler]:
-        """Those that are too slow now."""
+        """The current stragglers."""
         recent = self.recent()
         if len(recent) < max(2, len(self._seconds)):
             return []
@@ -123,7 +123,7 @@ class Pace:
         ]
 
     def recent(self) -> dict[int, float]:
-        """The median of the last steps, of all members that have made so many."""
+        """The median over the last steps, for all members that have made enough of them."""
         steps = self.policy.steps
         return {
             member: statistics.median(list(times)[-steps:])
@@ -135,9 +135,9 @@ class Pace:
 def shares(
     virtual_workers: int, now: Sequence[int], seconds: Sequence[float], gain: float
 ) -> list[int] | None:
-    """How many virtual workers each worker should have, given what one takes on it; None if that gains too little.
+    """The number of virtual workers for each worker, given the time one takes on it; None if that gains too little.
 
-    `now`: how many they have.
+    `now`: the current numbers.
     """
     wanted = apportion_by_speed(virtual_workers, seconds)
     before, after = (

@@ -222,7 +222,7 @@ class Agent:
 
     # Ears: what workers of this node say.
 
-    def heard(self, worker_id: WorkerId, message: FromWorker) -> None:
+    def received(self, worker_id: WorkerId, message: FromWorker) -> None:
         if self._facts.is_news(worker_id, message):
             self._report(WorkerSaid(worker_id, message))
 
@@ -301,7 +301,7 @@ class Agent:
                 )
                 crew.start(worker_id, spec)
             case TellWorker(worker_id=worker_id, message=message):
-                crew.tell(worker_id, message)
+                crew.send(worker_id, message)
             case SignalWorker(worker_id=worker_id, number=number):
                 crew.signal(worker_id, number)
             case ForwardedReply(number=number, reply=reply):

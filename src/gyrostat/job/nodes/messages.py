@@ -16,11 +16,11 @@ from gyrostat.core.errors import GyrostatError
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
 from gyrostat.job.control.control_socket import Reply, Request
+from gyrostat.job.processes.channel import ProtocolError
 from gyrostat.job.processes.protocol import (
     LASTING,
     FromWorker,
     Program,
-    ProtocolError,
     Started,
     StepReports,
     ToWorker,

@@ -35,7 +35,7 @@ from gyrostat.job.nodes.messages import (
     decode_request,
     encode,
 )
-from gyrostat.job.processes.protocol import ProtocolError
+from gyrostat.job.processes.channel import ProtocolError
 
 try:
     import grpc

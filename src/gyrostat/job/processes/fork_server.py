@@ -1,17 +1,16 @@
-"""The fork parent: a process that has imported everything and done nothing, of which workers are copies.
+"""The fork server: a process that has imported everything, from which workers are forked.
 
-Importing torch takes seconds, forking milliseconds. For a fork to be sound this process has exactly one OS
-thread and never runs an operator: thread pools and instruction-set pins are decided by the first operator,
-which is the child's.
+Importing torch takes seconds, forking milliseconds. Forking is safe because this process has exactly one OS thread and never
+runs an operator: the first operator sets up thread pools and instruction-set pins, and that happens in the child.
 
-`python -m gyrostat.job.processes.fork_server FD` serves one launcher through the socket FD: it forks a worker on
-request, passes on signals, and tells who exited. When the launcher goes away, so does it, and all its workers
-with it; should it be killed itself, the kernel kills them. Each worker leads a process group, so what a
-script started dies with its worker. The launcher's end is `start.ForkParent`. A launcher that has itself imported
-everything, and has one OS thread, need not start a fork parent: it has one as a copy of itself (`fork`).
+`python -m gyrostat.job.processes.fork_server FD` serves one launcher through the socket FD: it forks workers on request,
+forwards signals to them, and reports their exits. It ends when the launcher does, and kills its workers; if it is killed
+itself, the kernel kills them. Each worker leads a process group, so processes that a script started end with the worker. The
+launcher's side is `start.WorkerForkServer`. A launcher that has imported everything itself, and has one OS thread, forks its
+fork server from itself (`fork`).
 
-With `--outlive SOCKET SECONDS` it serves an agent, and outlives it: workers train on, and the next agent is awaited
-at SOCKET. If none comes in time, workers are killed: their job goes on without them, or has stopped with a checkpoint before
+With `--outlive SOCKET SECONDS` it serves an agent and outlives it: workers train on, and the next agent connects to SOCKET. If
+none does in time, the workers are killed: the job goes on without them, or they have saved a checkpoint and stopped before
 (`session.set_orphaned`).
 """
 
@@ -20,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
+import logging
 import os
 import selectors
 import signal
@@ -34,23 +34,22 @@ from typing import NoReturn
 
 from gyrostat.core.errors import GyrostatError
 from gyrostat.job.processes import worker
+from gyrostat.job.processes.channel import Channel, ProtocolError, check_greeting, greet
 from gyrostat.job.processes.protocol import (
-    Channel,
     Children,
     Exited,
     Fork,
     Forked,
-    ProtocolError,
     ServeStore,
     Signal,
-    ToForkParent,
+    ToForkServer,
     ToWorker,
     WorkerId,
     WorkerSpec,
-    check_greeting,
-    greet,
 )
 from gyrostat.job.processes.unix_socket import bind_at
+
+logger = logging.getLogger(__name__)
 
 PRELOAD = (
     "numpy",
@@ -66,23 +65,23 @@ PRELOAD = (
 )
 _FILES_PER_WORKER = 3
 _FILES_PER_STORE = 2
-_GREETING_S = 5.0
-_OURS = (signal.SIGTERM, signal.SIGINT)
+_GREETING_TIMEOUT_S = 5.0
+_HANDLED = (signal.SIGTERM, signal.SIGINT)
 
 
 class ForkedWorkers:
-    """The living workers, each watched through a pidfd."""
+    """The workers forked by this process that have not exited, each watched through a pidfd."""
 
     def __init__(
         self,
-        channel: Channel[ToForkParent],
+        channel: Channel[ToForkServer],
         successors: socket.socket | None = None,
-        patience: float = 0.0,
+        agent_timeout_s: float = 0.0,
     ) -> None:
-        """`successors`: where the next agent is awaited, for `patience` seconds, when this one goes away."""
-        self._channel: Channel[ToForkParent] | None = channel
-        self._successors, self._patience = successors, patience
-        self._alone_until: float | None = None
+        """`successors`: the socket to which the next agent connects, at most `agent_timeout_s` after this one has ended."""
+        self._channel: Channel[ToForkServer] | None = channel
+        self._successors, self._agent_timeout_s = successors, agent_timeout_s
+        self._orphaned_until: float | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
         if successors is not None:
@@ -92,26 +91,26 @@ class ForkedWorkers:
         self._exited: list[tuple[WorkerId, int]] = []
 
     def serve(self) -> None:
-        """Until the launcher, or the last agent, goes away."""
-        while self._goes_on():
-            wait = None if self._alone_until is None else max(0.0, self._alone_until - time.monotonic())
+        """Serve until the launcher has ended, or the last agent has and no successor came in time."""
+        while self._has_agent_or_waits():
+            wait = None if self._orphaned_until is None else max(0.0, self._orphaned_until - time.monotonic())
             for key, _ in self._selector.select(wait):
                 if key.fileobj is self._successors:
-                    self._welcome()
+                    self._accept_successor()
                 elif key.fileobj is self._channel:
-                    self._obey(self._channel)
+                    self._handle_requests(self._channel)
                 elif key.data in self._pidfds:
                     self._reap(key.data)
 
-    def _goes_on(self) -> bool:
+    def _has_agent_or_waits(self) -> bool:
         if self._channel is not None:
             return True
         if self._successors is None:
             return False
-        assert self._alone_until is not None
-        return time.monotonic() < self._alone_until
+        assert self._orphaned_until is not None
+        return time.monotonic() < self._orphaned_until
 
-    def _obey(self, channel: Channel[ToForkParent]) -> None:
+    def _handle_requests(self, channel: Channel[ToForkServer]) -> None:
         try:
             messages = channel.receive()
         except OSError:
@@ -119,7 +118,13 @@ class ForkedWorkers:
         if messages is None:
             self._selector.unregister(channel)
             channel.close()
-            self._channel, self._alone_until = None, time.monotonic() + self._patience
+            self._channel, self._orphaned_until = None, time.monotonic() + self._agent_timeout_s
+            if self._successors is not None:
+                logger.info(
+                    "the agent has gone; %d workers wait %g s for the next one",
+                    len(self._worker_ids),
+                    self._agent_timeout_s,
+                )
         for message in messages or ():
             if isinstance(message, Fork):
                 self._fork(channel, message.spec)
@@ -128,12 +133,12 @@ class ForkedWorkers:
             elif isinstance(message, Signal) and message.pid in self._pidfds:
                 signal.pidfd_send_signal(self._pidfds[message.pid], message.number)
 
-    def _welcome(self) -> None:
-        """The next agent. Whoever is at the other end must speak our language, and soon."""
+    def _accept_successor(self) -> None:
+        """Serve the next agent, once it has sent a valid greeting."""
         assert self._successors is not None
         sock, _ = self._successors.accept()
-        channel: Channel[ToForkParent] = Channel(sock, ToForkParent)
-        sock.settimeout(_GREETING_S)
+        channel: Channel[ToForkServer] = Channel(sock, ToForkServer)
+        sock.settimeout(_GREETING_TIMEOUT_S)
         try:
             await_greeting(channel)
             greet(channel)
@@ -145,39 +150,42 @@ class ForkedWorkers:
         if self._channel is not None:
             self._selector.unregister(self._channel)
             self._channel.close()
-        self._channel, self._alone_until = channel, None
+        self._channel, self._orphaned_until = channel, None
         self._selector.register(channel, selectors.EVENT_READ)
+        logger.info("adopted by a new agent, with %d workers", len(self._worker_ids))
 
-    def _fork(self, channel: Channel[ToForkParent], spec: WorkerSpec) -> None:
+    def _fork(self, channel: Channel[ToForkServer], spec: WorkerSpec) -> None:
         files = _take_files(channel, _FILES_PER_WORKER)
-        pid = self._fork_child(lambda: self._be_worker(spec, files), files)
+        pid = self._fork_child(lambda: self._run_worker(spec, files), files)
         self._worker_ids[pid] = spec.worker_id
+        logger.info(
+            "forked worker %d as process %d", spec.worker_id.member, pid, extra=spec.worker_id.log_fields
+        )
         channel.send(Forked(pid))
 
-    def _fork_store(self, channel: Channel[ToForkParent]) -> None:
-        """It has no seat in the job: of its end nobody is told."""
+    def _fork_store(self, channel: Channel[ToForkServer]) -> None:
+        """This process is not a worker: its exit is not reported."""
         files = _take_files(channel, _FILES_PER_STORE)
-        self._fork_child(lambda: self._be_store(files), files)
+        self._fork_child(lambda: self._run_store(files), files)
 
-    def _fork_child(self, be: Callable[[], NoReturn], files: list[int]) -> int:
-        signal.pthread_sigmask(
-            signal.SIG_BLOCK, _OURS
-        )  # none may reach the child while the handlers are ours
+    def _fork_child(self, run: Callable[[], NoReturn], files: list[int]) -> int:
+        # No signal may reach the child while it still has this process's handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
         if pid == 0:
-            be()
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+            run()
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         for file in files:
             os.close(file)
         self._pidfds[pid] = os.pidfd_open(pid)
         self._selector.register(self._pidfds[pid], selectors.EVENT_READ, pid)
         return pid
 
-    def _let_go(self) -> None:
-        """In a child: of what is the parent's."""
-        for number in _OURS:  # until `live` listens to them
+    def _detach(self) -> None:
+        """In a child: close the fork server's files, and reset its signal handlers."""
+        for number in _HANDLED:  # until `run_worker` installs its own
             signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _OURS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
         worker.die_with_parent(signal.SIGKILL)
         os.setpgid(0, 0)
         self._selector.close()
@@ -188,37 +196,37 @@ class ForkedWorkers:
         for pidfd in self._pidfds.values():
             os.close(pidfd)
 
-    def _be_store(self, files: list[int]) -> NoReturn:
+    def _run_store(self, files: list[int]) -> NoReturn:
         try:
-            self._let_go()
+            self._detach()
             from gyrostat.engine.torch_internals import rendezvous_server
 
             listener, to_agent = files
             server = rendezvous_server(socket.socket(fileno=listener))
             with socket.socket(fileno=to_agent) as agent:
                 agent.send(b"!")
-                while agent.recv(1):  # nothing is said: its end is the agent's
+                while agent.recv(1):  # returns b"" when the agent has closed its end
                     pass
             del server
         finally:
             os._exit(0)
 
-    def _be_worker(self, spec: WorkerSpec, files: list[int]) -> NoReturn:
-        """In the child: let go of what is the parent's, then live."""
+    def _run_worker(self, spec: WorkerSpec, files: list[int]) -> NoReturn:
+        """In the child."""
         try:
-            self._let_go()
+            self._detach()
             stdout, stderr, to_launcher = files
             os.dup2(stdout, 1)
             os.dup2(stderr, 2)
             os.close(stdout)
             os.close(stderr)
-            worker.live(spec, Channel(socket.socket(fileno=to_launcher), ToWorker))
+            worker.run_worker(spec, Channel(socket.socket(fileno=to_launcher), ToWorker))
         finally:
             os._exit(1)
 
     def _reap(self, pid: int) -> None:
-        """The worker is dead but not yet buried: its process group still has its number. End the group, then
-        bury it.
+        """Kill the rest of the exited worker's process group, then reap the worker: until then its process id cannot be
+        reused.
         """
         pidfd = self._pidfds.pop(pid)
         self._selector.unregister(pidfd)
@@ -228,79 +236,87 @@ class ForkedWorkers:
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         worker_id = self._worker_ids.pop(pid, None)
+        if worker_id is not None:
+            logger.info(
+                "worker %d (process %d) exited with code %d",
+                worker_id.member,
+                pid,
+                code,
+                extra=worker_id.log_fields,
+            )
         if worker_id is not None and self._successors is not None:
             self._exited.append((worker_id, code))
         if worker_id is not None and self._channel is not None:
-            with contextlib.suppress(OSError):  # gone: we are about to read that
+            with contextlib.suppress(OSError):  # the launcher has gone: `serve` is about to read that
                 self._channel.send(Exited(pid, code))
 
     def end(self) -> None:
-        """Leave nothing running."""
+        """Kill all workers and their process groups."""
         for pid in self._pidfds:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 os.killpg(pid, signal.SIGKILL)
 
 
-def _take_files(channel: Channel[ToForkParent], count: int) -> list[int]:
+def _take_files(channel: Channel[ToForkServer], count: int) -> list[int]:
     files, channel.files = channel.files, []
     if len(files) != count:
-        raise ProtocolError(f"this request needs {count} files, {len(files)} came with it")
+        raise ProtocolError(f"this request needs {count} files; received {len(files)}")
     return files
 
 
-def await_greeting(channel: Channel[ToForkParent]) -> None:
-    """Before anything else: whoever is at the other end must speak our language."""
+def await_greeting(channel: Channel[ToForkServer]) -> None:
+    """Wait for the launcher's Hello and check its version."""
     while not (messages := channel.receive()):
         if messages is None:
             raise SystemExit(0)
     check_greeting(messages[0])
     if len(messages) > 1:
-        raise ProtocolError("the launcher sent a request before it was greeted")
+        raise ProtocolError("the launcher sent a request before it received our Hello")
 
 
 def preload() -> None:
-    """Import what workers need, and make sure that forking is sound afterwards."""
+    """Import what workers need, and check that forking is safe afterwards."""
     for name in PRELOAD:
         importlib.import_module(name)
     check_threads()
     gc.collect()
-    gc.freeze()  # so that the collector does not touch, and thereby copy, what children share with us
+    gc.freeze()  # the collector would write to, and so copy, pages that children share with this process
 
 
 def check_threads() -> None:
-    """Only what has one OS thread may be forked: of others the copy would have half of what they were doing."""
+    """Raise unless this process has one OS thread: a fork copies only the calling thread, and locks of the others stay held."""
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads != 1:
         raise GyrostatError(
-            f"a process that is to be forked has {threads} OS threads, but only with one is that sound; a library starts "
-            "threads when imported: see that OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1 are set"
+            f"the fork server has {threads} OS threads, but forking is safe only with one; a library starts threads when "
+            "it is imported: set OPENBLAS_NUM_THREADS=1 and OMP_NUM_THREADS=1"
         )
 
 
 def fork() -> tuple[int, socket.socket]:
-    """A fork parent that is a copy of this process, which has imported everything: its process id, and the socket to it."""
+    """Fork a fork server from this process, which has imported everything. Returns its process id, and the socket to it."""
     check_threads()
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        _be_fork_parent(theirs)
+        _run_forked(theirs)
     theirs.close()
     return pid, ours
 
 
-def _be_fork_parent(to_launcher: socket.socket) -> NoReturn:
-    """In the copy: of the launcher's files it keeps standard error, to say what went wrong."""
+def _run_forked(to_launcher: socket.socket) -> NoReturn:
+    """In the child of `fork`: of the launcher's files it keeps only standard error, for error messages."""
     code = 1
     try:
-        signal.signal(signal.SIGTERM, _leave)
+        signal.signal(signal.SIGTERM, _exit)
         worker.die_with_parent(signal.SIGTERM)
         os.setsid()
         with open(os.devnull, "rb") as nothing:
             os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)
-        channel: Channel[ToForkParent] = Channel(to_launcher, ToForkParent)
+        channel: Channel[ToForkServer] = Channel(to_launcher, ToForkServer)
         await_greeting(channel)
         _serve(channel)
         code = 0
@@ -309,47 +325,49 @@ def _be_fork_parent(to_launcher: socket.socket) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        worker.leave(code)
+        worker.exit_process(code)
 
 
 def _listen_at(path: str) -> socket.socket:
-    """In a directory that only this user may enter."""
+    """`path` is in a directory that only this user may enter."""
     Path(path).unlink(missing_ok=True)
     listener = bind_at(path)
     listener.listen()
     return listener
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
 
 def _serve(
-    channel: Channel[ToForkParent], successors: socket.socket | None = None, patience: float = 0.0
+    channel: Channel[ToForkServer], successors: socket.socket | None = None, agent_timeout_s: float = 0.0
 ) -> None:
-    """Fork workers until the launcher goes away."""
-    workers = ForkedWorkers(channel, successors, patience)
+    """Fork workers until the launcher has ended."""
+    workers = ForkedWorkers(channel, successors, agent_timeout_s)
+    logger.info("fork server is ready (process %d)", os.getpid())
     try:
         greet(channel)
         workers.serve()
     except (BrokenPipeError, ConnectionResetError):
-        pass  # the launcher went away while we told it something
+        pass  # the launcher ended while a message was sent to it
     finally:
         workers.end()
+        logger.info("fork server ends (process %d)", os.getpid())
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, _leave)
+    signal.signal(signal.SIGTERM, _exit)
     if "--die-with-parent" in sys.argv:
         worker.die_with_parent(signal.SIGTERM)
-    successors, patience = None, 0.0
+    successors, agent_timeout_s = None, 0.0
     if "--outlive" in sys.argv:
         path, seconds = sys.argv[sys.argv.index("--outlive") + 1 :][:2]
-        successors, patience = _listen_at(path), float(seconds)
-    channel: Channel[ToForkParent] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkParent)
+        successors, agent_timeout_s = _listen_at(path), float(seconds)
+    channel: Channel[ToForkServer] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkServer)
     await_greeting(channel)
     preload()
-    _serve(channel, successors, patience)
+    _serve(channel, successors, agent_timeout_s)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What workers print: bytes from pipes become lines, and lines may be kept in one file per worker."""
+"""The output of workers: splits it into lines, and keeps it in one log file per worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import IO
 
-_LONGEST = 1 << 16
+_MAX_LINE = 1 << 16
 
 
 class OutputStream(StrEnum):
@@ -17,10 +17,9 @@ class OutputStream(StrEnum):
 
 
 class LineSplitter:
-    """Cuts a stream into lines.
+    """Splits a stream into lines.
 
-    Of what a progress bar writes over itself with carriage returns only the last is kept. A line without an
-    end is cut after 64 KiB.
+    Of text that a progress bar overwrites with carriage returns only the last is kept. A longer line is split after 64 KiB.
     """
 
     def __init__(self) -> None:
@@ -32,12 +31,12 @@ class LineSplitter:
             yield _text(line)
         if b"\r" in self._rest[:-1]:
             self._rest = self._rest[self._rest.rindex(b"\r", 0, -1) + 1 :]
-        while len(self._rest) > _LONGEST:
-            yield _text(self._rest[:_LONGEST])
-            self._rest = self._rest[_LONGEST:]
+        while len(self._rest) > _MAX_LINE:
+            yield _text(self._rest[:_MAX_LINE])
+            self._rest = self._rest[_MAX_LINE:]
 
     def end(self) -> Iterator[str]:
-        """The last line, if it has no end."""
+        """The last line, if it has no newline."""
         rest, self._rest = self._rest, b""
         if rest:
             yield _text(rest)
@@ -49,27 +48,27 @@ def _text(line: bytes) -> str:
 
 
 class Tail:
-    """What is added to a file that somebody else writes."""
+    """Reads lines that another process appends to a file."""
 
     def __init__(self, path: Path) -> None:
-        """From its present end on."""
+        """Starts at the current end of the file."""
         self._file = path.open("rb")
         self._file.seek(0, os.SEEK_END)
         self._lines = LineSplitter()
 
     def read(self) -> Iterator[str]:
-        while data := self._file.read(_LONGEST):
+        while data := self._file.read(_MAX_LINE):
             yield from self._lines.feed(data)
 
     def close(self) -> Iterator[str]:
-        """The rest."""
+        """The remaining lines."""
         yield from self.read()
         yield from self._lines.end()
         self._file.close()
 
 
 class LogFiles:
-    """`worker-0.log`, `worker-1.log` …: everything each worker printed, in order of arrival; and how each exited."""
+    """`worker-0.log`, `worker-1.log` …: the output of each worker in order of arrival; `worker-0.exit` …: their exit codes."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -77,7 +76,7 @@ class LogFiles:
         self._files: dict[int, IO[str]] = {}
 
     def open(self, worker: int, *, append: bool = False) -> int:
-        """The file's descriptor. `append`: a job that is started again adds to what its workers said before."""
+        """Open the log and return its descriptor. `append`: a restarted job adds to the output of its previous attempts."""
         path = self.path(worker)
         if worker in self._files:
             self._files[worker].close()
@@ -90,7 +89,7 @@ class LogFiles:
         return self._directory / f"worker-{worker}.log"
 
     def exited(self, worker: int, code: int) -> None:
-        """`worker-0.exit`: its exit code, or the negated signal that killed it."""
+        """Write `worker-0.exit`: the exit code, or the negated signal that killed the worker."""
         (self._directory / f"worker-{worker}.exit").write_text(f"{code}\n")
 
     def write(self, worker: int, line: str) -> None:

@@ -1,6 +1,4 @@
-"""Signals to the launcher as something its loop can wait for. Only the command line asks for this, never a
-library use.
-"""
+"""Signals to the launcher as a file that its event loop can poll. Only the command line uses this, not the library."""
 
 from __future__ import annotations
 
@@ -10,11 +8,11 @@ import socket
 from collections.abc import Iterator
 from types import FrameType
 
-PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class SignalQueue:
-    """Signals that arrived and were not yet taken; `fileno()` is readable when there are some."""
+    """Signals that arrived and were not yet taken; `fileno()` is readable when there are any."""
 
     def __init__(self) -> None:
         self._reader, self.writer = socket.socketpair()
@@ -26,7 +24,7 @@ class SignalQueue:
 
     def take(self) -> list[int]:
         with contextlib.suppress(BlockingIOError):
-            return [number for number in self._reader.recv(256) if number in PASSED_ON]
+            return [number for number in self._reader.recv(256) if number in FORWARDED]
         return []
 
     def close(self) -> None:
@@ -36,14 +34,14 @@ class SignalQueue:
 
 @contextlib.contextmanager
 def caught() -> Iterator[SignalQueue]:
-    """While this lasts, the signals of PASSED_ON queue up instead of doing what they usually do."""
+    """In this context the signals of FORWARDED are queued instead of having their usual effect."""
 
-    def leave_it_to_the_queue(number: int, frame: FrameType | None) -> None:
+    def ignore(number: int, frame: FrameType | None) -> None:
         pass
 
     queue = SignalQueue()
     before_fd = signal.set_wakeup_fd(queue.writer.fileno(), warn_on_full_buffer=False)
-    before = {number: signal.signal(number, leave_it_to_the_queue) for number in PASSED_ON}
+    before = {number: signal.signal(number, ignore) for number in FORWARDED}
     try:
         yield queue
     finally:

@@ -1,9 +1,8 @@
-"""Two ways to start workers, behind one small port: from the fork parent, or each as a fresh interpreter.
+"""Two ways to start workers behind one interface, `WorkerSource`: by the fork server, or each as a fresh interpreter.
 
-`WorkerForkServer` starts its process once and forks any number of jobs from it, one after the other; it is a fresh
-interpreter, or
-a copy of this process (`forked`). `ColdStart` exists to be compared with. Neither imports torch here. Both are pollable:
-`fileno()` is readable when `exits()` has news.
+`WorkerForkServer` is the launcher's side of `fork_server`. It starts one process, a fresh interpreter or a fork of this process
+(`forked`), from which the workers of any number of jobs are forked, one job at a time. `ColdStart` is for comparison. Neither
+imports torch in this process. Both can be polled: `fileno()` is readable when `exits()` has something to return.
 """
 
 from __future__ import annotations
@@ -26,53 +25,52 @@ import msgspec
 
 from gyrostat.core.errors import ScriptFailed
 from gyrostat.job.processes import fork_server
+from gyrostat.job.processes.channel import Channel, check_greeting, greet
 from gyrostat.job.processes.protocol import (
-    Channel,
     Children,
     Exited,
     Fork,
     Forked,
-    FromForkParent,
+    FromForkServer,
     Hello,
     ServeStore,
     Signal,
     WorkerSpec,
-    check_greeting,
-    greet,
 )
 from gyrostat.job.processes.unix_socket import connect_to
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-"""Set to 1 when numerical libraries are imported, they start no threads."""
-_LAST_WORDS_S = 10.0
+"""With these set to 1, numerical libraries start no threads when they are imported."""
+_EXIT_TIMEOUT_S = 10.0
 
-Answer = TypeVar("Answer", Hello, Forked, Children)
+Reply = TypeVar("Reply", Hello, Forked, Children)
 
 
 class WorkerSource(Protocol):
-    """Where workers come from."""
+    """Starts worker processes."""
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
-        """Start a worker on these files, which remain the caller's to close. Returns its process id."""
+        """Start a worker with these files; the caller closes its own copies. Returns the process id."""
 
     def signal(self, pid: int, number: int) -> None:
-        """Send a signal to a worker that was started here; nothing happens if it has gone."""
+        """Send a signal to a worker that was started here; ignored if it has exited."""
 
     def fileno(self) -> int: ...
 
     def exits(self) -> list[Exited]:
-        """The workers that exited since the last call. Does not wait."""
+        """The workers that have exited since the last call. Does not wait."""
 
 
 class WorkerForkServer:
-    """A running fork parent. Use it as a context manager, or `close` it; not from several threads at once."""
+    """A running fork server. Use it as a context manager, or call `close`. Not thread-safe."""
 
     def __init__(
         self, env: Mapping[str, str] | None = None, *, outlives: tuple[Path, float] | None = None
     ) -> None:
-        """Begins to start one; the first use waits for it. `env` replaces this process's environment.
+        """Start the process without waiting for it; the first use waits. `env` replaces this process's environment.
 
-        `outlives`: it survives this process, and waits so many seconds at that socket for one to `adopt` it.
+        `outlives` is a socket's path and seconds: the fork server outlives this process, and waits that long at the socket for
+        another process to `adopt` it.
         """
         env = dict(os.environ if env is None else env)
         env.update(dict.fromkeys(ONE_THREAD, "1"))
@@ -82,76 +80,82 @@ class WorkerForkServer:
         if outlives is not None:
             command += ["--outlive", str(outlives[0]), str(outlives[1])]
         elif threading.current_thread() is threading.main_thread():
-            command.append("--die-with-parent")  # only then is the thread's death the process's
+            command.append(
+                "--die-with-parent"
+            )  # the kernel signals the end of the starting thread, here that of the process
         with theirs:
             process = subprocess.Popen(
                 command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
             )
-        self._take(ours, process.pid, process)
+        self._connect(ours, process.pid, process)
         self._outlives = outlives is not None
         greet(self._channel)
 
     @classmethod
     def forked(cls) -> WorkerForkServer:
-        """A copy of this process, which has imported everything (`forkparent.preload`) and has one OS thread."""
+        """Fork it from this process, which has imported everything (`fork_server.preload`) and has one OS thread."""
         pid, sock = fork_server.fork()
-        copy = cls.__new__(cls)
-        copy._take(sock, pid, _Child(pid))
-        copy._outlives = False
-        greet(copy._channel)
-        return copy
+        server = cls.__new__(cls)
+        server._connect(sock, pid, _Child(pid))
+        server._outlives = False
+        greet(server._channel)
+        return server
 
     @classmethod
     def adopt(cls, path: Path) -> WorkerForkServer | None:
-        """The one that waits at this socket, with the workers of an agent that went away; None if there is none."""
+        """The fork server that waits at this socket with the workers of an agent that has ended; None if none does."""
         try:
             sock = connect_to(path)
         except OSError:
             return None
         adopted = cls.__new__(cls)
-        adopted._take(sock, 0, None)
+        adopted._connect(sock, 0, None)
         try:
             greet(adopted._channel)
-            hello = check_greeting(adopted._answer(Hello))
+            hello = check_greeting(adopted._receive(Hello))
             adopted._ready, adopted.pid = True, hello.pid
-            adopted.children = adopted._answer(Children)
-        except (OSError, ScriptFailed):  # it was about to end: nobody had come in time
+            adopted.children = adopted._receive(Children)
+        except (OSError, ScriptFailed):  # its time to wait was over, and it is about to end
             adopted._channel.close()
             return None
         return adopted
 
-    def _take(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | _Child | None) -> None:
-        self._channel: Channel[FromForkParent] = Channel(sock, FromForkParent)
+    def _connect(
+        self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | _Child | None
+    ) -> None:
+        self._channel: Channel[FromForkServer] = Channel(sock, FromForkServer)
         self.pid, self._process = pid, process
         self.children = Children({}, [])
-        """The workers that it had when it was adopted."""
+        """The workers that the fork server had when it was adopted."""
         self._ready, self._outlives = False, True
-        self._pending: list[FromForkParent] = []
+        self._pending: list[FromForkServer] = []
 
     def wait_until_ready(self) -> None:
-        """Until it has imported everything."""
+        """Wait until it has imported everything."""
         if not self._ready:
-            check_greeting(self._answer(Hello))
+            check_greeting(self._receive(Hello))
             self._ready = True
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
         self.wait_until_ready()
         self._channel.send(Fork(spec), [stdout, stderr, channel.fileno()])
-        return self._answer(Forked).pid
+        return self._receive(Forked).pid
 
     def signal(self, pid: int, number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # then it is dead, and `exits` will say so
+        with contextlib.suppress(BrokenPipeError):  # it has ended; `exits` raises
             self._channel.send(Signal(pid, number))
 
     def serve_store(self, listener: socket.socket) -> socket.socket:
-        """Have a process serve a rendezvous on `listener`, which remains the caller's to close; it ends when the socket that is
-        returned is closed."""
+        """Start a process that serves a rendezvous on `listener`; the caller closes its own copy of it. The process ends when
+        the returned socket is closed."""
         self.wait_until_ready()
         ours, theirs = socket.socketpair()
         with theirs:
             self._channel.send(ServeStore(), [listener.fileno(), theirs.fileno()])
         if not ours.recv(1):
-            raise ScriptFailed("the process that serves the workers' rendezvous has ended at once")
+            raise ScriptFailed(
+                "the process that serves the workers' rendezvous ended when it started; its error is in the output above"
+            )
         return ours
 
     def fileno(self) -> int:
@@ -159,11 +163,11 @@ class WorkerForkServer:
 
     def exits(self) -> list[Exited]:
         self._pending += self._channel.drain()
-        news = [message for message in self._pending if isinstance(message, Exited)]
+        exits = [message for message in self._pending if isinstance(message, Exited)]
         self._pending = [message for message in self._pending if not isinstance(message, Exited)]
         if self._channel.closed:
-            self._mourn()
-        return news
+            self._raise_ended()
+        return exits
 
     def close(self) -> None:
         """End it, and all workers with it."""
@@ -175,15 +179,15 @@ class WorkerForkServer:
         self._channel.close()
 
     def _await_end(self) -> int | None:
-        """Its exit code, if it is ours to know."""
-        if self._process is None:  # a child of the agent before us
+        """Its exit code; None if it is not a child of this process."""
+        if self._process is None:  # a child of the previous agent
             while not self._channel.closed:
-                if not select.select([self._channel], [], [], _LAST_WORDS_S)[0]:
+                if not select.select([self._channel], [], [], _EXIT_TIMEOUT_S)[0]:
                     self._end(signal.SIGKILL)
                 list(self._channel.drain())
             return None
         try:
-            return self._process.wait(_LAST_WORDS_S)
+            return self._process.wait(_EXIT_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
@@ -203,8 +207,8 @@ class WorkerForkServer:
     ) -> None:
         self.close()
 
-    def _answer(self, expected: type[Answer]) -> Answer:
-        """The next message of a type, waiting for it; others are kept for `exits`."""
+    def _receive(self, expected: type[Reply]) -> Reply:
+        """Wait for the next message of a type; the others are kept for `exits`."""
         while True:
             for message in self._pending:
                 if isinstance(message, expected):
@@ -212,19 +216,19 @@ class WorkerForkServer:
                     return message
             messages = self._channel.receive()
             if messages is None:
-                self._mourn()
+                self._raise_ended()
             self._pending += messages
 
-    def _mourn(self) -> NoReturn:
+    def _raise_ended(self) -> NoReturn:
         code = self._await_end()
         raise ScriptFailed(
-            f"the fork parent (process {self.pid}), from which workers are started, ended with code {code}; "
-            "if it said why, that stands above"
+            f"the fork server (process {self.pid}), which starts workers, ended with exit code {code}; "
+            "its error, if it printed one, is in the output above"
         )
 
 
 class _Child:
-    """What is wanted here of a `Popen`, of a child that was forked."""
+    """The part of `Popen` that is needed here, for a forked child."""
 
     def __init__(self, pid: int) -> None:
         self._pid = pid
@@ -232,17 +236,17 @@ class _Child:
 
     def wait(self, timeout: float | None = None) -> int:
         if self._code is None:
-            self._await_death(timeout)
+            self._wait_for_exit(timeout)
             self._code = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         return self._code
 
-    def _await_death(self, timeout: float | None) -> None:
+    def _wait_for_exit(self, timeout: float | None) -> None:
         pidfd = os.pidfd_open(self._pid)
         try:
-            death = select.poll()
-            death.register(pidfd, select.POLLIN)
-            if not death.poll(None if timeout is None else timeout * 1000):
-                raise subprocess.TimeoutExpired("the fork parent", timeout or 0.0)
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired("the fork server", timeout or 0.0)
         finally:
             os.close(pidfd)
 
@@ -255,18 +259,18 @@ class _Child:
 
 
 class ColdStart:
-    """Starts every worker as a fresh interpreter, which then has everything to import. For comparison."""
+    """Starts every worker as a fresh interpreter, which imports everything itself. For comparison."""
 
     def __init__(self) -> None:
         self._selector = selectors.EpollSelector()
         self._workers: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
 
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
-        with os.fdopen(os.memfd_create("gyrostat-worker"), "wb") as told:
-            told.write(msgspec.msgpack.encode(spec))
-            told.flush()
-            told.seek(0)
-            files = [channel.fileno(), told.fileno()]
+        with os.fdopen(os.memfd_create("gyrostat-worker"), "wb") as spec_file:
+            spec_file.write(msgspec.msgpack.encode(spec))
+            spec_file.flush()
+            spec_file.seek(0)
+            files = [channel.fileno(), spec_file.fileno()]
             process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "gyrostat.job.processes.worker", *map(str, files)],
                 env=spec.env,

@@ -1,7 +1,7 @@
 """Unix sockets at paths of any length.
 
-The kernel takes paths of at most 107 bytes, and names of directories alone are often longer. So the directory is opened,
-and the socket reached through the open file.
+The kernel accepts paths of at most 107 bytes, and directory names alone are often longer. For a longer path, the directory is
+opened and the socket reached through /proc/self/fd.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_LONGEST = 107
+_MAX_PATH = 107
 
 
 def bind_at(path: Path | str) -> socket.socket:
-    """A socket that is bound there, not yet listening."""
+    """A socket bound to `path`, not yet listening."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short(path) as address:
@@ -28,7 +28,7 @@ def bind_at(path: Path | str) -> socket.socket:
 
 
 def connect_to(path: Path | str) -> socket.socket:
-    """A socket that is connected to whoever listens there; OSError if nobody does."""
+    """A socket connected to `path`; OSError if no process listens there."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with _short(path) as address:
@@ -41,7 +41,7 @@ def connect_to(path: Path | str) -> socket.socket:
 
 @contextmanager
 def _short(path: Path | str) -> Iterator[str]:
-    if len(os.fsencode(path)) <= _LONGEST:
+    if len(os.fsencode(path)) <= _MAX_PATH:
         yield os.fspath(path)
         return
     directory, name = os.path.split(os.fspath(path))

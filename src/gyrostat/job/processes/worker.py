@@ -1,14 +1,16 @@
-"""The life of one worker process, from its first line to its exit code.
+"""One worker process, from its start to its exit code.
 
-`live` is what both kinds of worker run: the one forked from `forkparent`, where everything is imported
-already, and the cold one, a fresh interpreter (`python -m gyrostat.job.processes.worker FD`). In order: take on the
-job's environment, listen to signals, enter the engine's session, run the user's program as `__main__`, finish
-the session, leave.
+`run_worker` is the main function of both kinds of worker: one that was forked by the fork server (`fork_server`), which has
+imported everything already, and a cold one, a fresh interpreter (`python -m gyrostat.job.processes.worker FD`). In order: set
+the job's environment, install signal handlers, enter the engine's session, run the user's program as `__main__`, finish the
+session, exit.
 
-Signals. SIGUSR1 asks for a checkpoint at the next boundary. SIGTERM asks this worker to leave a job that others go on
-with: the coordinator is told, and it works on until it is let go. SIGINT, and SIGTERM to a worker that is alone, ask a job
-that checkpoints to do so at the next boundary and stop; in one that does not they do what they do to any Python program.
-`Terminate` is how the launcher asks all workers for that. The last word of a worker names the signal that asked for the stop.
+Threads: the main thread runs the script; `gyrostat-listener` handles messages of the agent; `gyrostat-leaver` reports SIGTERM.
+
+Signals. SIGUSR1 requests a checkpoint at the next boundary. SIGTERM asks this worker to leave a job that the other workers
+continue: it reports that to the coordinator and trains on until it is released. SIGINT, and SIGTERM to the only worker, make a
+job with checkpoints save one at the next boundary and stop; without checkpoints they have their usual effect on a Python
+program. The launcher sends `Terminate` to all workers for the same purpose. `WorkerEnded` names the signal that caused it.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import ctypes
+import logging
 import os
 import queue
 import runpy
@@ -35,11 +38,13 @@ import msgspec
 from gyrostat.core.errors import GyrostatError, PeerLost, UsageError
 from gyrostat.job.diagnostics import stacks
 from gyrostat.job.diagnostics.black_box import BlackBox
+from gyrostat.job.processes.agent_connection import AgentConnection
+from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.messenger import Messenger
 from gyrostat.job.processes.protocol import (
     BeginRecovery,
     Cancel,
-    Channel,
+    Failed,
     FailureKind,
     Ping,
     Prepare,
@@ -47,80 +52,89 @@ from gyrostat.job.processes.protocol import (
     SetFence,
     Terminate,
     ToWorker,
+    WorkerEnded,
+    WorkerLeaving,
     WorkerSpec,
 )
 
+logger = logging.getLogger(__name__)
+
 _PR_SET_PDEATHSIG = 1
-_LAST_WORDS_S = 60.0
+_SEND_TIMEOUT_S = 60.0
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
-def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
-    """Be the worker that `spec` describes, and exit."""
+def run_worker(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
+    """Run the worker that `spec` describes in this process, and exit."""
     code = 1
     try:
-        messenger = Messenger(
+        connection = AgentConnection(
             channel,
             spec.worker_id,
             spec.agent,
-            _open_box(spec.box),
             agent_timeout_s=spec.agent_timeout_s,
             on_orphaned=_set_orphaned,
         )
-        if spec.shows_stacks and spec.box is not None:
-            stacks.answer_at(Path(f"{spec.box}.stacks"))
-        _take_on(spec)
+        messenger = Messenger(connection, _open_black_box(spec.black_box))
+        if spec.shows_stacks and spec.black_box is not None:
+            stacks.dump_on_signal(Path(f"{spec.black_box}.stacks"))
+        _set_environment(spec)
+        fields = {**spec.worker_id.log_fields, "generation": spec.assignment.generation}
+        logger.info("worker %d starts", spec.worker_id.member, extra=fields)
         exits = Exits()
         if not spec.assignment.reference:
-            # They inherit the mask: signals are the script's thread's, which may block or wait for them.
+            # These threads inherit the mask: only the script's thread gets signals, and it may block or wait for them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             for name, work, args in (
-                ("gyrostat-listener", _listen, (messenger, exits)),
-                ("gyrostat-leaver", exits.tell, (messenger,)),
+                ("gyrostat-listener", _listen, (connection, exits)),
+                ("gyrostat-leaver", exits.report, (connection,)),
             ):
                 threading.Thread(target=work, args=args, name=name, daemon=True).start()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        code = _run(spec, messenger, exits)
-        messenger.settle(_LAST_WORDS_S)
+        code = _run(spec, messenger, connection, exits)
+        connection.wait_until_sent(_SEND_TIMEOUT_S)
+        logger.info("worker %d exits with code %d", spec.worker_id.member, code, extra=fields)
     except BaseException:
         traceback.print_exc()
     finally:
-        leave(code)
+        exit_process(code)
 
 
 class Exits:
-    """What SIGTERM means: this worker is to leave, or, once the launcher has said so, the job is to end."""
+    """The meaning of SIGTERM: this worker leaves the job, or, once the launcher has sent `Terminate`, the job ends."""
 
     def __init__(self) -> None:
-        self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._leave_requests: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.job_ends = False
         self.asked_by: int | None = None
-        """The signal by which this worker was asked to stop the job."""
+        """The signal that asked this worker to stop the job."""
 
     def leave(self) -> None:
-        """Safe in a signal handler: a message would need a lock that the interrupted code may hold."""
-        self._wanted.put(None)
+        """Safe in a signal handler: sending a message here would need a lock that the interrupted code may hold."""
+        self._leave_requests.put(None)
 
-    def tell(self, messenger: Messenger) -> None:
-        """In a thread of its own."""
+    def report(self, connection: AgentConnection) -> None:
+        """Report requests to leave; runs in a thread of its own."""
         while True:
-            self._wanted.get()
-            messenger.leaving()
+            self._leave_requests.get()
+            connection.send(WorkerLeaving())
 
     def end_job(self, *, failed: bool) -> None:
-        """Called by the listening thread. What handles the signal, a handler of the script's maybe, runs in the main one.
-        `failed`: nobody asked for it, but another worker has failed."""
+        """Called in the listener thread. The signal handler, possibly the script's own, runs in the main thread.
+
+        `failed`: the job ends because another worker failed, not because a user asked for it.
+        """
         self.job_ends = True
         if not failed:
             self.asked_by = signal.SIGTERM
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def leave(code: int) -> NoReturn:
-    """End this process as the interpreter would, short of tearing it down.
+def exit_process(code: int) -> NoReturn:
+    """Exit as the interpreter would, without tearing it down.
 
-    Threads that are not daemons are waited for and atexit handlers run. What comes after that in a normal
-    exit, the destructors of modules and of C++ statics, is skipped: beside threads of gloo it can hang.
+    Waits for threads that are not daemons, and runs atexit handlers. The rest of a normal exit, the destructors of modules and
+    of C++ statics, is skipped: it can hang while threads of gloo run.
     """
     try:
         threading._shutdown()  # type: ignore[attr-defined]
@@ -135,32 +149,35 @@ def leave(code: int) -> NoReturn:
 
 
 def die_with_parent(number: int) -> None:
-    """Have the kernel send us `number` when the thread that started us ends."""
+    """Have the kernel send signal `number` to this process when the thread that started it ends."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
 
 
-def _take_on(spec: WorkerSpec) -> None:
-    """The job's directory and environment."""
+def _set_environment(spec: WorkerSpec) -> None:
+    """Set the job's directory, environment variables and standard streams."""
     os.chdir(spec.cwd)
     os.environ.clear()
     os.environ.update(spec.env)
-    # Made anew: the fork parent's streams were made for other files, and the launcher shows whole lines.
-    sys.stdout = sys.__stdout__ = _lines_to(1)  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _lines_to(2)  # type: ignore[misc]
+    # New streams: those of the fork server belong to other files, and the launcher shows whole lines.
+    sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
 
     import numpy
 
-    # As in a fresh interpreter. Otherwise all workers would inherit the fork parent's state, and a script that draws before
-    # it seeds would look reproducible until the next run. (Python's own generator reseeds itself after a fork.)
+    # As in a fresh interpreter. Otherwise all workers inherit the fork server's state, and a script that draws before it
+    # seeds looks reproducible until the next run. (Python's own generator reseeds itself after a fork.)
     numpy.random.seed()
 
 
-def _open_box(path: str | None) -> BlackBox | None:
-    """A worker for whose notes there is no room works without."""
+def _open_black_box(path: str | None) -> BlackBox | None:
+    """None if the file cannot be created: the worker trains without a black box."""
     try:
         return None if path is None else BlackBox(Path(path))
     except OSError as error:
-        print(f"gyrostat: cannot note which micro-batch runs: {error}", file=sys.stderr)
+        print(
+            f"gyrostat: no black box for this worker, so a crash report will not name its micro-batch: {error}",
+            file=sys.stderr,
+        )
         return None
 
 
@@ -170,16 +187,16 @@ def _set_orphaned(orphaned: bool) -> None:
     session.set_orphaned(orphaned)
 
 
-def _lines_to(file: int) -> TextIOWrapper:
+def _line_buffered(file: int) -> TextIOWrapper:
     return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
 
-def _run(spec: WorkerSpec, messenger: Messenger, exits: Exits) -> int:
-    """The user's program within a session of the engine. Returns the exit code."""
+def _run(spec: WorkerSpec, messenger: Messenger, connection: AgentConnection, exits: Exits) -> int:
+    """Run the user's program in a session of the engine. Returns the exit code."""
     from gyrostat.engine.script import session
 
     assignment = spec.assignment
-    _listen_to_signals(
+    _install_signal_handlers(
         session, exits, stops=assignment.checkpoint is not None, elastic=not assignment.reference
     )
     try:
@@ -194,27 +211,28 @@ def _run(spec: WorkerSpec, messenger: Messenger, exits: Exits) -> int:
             session.finish(exit)
         else:
             session.finish()
-        messenger.ended(stopped=False)
+        connection.send(WorkerEnded(stopped=False))
         return 0
     except session.JobStopRequested as stopped:
-        messenger.ended(stopped=True, asked_by=exits.asked_by)
+        connection.send(WorkerEnded(stopped=True, asked_by=exits.asked_by))
         return _exit_code(stopped)
     except session.Left as left:
-        messenger.ended(stopped=False, left=True)
+        connection.send(WorkerEnded(stopped=False, left=True))
         return _exit_code(left)
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
         raise
     except BaseException as error:
-        return _report(error, messenger)
+        return _report(error, connection)
 
 
-def _listen(messenger: Messenger, exits: Exits) -> None:
-    """What the coordinator says: that the job is to end, or, once the script has joined it, of generations to come."""
+def _listen(connection: AgentConnection, exits: Exits) -> None:
+    """Handle the agent's messages, in the listener thread. Before the script has called gyrostat.init, only `Terminate` and
+    `Ping` have an effect."""
     from gyrostat.engine.script import session
 
-    for message in messenger.messages():
+    for message in connection.messages():
         membership = session.membership()
         if isinstance(message, Terminate):
             exits.end_job(failed=message.final)
@@ -222,7 +240,7 @@ def _listen(messenger: Messenger, exits: Exits) -> None:
                 membership.abandon()
             continue
         if isinstance(message, Ping):
-            messenger.is_here()
+            connection.answer_ping()
             continue
         if membership is None:
             continue
@@ -238,7 +256,7 @@ def _listen(messenger: Messenger, exits: Exits) -> None:
 
 
 def run_program(program: Program) -> None:
-    """As `python [-m] name args…` does."""
+    """Run it in this process, as `python [-m] name args…` does."""
     if program.module:
         sys.path.insert(0, os.getcwd())
         sys.argv = [program.name, *program.args]
@@ -251,7 +269,7 @@ def run_program(program: Program) -> None:
 
 
 def _exit_code(exit: SystemExit) -> int:
-    """What the interpreter would make of `sys.exit(…)`: a number, success, or a message and failure."""
+    """The exit code that the interpreter would use for this `sys.exit(…)`; prints its message if it has one."""
     if exit.code is None:
         return 0
     if isinstance(exit.code, int):
@@ -260,8 +278,8 @@ def _exit_code(exit: SystemExit) -> int:
     return 1
 
 
-def _listen_to_signals(session: ModuleType, exits: Exits, *, stops: bool, elastic: bool) -> None:
-    """`stops`: the job can checkpoint at a boundary and stop there. `elastic`: a worker can leave it."""
+def _install_signal_handlers(session: ModuleType, exits: Exits, *, stops: bool, elastic: bool) -> None:
+    """`stops`: the job can save a checkpoint at a boundary and stop there. `elastic`: a worker can leave the job."""
 
     def checkpoint(number: int, frame: FrameType | None) -> None:
         session.request_checkpoint()
@@ -284,12 +302,12 @@ def _listen_to_signals(session: ModuleType, exits: Exits, *, stops: bool, elasti
     signal.signal(signal.SIGUSR1, checkpoint)
     if elastic or stops:
         signal.signal(signal.SIGTERM, terminate)
-        _keep_from_children(terminate)
+        _reset_in_children(terminate)
     signal.signal(signal.SIGINT, stop if stops else signal.default_int_handler)
 
 
-def _keep_from_children(handler: Callable[[int, FrameType | None], None]) -> None:
-    """Processes that the script forks die of SIGTERM, as they would without us: even of one that comes before they run."""
+def _reset_in_children(handler: Callable[[int, FrameType | None], None]) -> None:
+    """SIGTERM ends processes that the script forks, as it would without gyrostat: even one that arrives before they run."""
     masks = threading.local()
 
     def block() -> None:
@@ -298,26 +316,26 @@ def _keep_from_children(handler: Callable[[int, FrameType | None], None]) -> Non
     def unblock() -> None:
         signal.pthread_sigmask(signal.SIG_SETMASK, masks.before)
 
-    def let_go() -> None:
+    def reset() -> None:
         if signal.getsignal(signal.SIGTERM) is handler:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         unblock()
 
-    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=let_go)
+    os.register_at_fork(before=block, after_in_parent=unblock, after_in_child=reset)
 
 
-def _report(error: BaseException, messenger: Messenger) -> int:
-    """Tell the launcher what the script raised. Returns the exit code."""
-    text = tell(error)
+def _report(error: BaseException, connection: AgentConnection) -> int:
+    """Send the launcher what the script raised. Returns the exit code."""
+    text = format_traceback(error)
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    messenger.failed(_kind(error), summary, text)
-    if not messenger.heard:
+    connection.send(Failed(_kind(error), summary, text))
+    if not connection.delivers:
         print(text, file=sys.stderr)
     return error.exit_code if isinstance(error, GyrostatError) else 1
 
 
 def _kind(error: BaseException) -> FailureKind:
-    """A lost peer stays one when the script's own clean-up raises on top of it."""
+    """A lost peer is the cause even if the script's own clean-up raised another error after it."""
     if any(isinstance(cause, PeerLost) for cause in _causes(error)):
         return FailureKind.PEER_LOST
     return FailureKind.USAGE if isinstance(error, UsageError) else FailureKind.SCRIPT
@@ -331,20 +349,20 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def tell(error: BaseException) -> str:
-    """The traceback as the user wants it: own code first, without the frames that led there."""
-    told = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = told
+def format_traceback(error: BaseException) -> str:
+    """The traceback without gyrostat's own frames above the script."""
+    formatted = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = formatted
     while part is not None:
         frames = list(part.stack)
         while frames and _is_bootstrap(frames[0].filename):
             del frames[0]
-        if isinstance(error, UsageError):  # the mistake is where the script called us, not in our checks
+        if isinstance(error, UsageError):  # the mistake is in the script's call, not in our checks
             while len(frames) > 1 and frames[-1].filename.startswith(_PACKAGE):
                 del frames[-1]
         part.stack = traceback.StackSummary.from_list(frames)
         part = part.__cause__ or part.__context__
-    return "".join(told.format()).rstrip()
+    return "".join(formatted.format()).rstrip()
 
 
 def _is_bootstrap(filename: str) -> bool:
@@ -352,12 +370,12 @@ def _is_bootstrap(filename: str) -> bool:
 
 
 def main() -> NoReturn:
-    """A cold worker: a fresh interpreter that inherits its socket, and a file that says who it is."""
+    """A cold worker: a fresh interpreter that inherits two files, its socket and its `WorkerSpec`."""
     die_with_parent(signal.SIGKILL)
-    channel, told = map(int, sys.argv[1:])
-    with open(told, "rb") as file:
+    channel, spec_file = map(int, sys.argv[1:])
+    with open(spec_file, "rb") as file:
         spec = msgspec.msgpack.decode(file.read(), type=WorkerSpec)
-    live(spec, Channel(socket.socket(fileno=channel), ToWorker))
+    run_worker(spec, Channel(socket.socket(fileno=channel), ToWorker))
 
 
 if __name__ == "__main__":
