@@ -70,7 +70,7 @@ class Newcomer(threading.Thread):
         wire = StateWire(self._plan, self._member, TIMEOUT)
         self.follower = StateReceiver(wire, {"optimizer": self.replica.optimizer})
         self.rest = self.follower.follow(
-            self.caught_up.set, take_hints=lambda hints: None, hear_of_data=lambda data: None
+            self.caught_up.set, take_hints=lambda hints: None, take_data=lambda data: None
         )
         self._meddle(self.replica)
         self.follower.confirm()

@@ -31,7 +31,7 @@ def test_who_is_told_twice_connects_once() -> None:
         connected.put(plan.generation)
         return PreparedGeneration(plan, None, None)
 
-    membership = Membership(0, (0, 1), connect=connect, tell_prepared=told.put)
+    membership = Membership(0, (0, 1), connect=connect, report_prepared=told.put)
     membership.prepare(plan(2))
     assert told.get(timeout=PATIENCE_S) == 2
     membership.prepare(plan(2))

@@ -91,7 +91,7 @@ class StateSender:
             self._waiting.append((copy, block))
             self._changed.notify_all()
 
-    def tell_data(self, data: Mapping[str, Any]) -> None:
+    def send_data(self, data: Mapping[str, Any]) -> None:
         """Where newcomers' virtual workers will stand in the data at the fence."""
         packed = self._wire.pack({"what": "data", **data})
         with self._changed:
@@ -222,7 +222,7 @@ class StateReceiver:
         self,
         caught_up: Callable[[], None],
         take_hints: Callable[[Any], None],
-        hear_of_data: Callable[[Any], None],
+        take_data: Callable[[Any], None],
     ) -> Any:
         """Load and replay until the fence; returns the rest. `caught_up` is called once nothing is left to replay."""
         while True:
@@ -234,7 +234,7 @@ class StateReceiver:
                 case "update":
                     self._try(self._replay, told.state)
                 case "data":
-                    hear_of_data(told.owned())
+                    take_data(told.owned())
                 case "all":
                     caught_up()
                 case "fence":

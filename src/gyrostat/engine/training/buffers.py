@@ -18,21 +18,29 @@ from torch import nn
 
 from gyrostat.core.errors import Misuse
 from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
-from gyrostat.engine.transport.group import Pending, WorkerGroup
+from gyrostat.engine.training.generation import CurrentGeneration
+from gyrostat.engine.transport.group import Pending
 
 
 class ModuleBuffers:
     """The buffers of one tracked module."""
 
     def __init__(
-        self, name: str, module: nn.Module, *, trained: bool, broadcast: bool, group: WorkerGroup
+        self,
+        name: str,
+        module: nn.Module,
+        *,
+        trained: bool,
+        broadcast: bool,
+        generation: CurrentGeneration,
     ) -> None:
-        """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's."""
+        """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's.
+
+        `broadcast`: DDP's `broadcast_buffers`.
+        """
         self.name = name
         self._module, self._trained = module, trained
-        self._broadcast, self.group = broadcast, group
-        self.main = 0
-        """The worker that runs virtual worker 0."""
+        self._broadcast, self._generation = broadcast, generation
         self._slots = slots_of(module)
         self._holders: list[dict[str, Any]] = []  # of all parts, at the start of the pass
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
@@ -131,22 +139,23 @@ class ModuleBuffers:
 
     def _meet(self, forward: int) -> None:
         """Take over virtual worker 0's buffers in the middle of a pass."""
+        group, main = self._generation.group, self._generation.main_worker
         if self._rank == 0:
             # Run again after a death, it finds that all who live have them.
             if forward not in self._published:
                 self._published[forward] = _copies(self.current())
-                if self.group.size > 1:
+                if group.size > 1:
                     packed = pack(self._published[forward])
-                    self._sending.append(self.group.broadcast(packed, self.main))
+                    self._sending.append(group.broadcast(packed, main))
             return
         if forward not in self._published:
-            if self.group.rank == self.main:
+            if group.rank == main:
                 raise Misuse(
                     f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
                     "buffers it needs; DDP would wait forever. Run the same forwards in every micro-batch"
                 )
             current = self.current()
-            packed = self.group.broadcast(torch.empty_like(pack(current)), self.main).wait()
+            packed = group.broadcast(torch.empty_like(pack(current)), main).wait()
             self._published[forward] = unpack(packed, current)
         current = self.current()
         # As DDP does: an earlier forward of this micro-batch may still need its version counters.
