@@ -211,7 +211,7 @@ def test_a_newcomer_that_goes_away_harms_nobody(tmp_path: Path) -> None:
 
     def come_and_go() -> None:
         wire = StateWire(plan, 1, TIMEOUT)
-        told = wire.hear()
+        told = wire.receive()
         told.acknowledge()
         wire.close()
 

@@ -366,7 +366,10 @@ class Membership:
     # The script's thread, in a recovery.
 
     def wait_for_survivors(self, generation: int, lost: PeerLost) -> PreparedGeneration:
-        """Until this worker is connected to the survivors, in a generation after `generation`. Raises `lost` if the job ends."""
+        """Until this worker is connected to the survivors, in a generation after `generation`.
+
+        Raises `lost` if the job ends.
+        """
         with self._changed:
             while not self._abandoned:
                 prepared = None if self._recovery is None else self._recovery.prepared

@@ -20,7 +20,6 @@ from gyrostat.engine.training.parts import Batches
 from gyrostat.engine.training.plan import DataLoop, StepPlan
 
 if TYPE_CHECKING:
-    from gyrostat.core.progress import Progress
     from gyrostat.data.loader import OrderedLoader
     from gyrostat.data.order import EpochOrder
     from gyrostat.engine.script.training_loop import TrainingLoop
@@ -81,12 +80,13 @@ class Step:
         """Raise `Misuse` if the step's inner loop was not run to its end."""
         if self._running:
             raise Misuse(
-                f"the inner loop of step {self._training.progress.step} was left before all virtual workers had run (a `break`?); "
-                "`break` belongs into the outer loop, after the update"
+                f"the inner loop of step {self._training.progress.step} was left before all virtual workers had run (a "
+                "`break`?); `break` belongs into the outer loop, after the update"
             )
         if self.passes == 0:
             raise Misuse(
-                f"step {self._training.progress.step} was not iterated: write `for … in step:` and call step.backward(loss) in it"
+                f"step {self._training.progress.step} was not iterated: write `for … in step:` and call "
+                "step.backward(loss) in it"
             )
 
 
@@ -155,17 +155,14 @@ class StepLoop:
     def _plan(self, done: int) -> StepPlan | None:
         """What the next step consists of; None if there is no data for it."""
         first = done * self._accumulate
-        if self._count is None:
-            count = self._available(self._training.progress)
-        else:
-            count = min(self._accumulate, self._count - first)
+        count = self._available() if self._count is None else min(self._accumulate, self._count - first)
         if count == 0:
             return None
         return StepPlan(loader=self._loader, order=self._order, first_batch=first, micro_batches=count)
 
-    def _available(self, progress: Progress) -> int:
+    def _available(self) -> int:
         """How many of the step's micro-batches every virtual worker of the job has. All workers ask together."""
-        batches = self._data.batches
+        batches, progress = self._data.batches, self._training.progress
         batches.forget_available()
         return self._data.collectives.minimum(
             "data", progress, lambda: batches.available(self._accumulate, progress.done)
