@@ -49,6 +49,8 @@ class SurvivorReport(msgspec.Struct, frozen=True, array_like=True):
 class Recovery:
     """Brings this worker together with the other survivors. Implements `training.collectives.PeerRecovery`."""
 
+    available = True
+
     def __init__(
         self,
         workers: VirtualWorkers,

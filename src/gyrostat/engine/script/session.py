@@ -39,6 +39,7 @@ __all__ = [
     "membership",
     "request_checkpoint",
     "request_stop",
+    "set_orphaned",
 ]
 
 logger = logging.getLogger(__name__)
@@ -144,6 +145,12 @@ def request_checkpoint() -> None:
 def request_stop() -> None:
     """Checkpoint at the next boundary and end, in all workers. Only records it: safe in a signal handler."""
     _Process.requests.put(Requests(stop=True))
+
+
+def set_orphaned(orphaned: bool) -> None:
+    """Whether this worker's agent has been away for too long. The job stops, with a checkpoint, while no worker has an agent;
+    if any worker has, it goes on without the orphaned ones when they are lost, unless it cannot recover from peers."""
+    _Process.requests.set_orphaned(orphaned)
 
 
 def _finish_alone() -> None:

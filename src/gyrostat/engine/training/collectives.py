@@ -38,6 +38,9 @@ class CollectiveLog:
 class PeerRecovery(Protocol):
     """What to do when a worker is lost in the middle of a collective."""
 
+    available: bool
+    """The other workers can go on without one that is lost."""
+
     def recover(self, lost: PeerLost, plan: StepPlan | None) -> list[bytes] | None:
         """Block until the survivors can go on together. `plan`: of the pass that was interrupted, if it was a pass.
 
@@ -48,6 +51,8 @@ class PeerRecovery(Protocol):
 
 class NoRecovery:
     """The job starts again from a checkpoint, or fails."""
+
+    available = False
 
     def recover(self, lost: PeerLost, plan: StepPlan | None) -> list[bytes] | None:
         raise lost

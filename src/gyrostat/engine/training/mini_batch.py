@@ -213,6 +213,7 @@ class MiniBatchRunner:
             losses,
             self._pass.means.wire(),
             self._pass.requests,
+            self._request_box.orphaned,
             parts.batches.samples,
             self._acknowledge(progress.step, parts.relocation.fence_lead),
             busy,
@@ -245,7 +246,7 @@ class MiniBatchRunner:
             ranks = range(parts.generation.placement.virtual_workers)
             weights = {rank: plan.weight(rank) for rank in ranks if rank not in dropped}
             self._pass.means.settle([report.means for report in reports], weights, plan.micro_batches)
-        self.outcome = merge(reports)
+        self.outcome = merge(reports, recovers=parts.recovery.available)
 
     # What the script asks inside the inner loop.
 

@@ -43,6 +43,11 @@ class RequestBox:
         self.checkpoint = False
         self.stop = False
         self.written = False
+        self.orphaned = False
+        """This worker's agent has been away for too long: a state, not a request, and over when an agent is back."""
+
+    def set_orphaned(self, orphaned: bool) -> None:
+        self.orphaned = orphaned
 
     def put(self, requests: Requests) -> None:
         if requests.checkpoint:
@@ -86,6 +91,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     losses: list[float]
     means: list[MeanWire]
     requests: Requests
+    orphaned: bool
+    """Its agent has been away for too long."""
     samples: int
     fence: Fence | None
     """The fence that this worker acknowledges."""
@@ -124,13 +131,16 @@ def decode(payloads: Sequence[bytes]) -> list[PassReport]:
     return [_REPORT.decode(payload) for payload in payloads]
 
 
-def merge(reports: Sequence[PassReport]) -> PassOutcome:
+def merge(reports: Sequence[PassReport], *, recovers: bool) -> PassOutcome:
+    """`recovers`: the job goes on without a worker that dies, so orphaned workers stop it only if all are."""
     requests = Requests()
     leaving: dict[int, Any] = {}
     for report in reports:
         requests |= report.requests
         if report.leaving:
             leaving |= statetree.decode(report.leaving)
+    if (all if recovers else any)(report.orphaned for report in reports):
+        requests |= Requests(stop=True)  # with a checkpoint, before their fork servers kill them
     losses = [loss for report in reports for loss in report.losses]
     return PassOutcome(
         sum(losses) / len(losses) if losses else None,
