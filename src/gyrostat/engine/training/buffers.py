@@ -42,7 +42,7 @@ class ModuleBuffers:
         self._module, self._trained = module, trained
         self._broadcast, self._generation = broadcast, generation
         self._slots = slots_of(module)
-        self._holders: list[dict[str, Any]] = []  # of all parts, at the start of the pass
+        self._holders: list[dict[str, Any]] = []  # of all submodules, at the start of the pass
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
         self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
         self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
@@ -63,7 +63,7 @@ class ModuleBuffers:
         return [holder[key] for holder, key in self._slots]
 
     def changed(self) -> list[int]:
-        """The numbers of the buffers that the script has set since the last pass: for all virtual workers."""
+        """The numbers of the buffers that the script has set, for all virtual workers, since the last pass."""
         return [
             number
             for number, (tensor, (marked, version)) in enumerate(
@@ -73,7 +73,7 @@ class ModuleBuffers:
         ]
 
     def begin_pass(self, *, several: bool) -> None:
-        """Before the first virtual worker. `several`: more than one runs here, or may, so what it changes must be undone."""
+        """Before the first virtual worker. `several`: more than one runs here, or may, so changes must be undone."""
         self._holders = _holders_of(self._module)
         self._slots = _slots_in(self._holders)
         self._shared = _copies(self.current()) if several else None
@@ -81,7 +81,7 @@ class ModuleBuffers:
         self._published.clear()
 
     def enter(self, rank: int, own: list[torch.Tensor] | None, *, first: bool) -> None:
-        """Virtual worker `rank` comes in, with buffers of its own if it has any."""
+        """Switch in virtual worker `rank`, with its own buffers if it has any. `first`: no other ran in this pass."""
         self._rank, self._forwards = rank, 0
         self._synchronise = own is None
         if own is not None:
@@ -94,7 +94,7 @@ class ModuleBuffers:
         self._last_micro_batch = last
 
     def leave(self, rank: int, *, alone: bool) -> list[torch.Tensor] | None:
-        """Virtual worker `rank` goes out; returns the buffers it must keep. `alone`: nobody comes in after it."""
+        """Switch out virtual worker `rank`; returns the buffers it must keep. `alone`: no other runs here after it."""
         self._check_slots(_slots_in(self._holders), f"virtual worker {rank}")
         shared = not self._trained or (self._synchronise and self._broadcast)
         keep = None if shared else _copies(self.current())
@@ -104,8 +104,8 @@ class ModuleBuffers:
         return keep
 
     def end_pass(self) -> None:
-        """After the last virtual worker: virtual worker 0's buffers stand in the model, where it ran."""
-        self._check_slots(slots_of(self._module), "a virtual worker")  # parts may have come
+        """After the last virtual worker: on its worker, put virtual worker 0's buffers into the model."""
+        self._check_slots(slots_of(self._module), "a virtual worker")  # submodules may have been added
         if self._next_shared is not None:
             self._load(self._next_shared)
         sending, self._sending = self._sending, []
@@ -130,18 +130,18 @@ class ModuleBuffers:
         if self._rank is None:
             return
         if self._trained and self._synchronise and self._broadcast and self._forwards > 0:
-            self._meet(self._forwards)
+            self._use_published(self._forwards)
         self._forwards += 1
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._rank is not None:
             self._synchronise = torch.is_grad_enabled() and self._last_micro_batch
 
-    def _meet(self, forward: int) -> None:
-        """Take over virtual worker 0's buffers in the middle of a pass."""
+    def _use_published(self, forward: int) -> None:
+        """Use virtual worker 0's buffers, in the middle of a pass."""
         group, main = self._generation.group, self._generation.main_worker
         if self._rank == 0:
-            # Run again after a death, it finds that all who live have them.
+            # If it runs again after a death, all survivors have them already.
             if forward not in self._published:
                 self._published[forward] = _copies(self.current())
                 if group.size > 1:
@@ -168,7 +168,7 @@ class ModuleBuffers:
                 held = holder[key]
                 if held.shape == tensor.shape and held.dtype == tensor.dtype:
                     held.copy_(tensor)
-                else:  # the module put another tensor there
+                else:  # the module has replaced its tensor
                     holder[key] = tensor.clone()
 
 
@@ -190,7 +190,7 @@ def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot."""
+    """The dict and key of each buffer. Not the tensors: a module may replace them."""
     return _slots_in(_holders_of(module))
 
 

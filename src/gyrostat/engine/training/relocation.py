@@ -1,6 +1,6 @@
 """Virtual workers that change their worker: planned, at a fence, and after a death, in the middle of whatever runs.
 
-Planned: `announce` says where virtual workers will be from the boundary of a step on. Their positions in the data travel with
+Planned: `announce` gives the local virtual workers from the boundary of a step on. Their positions in the data travel with
 the reports of the passes before it, so that data workers can make their batches ahead. `move` carries it out.
 
 After a death: the survivors have agreed on a placement (`engine/reconfigure/recovery.py`), and `follow` carries it out. Virtual
