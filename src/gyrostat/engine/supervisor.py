@@ -1,7 +1,7 @@
 """What a worker reports to its supervisor. The port between the engine and the package `job` above it.
 
-Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all workers report which micro-batch they
-run, and that they finished. `NullSupervisor` is that of a plain `python train.py`: it prints what `job.log` is given, and
+Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all workers report the micro-batch that
+they run, and that they finished. `NullSupervisor` is that of a plain `python train.py`: it prints what `job.log` is given, and
 problems with checkpoints.
 """
 
