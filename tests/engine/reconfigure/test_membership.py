@@ -12,7 +12,8 @@ import pytest
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
 from gyrostat.core.placement import Placement
-from gyrostat.engine.reconfigure.membership import Membership, MembershipPhase, PreparedGeneration
+from gyrostat.engine.reconfigure.membership import Membership
+from gyrostat.engine.reconfigure.phases import MembershipPhase, PreparedGeneration
 from gyrostat.engine.training.reports import Fence
 
 PATIENCE_S = 120.0
@@ -34,13 +35,13 @@ def plan(
     )
 
 
-class Noted(PreparedGeneration):
-    """Notes that it was dropped."""
+class Connections(PreparedGeneration):
+    """Counts how often it was dropped."""
 
-    dropped = False
+    drops = 0
 
     def drop(self) -> None:
-        self.dropped = True
+        self.drops += 1
 
 
 class World:
@@ -50,7 +51,7 @@ class World:
         self.connected: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.reported: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.lost: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
-        self.prepared: dict[int, Noted] = {}
+        self.prepared: dict[int, Connections] = {}
         self.gate = threading.Event()
         self.fails = False
         if connects:
@@ -68,7 +69,7 @@ class World:
         self.connected.put(plan.generation)
         if self.fails:
             raise PeerLost("gone")
-        self.prepared[plan.generation] = Noted(plan, None, None)
+        self.prepared[plan.generation] = Connections(plan, None, None)
         return self.prepared[plan.generation]
 
     def prepare(self, generation: int) -> NextGeneration:
@@ -171,7 +172,7 @@ def test_what_is_cancelled_after_an_acknowledgement_is_decided_by_the_pass(agree
     assert world.phase is CANCELLING
     world.membership.settled(Fence(2, 1) if agreed else None)
     assert world.phase is (AGREED if agreed else STEADY)
-    assert world.prepared[2].dropped is not agreed
+    assert world.prepared[2].drops == (not agreed)
 
 
 @pytest.mark.parametrize("fenced", [True, False])
@@ -181,9 +182,9 @@ def test_a_cancelled_change_is_dropped(fenced: bool) -> None:
     if fenced:
         world.membership.set_fence(2, 0)
     world.membership.cancel(3)  # another one
-    assert not world.prepared[2].dropped
+    assert world.prepared[2].drops == 0
     world.membership.cancel(2)
-    assert world.prepared[2].dropped
+    assert world.prepared[2].drops == 1
     assert world.phase is STEADY
     assert world.membership.acknowledge(0, lead=0) is None
 
@@ -232,7 +233,7 @@ def test_a_death_ends_the_generation_and_drops_the_change() -> None:
     world.membership.recover(survivors)
     assert isinstance(waiting.get(timeout=PATIENCE_S), PeerLost)
     assert world.phase is RECOVERING
-    assert world.prepared[2].dropped
+    assert world.prepared[2].drops == 1
     lost = PeerLost("worker 1")
     found = world.membership.wait_for_survivors(1, lost)
     assert found is world.prepared[3]

@@ -12,29 +12,7 @@ Newcomers wait in the first loop of their script, with everything built. One of 
 A death is no planned change: the coordinator names the survivors at once (`recover`). The generation in force ends immediately,
 because a worker that waits in it checks the generation floor, and the change that was being prepared is dropped.
 
-Phases, and the events that change them:
-
-    STEADY        prepare                               → CONNECTING
-    CONNECTING    connected                             → PREPARED     (FENCE_SET if the fence came first)
-                  cancel                                → STEADY
-    PREPARED      set_fence                             → FENCE_SET
-                  cancel                                → STEADY
-    FENCE_SET     acknowledge, in a pass report         → ACKNOWLEDGED
-                  cancel                                → STEADY
-                  wait_at_boundary, a scheduled one     → SWITCHING
-    ACKNOWLEDGED  settled: all have acknowledged        → AGREED
-                  settled: not all                      → FENCE_SET
-                  cancel: others may know the report    → CANCELLING
-    CANCELLING    settled: all have acknowledged        → AGREED
-                  settled: not all                      → STEADY
-    AGREED        at_boundary, wait_at_boundary         → SWITCHING    (cancel is ignored)
-    SWITCHING     moved                                 → STEADY
-                  left                                  → LEFT
-    RECOVERING    moved, to the survivors' generation   → STEADY       (or the phase of a change named meanwhile)
-
-    any phase     recover                               → RECOVERING
-    any but RECOVERING and LEFT: prepare, of another generation → CONNECTING
-    a newcomer, PREPARED or FENCE_SET: moved            → STEADY
+The phases and the events that change them are in `phases.py`.
 """
 
 from __future__ import annotations
@@ -42,92 +20,19 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
 
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
-from gyrostat.engine.reconfigure.catch_up import StateSender
-from gyrostat.engine.reconfigure.state_wire import StateWire
+from gyrostat.engine.reconfigure.phases import (
+    MembershipPhase,
+    PlannedChange,
+    PreparedGeneration,
+    SurvivorChange,
+)
 from gyrostat.engine.training.reports import Fence
-from gyrostat.engine.transport.group import GenerationFloor, WorkerGroup
+from gyrostat.engine.transport.group import GenerationFloor
 
 logger = logging.getLogger(__name__)
-
-
-class MembershipPhase(StrEnum):
-    """Where this worker stands in changing the generation."""
-
-    STEADY = "steady"
-    """No change is known."""
-    CONNECTING = "connecting"
-    """A generation is named, and a thread connects to its members."""
-    PREPARED = "prepared"
-    """Connected; other members may not be."""
-    FENCE_SET = "fence set"
-    """All are connected: pass reports acknowledge the fence."""
-    ACKNOWLEDGED = "acknowledged"
-    """In the report of a pass that has not settled."""
-    CANCELLING = "cancelling"
-    """Acknowledged and then cancelled: the pass that has not settled decides."""
-    AGREED = "agreed"
-    """All have acknowledged: the fence holds."""
-    SWITCHING = "switching"
-    """At the fence."""
-    RECOVERING = "recovering"
-    """A member has died: the survivors go on in another generation."""
-    LEFT = "left"
-    """This worker is not in the generation that has begun."""
-
-
-@dataclass
-class PreparedGeneration:
-    """A generation to which this worker is connected."""
-
-    plan: NextGeneration
-    group: WorkerGroup | None
-    """None on a worker that leaves."""
-    wire: StateWire | None
-    """On the donor and on newcomers."""
-    sender: StateSender | None = None
-    """On the donor, from the first boundary after it was connected."""
-
-    def attach(self, sender: StateSender) -> None:
-        """The donor has begun to send its state."""
-        self.sender = sender
-
-    def drop(self) -> None:
-        """The generation will not begin."""
-        if self.group is not None:
-            self.group.close()
-        if self.sender is not None:
-            self.sender.close()
-        elif self.wire is not None:
-            self.wire.close()
-
-
-@dataclass
-class _Change:
-    """The planned change that is being prepared."""
-
-    plan: NextGeneration
-    prepared: PreparedGeneration | None = None
-    """From PREPARED on."""
-    not_before: int | None = None
-    """From FENCE_SET on: the earliest step at whose boundary the fence may hold; 0: as soon as all agree."""
-    fence: Fence | None = None
-    """From AGREED on."""
-    caught_up: bool = False
-    """A newcomer has reported that it is prepared."""
-
-
-@dataclass
-class _Recovery:
-    """The generation of the survivors."""
-
-    plan: NextGeneration
-    prepared: PreparedGeneration | None = None
-    """Once this worker is connected to them."""
 
 
 class Membership:
@@ -153,8 +58,8 @@ class Membership:
         self._floor = floor or GenerationFloor()
         self._changed = threading.Condition()
         self._phase = MembershipPhase.STEADY
-        self._change: _Change | None = None
-        self._recovery: _Recovery | None = None
+        self._change: PlannedChange | None = None
+        self._recovery: SurvivorChange | None = None
         self._abandoned = False
 
     @property
@@ -182,7 +87,7 @@ class Membership:
             known = self._change is not None and self._change.plan.generation == plan.generation
             if known or plan.generation < self._floor.generation or self._phase is MembershipPhase.LEFT:
                 return
-            self._change = _Change(plan)
+            self._change = PlannedChange(plan)
             if self._phase is not MembershipPhase.RECOVERING:
                 self._enter(MembershipPhase.CONNECTING, plan.generation)
         threading.Thread(
@@ -219,7 +124,7 @@ class Membership:
             if plan.generation <= self._floor.generation or self._phase is MembershipPhase.LEFT:
                 return
             self._floor.generation = plan.generation
-            self._recovery = _Recovery(plan)
+            self._recovery = SurvivorChange(plan)
             self._enter(MembershipPhase.RECOVERING, plan.generation)
             dropped = self._drop_change()
         if dropped is not None:
@@ -417,7 +322,7 @@ class Membership:
         fenced = self._change.not_before is not None
         return MembershipPhase.FENCE_SET if fenced else MembershipPhase.PREPARED
 
-    def _begin_switch(self, change: _Change) -> PreparedGeneration:
+    def _begin_switch(self, change: PlannedChange) -> PreparedGeneration:
         assert change.prepared is not None
         self._change = None
         self._enter(MembershipPhase.SWITCHING, change.plan.generation)

@@ -23,7 +23,8 @@ import msgspec
 from gyrostat.core.errors import Diverged, PeerLost
 from gyrostat.core.placement import Placement, Segment
 from gyrostat.core.progress import Progress
-from gyrostat.engine.reconfigure.membership import Membership, PreparedGeneration
+from gyrostat.engine.reconfigure.membership import Membership
+from gyrostat.engine.reconfigure.phases import PreparedGeneration
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
 from gyrostat.engine.training.plan import StepPlan

@@ -23,7 +23,8 @@ from gyrostat.engine.checkpoint.capture import gather_contexts, without
 from gyrostat.engine.checkpoint.manager import Boundary, CheckpointManager, Target
 from gyrostat.engine.reconfigure.catch_up import StateReceiver, StateSender, owned_by
 from gyrostat.engine.reconfigure.handover import Handover
-from gyrostat.engine.reconfigure.membership import Membership, PreparedGeneration
+from gyrostat.engine.reconfigure.membership import Membership
+from gyrostat.engine.reconfigure.phases import PreparedGeneration
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
 from gyrostat.engine.training.collectives import Collectives, PeerRecovery

@@ -23,7 +23,8 @@ from gyrostat.engine.checkpoint.capture import take_shared
 from gyrostat.engine.checkpoint.manager import CheckpointManager, NoCheckpoints
 from gyrostat.engine.numerics import determinism
 from gyrostat.engine.numerics.fingerprint import fingerprint
-from gyrostat.engine.reconfigure.membership import Membership, PreparedGeneration
+from gyrostat.engine.reconfigure.membership import Membership
+from gyrostat.engine.reconfigure.phases import PreparedGeneration
 from gyrostat.engine.reconfigure.recovery import Recovery
 from gyrostat.engine.reconfigure.state_wire import StateWire
 from gyrostat.engine.reconfigure.transition import NoTransition, Transition
@@ -157,20 +158,7 @@ def _build_virtual(common: _Common, *, elastic: bool) -> BuiltJob:
     )
     transition = NoTransition()
     if membership is not None:
-        transition = Transition(
-            membership,
-            workers,
-            collectives,
-            recovery,
-            checkpoints,
-            supervisor,
-            length=length,
-            loaders=common.loaders.by_number,
-            holds=assignment.holds,
-            seed=common.seed,
-        )
-        if isinstance(recovery, Recovery):
-            recovery.subscribe(transition.recovered)
+        transition = _make_transition(common, membership, workers, collectives, recovery, checkpoints, length)
     runner = MiniBatchRunner(
         MiniBatchParts(
             generation=common.generation,
@@ -203,6 +191,32 @@ def _build_virtual(common: _Common, *, elastic: bool) -> BuiltJob:
         compare,
         membership,
     )
+
+
+def _make_transition(
+    common: _Common,
+    membership: Membership,
+    workers: VirtualWorkers,
+    collectives: Collectives,
+    recovery: PeerRecovery,
+    checkpoints: CheckpointManager,
+    length: LoopLength,
+) -> Transition:
+    transition = Transition(
+        membership,
+        workers,
+        collectives,
+        recovery,
+        checkpoints,
+        common.supervisor,
+        length=length,
+        loaders=common.loaders.by_number,
+        holds=common.assignment.holds,
+        seed=common.seed,
+    )
+    if isinstance(recovery, Recovery):
+        recovery.subscribe(transition.recovered)
+    return transition
 
 
 def _build_reference(common: _Common) -> BuiltJob:

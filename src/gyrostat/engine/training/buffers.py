@@ -11,6 +11,7 @@ publishes them, the others wait for them, just as DDP's broadcast does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +21,19 @@ from gyrostat.core.errors import Misuse
 from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
 from gyrostat.engine.training.generation import CurrentGeneration
 from gyrostat.engine.transport.group import Pending
+
+
+@dataclass
+class _PassBuffers:
+    """The buffers of a module during one pass."""
+
+    shared: list[torch.Tensor] | None = None
+    """At the start of the pass, if needed again."""
+    next_shared: list[torch.Tensor] | None = None
+    """Virtual worker 0's after the pass, where it ran."""
+    published: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Virtual worker 0's in the pass, by number of the forward."""
+    sending: list[Pending] = field(default_factory=list)
 
 
 class ModuleBuffers:
@@ -44,10 +58,7 @@ class ModuleBuffers:
         self._slots = slots_of(module)
         self._holders: list[dict[str, Any]] = []  # of all submodules, at the start of the pass
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
-        self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
-        self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
-        self._published: dict[int, list[torch.Tensor]] = {}  # virtual worker 0's, by number of the forward
-        self._sending: list[Pending] = []
+        self._pass = _PassBuffers()
         self._rank: int | None = None
         self._forwards = 0
         self._synchronise = True
@@ -76,9 +87,7 @@ class ModuleBuffers:
         """Before the first virtual worker. `several`: more than one runs here, or may, so changes must be undone."""
         self._holders = _holders_of(self._module)
         self._slots = _slots_in(self._holders)
-        self._shared = _copies(self.current()) if several else None
-        self._next_shared = None
-        self._published.clear()
+        self._pass = _PassBuffers(shared=_copies(self.current()) if several else None)
 
     def enter(self, rank: int, own: list[torch.Tensor] | None, *, first: bool) -> None:
         """Switch in virtual worker `rank`, with its own buffers if it has any. `first`: no other ran in this pass."""
@@ -86,8 +95,8 @@ class ModuleBuffers:
         self._synchronise = own is None
         if own is not None:
             self._load(own)
-        elif not first and self._shared is not None:
-            self._load(self._shared)
+        elif not first and self._pass.shared is not None:
+            self._load(self._pass.shared)
 
     def micro_batch(self, *, last: bool) -> None:
         """Gradients are synchronised in the last micro-batch of a pass only (DDP's `no_sync` before)."""
@@ -99,16 +108,16 @@ class ModuleBuffers:
         shared = not self._trained or (self._synchronise and self._broadcast)
         keep = None if shared else _copies(self.current())
         if rank == 0 and not alone:
-            self._next_shared = _copies(self.current())
+            self._pass.next_shared = _copies(self.current())
         self._rank = None
         return keep
 
     def end_pass(self) -> None:
         """After the last virtual worker: on its worker, put virtual worker 0's buffers into the model."""
         self._check_slots(slots_of(self._module), "a virtual worker")  # submodules may have been added
-        if self._next_shared is not None:
-            self._load(self._next_shared)
-        sending, self._sending = self._sending, []
+        if self._pass.next_shared is not None:
+            self._load(self._pass.next_shared)
+        sending, self._pass.sending = self._pass.sending, []
         for pending in sending:
             pending.wait()
 
@@ -142,13 +151,13 @@ class ModuleBuffers:
         group, main = self._generation.group, self._generation.main_worker
         if self._rank == 0:
             # If it runs again after a death, all survivors have them already.
-            if forward not in self._published:
-                self._published[forward] = _copies(self.current())
+            if forward not in self._pass.published:
+                self._pass.published[forward] = _copies(self.current())
                 if group.size > 1:
-                    packed = pack(self._published[forward])
-                    self._sending.append(group.broadcast(packed, main))
+                    packed = pack(self._pass.published[forward])
+                    self._pass.sending.append(group.broadcast(packed, main))
             return
-        if forward not in self._published:
+        if forward not in self._pass.published:
             if group.rank == main:
                 raise Misuse(
                     f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
@@ -156,11 +165,11 @@ class ModuleBuffers:
                 )
             current = self.current()
             packed = group.broadcast(torch.empty_like(pack(current)), main).wait()
-            self._published[forward] = unpack(packed, current)
+            self._pass.published[forward] = unpack(packed, current)
         current = self.current()
         # As DDP does: an earlier forward of this micro-batch may still need its version counters.
         with keeping_versions(current):
-            self._load(self._published[forward])
+            self._load(self._pass.published[forward])
 
     def _load(self, tensors: list[torch.Tensor]) -> None:
         with torch.no_grad():
