@@ -1,7 +1,7 @@
 """Changing the workers of a running job: planned changes at a fence, and recovery from a death.
 
-`membership.py` is the state machine: it takes the coordinator's messages and knows in which phase this worker is (`phases.py` has
-the table). The script's thread acts on it: `transition.py` switches at the fence, `recovery.py` brings survivors together.
+`membership.py` is the state machine: it takes the coordinator's messages and knows the phase of this worker (the table is in
+`phases.py`). The script's thread acts on it: `transition.py` switches at the fence, `recovery.py` brings survivors together.
 `catch_up.py` sends state to newcomers over the wire of `state_wire.py`; `handover.py` is what they receive at the fence.
 
 A planned change, from the old members 0 (the donor) and 1 to 0, 1 and the newcomer 2. The phases are those of `Membership`:
