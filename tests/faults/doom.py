@@ -17,9 +17,9 @@ from gyrostat.engine.checkpoint import CheckpointStore
 from gyrostat.engine.reconfigure.recovery import Recovery
 from gyrostat.engine.reconfigure.transition import Transition
 from gyrostat.engine.script import session
-from gyrostat.engine.script.job import Job
-from gyrostat.engine.training.runner import Runner
-from gyrostat.engine.training.virtual import VirtualRunner
+from gyrostat.engine.script.training_loop import TrainingLoop
+from gyrostat.engine.training.evaluation import Evaluator
+from gyrostat.engine.training.mini_batch import MiniBatchRunner
 
 ORDERS = "GYROSTAT_TEST_FAULTS"
 _member: list[int] = []
@@ -29,17 +29,17 @@ def arm() -> None:
     """Called by the script under test before anything else."""
     assert session._Process.assignment is not None
     _member.append(session._Process.assignment.member)
-    _wrap(VirtualRunner, "begin_micro_batch", before="micro_batch", rank=lambda runner, micro: micro.rank)
+    _wrap(MiniBatchRunner, "_begin_micro_batch", before="micro_batch", rank=lambda runner, micro: micro.rank)
     _in_backward()
-    _wrap(VirtualRunner, "send_off", before="exchange")
-    _wrap(VirtualRunner, "complete", before="reduce", after="reduced")
+    _wrap(MiniBatchRunner, "_send_off", before="exchange")
+    _wrap(MiniBatchRunner, "_complete", before="reduce", after="reduced")
     register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: reached("update"))
     register_optimizer_step_post_hook(lambda optimizer, args, kwargs: reached("updated"))
-    _wrap(Job, "boundary", before="boundary")
+    _wrap(TrainingLoop, "boundary", before="boundary")
     _wrap(Transition, "_switch", before="fence", after="fenced")
     _in_evaluation()
     _wrap(CheckpointStore, "_write_files", before="checkpoint")
-    _wrap(Job, "finish", before="end")
+    _wrap(TrainingLoop, "finish", before="end")
     _wrap(Recovery, "_agree", before="recovery")
 
 
@@ -88,25 +88,25 @@ def _wrap(
 
 
 def _in_backward() -> None:
-    original = Runner.backward
+    original = MiniBatchRunner.backward
 
-    def backward(runner: Runner, loss: Any, **options: Any) -> None:
+    def backward(runner: MiniBatchRunner, loss: Any, **options: Any) -> None:
         rank = runner.current("step.backward").rank
         if loss.requires_grad:
             loss.register_hook(lambda gradient: reached("backward", rank))
         original(runner, loss, **options)
 
-    setattr(Runner, "backward", backward)  # noqa: B010
+    setattr(MiniBatchRunner, "backward", backward)  # noqa: B010
 
 
 def _in_evaluation() -> None:
-    original = Runner.evaluate
+    original = Evaluator.run
 
-    def evaluate(runner: Runner, loader: Any, fn: Callable[[Any], Any], *args: Any) -> list[Any]:
+    def run(evaluator: Evaluator, loader: Any, fn: Callable[[Any], Any], *args: Any) -> list[Any]:
         def doomed(batch: Any) -> Any:
             reached("evaluate")
             return fn(batch)
 
-        return original(runner, loader, doomed, *args)
+        return original(evaluator, loader, doomed, *args)
 
-    setattr(Runner, "evaluate", evaluate)  # noqa: B010
+    setattr(Evaluator, "run", run)  # noqa: B010

@@ -1,8 +1,8 @@
-"""What a worker tells whoever watches it. The port between the engine and the room `job` above it.
+"""What a worker reports to its supervisor. The port between the engine and the package `job` above it.
 
-Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all report what they run, and that they
-finished.
-`NullSupervisor` is what a plain `python train.py` gets: it prints what `job.log` is given, and nothing else.
+Only the worker that runs virtual worker 0 reports steps, logs, probes and checkpoints; all workers report the micro-batch that
+they run, and that they finished. `NullSupervisor` is that of a plain `python train.py`: it prints what `job.log` is given, and
+problems with checkpoints.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gyrostat.core.placement import Placement
 
 
 class Supervisor(Protocol):
-    """Receives what happens in a worker. Calls must be quick and must not raise."""
+    """Receives the reports of a worker. Calls must be quick and must not raise."""
 
     def started(
         self,
@@ -25,12 +25,12 @@ class Supervisor(Protocol):
         refused: list[str],
         virtual_workers: int,
         reduction: ReductionChoice,
-        alike: Mapping[str, str],
+        compatibility: Mapping[str, str],
     ) -> None:
-        """Training begins at `step`, from a checkpoint or from scratch; `refused` says which ones could not be used.
+        """Training begins at `step`, from a checkpoint or from scratch; `refused`: why checkpoints could not be used.
 
-        `virtual_workers` is N, which the script may have chosen; `reduction` is how gradients are added, and why so; `alike` is
-        what must be equal on all workers.
+        `virtual_workers` is N, which the script may have chosen; `reduction` is how gradients are added, and the reason;
+        `compatibility` is what must be equal on all workers.
         """
 
     def stepped(
@@ -42,11 +42,13 @@ class Supervisor(Protocol):
         """
 
     def runs(self, step: int, rank: int, number: int, samples: Sequence[int] | None) -> None:
-        """The script is about to get virtual worker `rank`'s micro-batch `number` after `step` steps: these samples, if it is
-        the job that orders them."""
+        """The script is about to get virtual worker `rank`'s micro-batch `number` after `step` steps.
+
+        `samples`: their indices, if the job orders them.
+        """
 
     def ran(self) -> None:
-        """It is done with that."""
+        """The script has run that micro-batch."""
 
     def logged(self, step: int, metrics: Mapping[str, float]) -> None:
         """The script called `job.log`."""
@@ -55,43 +57,43 @@ class Supervisor(Protocol):
         """The digest of all tracked state after `step` steps, and of each tensor if asked for."""
 
     def checkpoints(self) -> None:
-        """A checkpoint is about to be written: whoever resumes from it does not say again what came before."""
+        """A checkpoint is about to be taken: send all reports so far, because a resumed job does not repeat them."""
 
     def checkpointed(self, step: int, path: str, seconds: float, blocked: float) -> None:
-        """The checkpoint of step `step` is in place. That took so many seconds, and training stood still for `blocked`."""
+        """The checkpoint of step `step` is in place. It took `seconds`, and training paused for `blocked` seconds."""
 
     def checkpoint_failed(self, reason: str) -> None:
-        """One could not be written; training goes on, and the next will be tried."""
+        """A checkpoint could not be written; training goes on, and the next will be tried."""
 
     def finished(self, step: int, digest: str) -> None:
-        """The script has ended well after `step` steps, with this digest of all tracked state."""
+        """The script has ended without error after `step` steps, with this digest of all tracked state."""
 
-    def ready(self, alike: Mapping[str, str]) -> None:
-        """A newcomer has built everything and waits to join. `alike`: what must be equal on all workers."""
+    def ready(self, compatibility: Mapping[str, str]) -> None:
+        """A newcomer has built everything and waits to join. `compatibility`: what must be equal on all workers."""
 
     def prepared(self, generation: int) -> None:
-        """Connected to the members of a generation to come."""
+        """This worker is connected to the members of a generation to come; a newcomer has caught up, too."""
 
     def switched(
         self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
     ) -> None:
-        """The generation began at boundary `step`, on so many workers; this one stood still for `paused` seconds.
+        """The generation began at boundary `step`, on `workers` workers; this one paused for `paused` seconds.
 
-        `why_all`: a newcomer says why it could not follow the others and had to be told all state at the fence.
+        `why_all`: why a newcomer had to receive all state at the fence.
         """
 
     def lost(self, generation: int, why: str) -> None:
-        """This worker cannot go on in this generation: it has lost another one, and waits for those that are left."""
+        """This worker cannot go on in this generation: it has lost another one, and waits for the other survivors."""
 
     def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
-        """Those that are left have found one another; this worker has `again` micro-batches to run that others had run.
+        """The survivors go on together; this worker has `again` micro-batches to run that the dead worker had run.
 
-        It stood still for `paused` seconds.
+        It paused for `paused` seconds.
         """
 
 
 class NullSupervisor:
-    """The supervisor of a worker that nobody watches."""
+    """The supervisor of a worker that has none."""
 
     def started(
         self,
@@ -100,7 +102,7 @@ class NullSupervisor:
         refused: list[str],
         virtual_workers: int,
         reduction: ReductionChoice,
-        alike: Mapping[str, str],
+        compatibility: Mapping[str, str],
     ) -> None:
         for reason in refused:
             print(f"gyrostat: {reason}", file=sys.stderr)
@@ -136,7 +138,7 @@ class NullSupervisor:
     def finished(self, step: int, digest: str) -> None:
         pass
 
-    def ready(self, alike: Mapping[str, str]) -> None:
+    def ready(self, compatibility: Mapping[str, str]) -> None:
         pass
 
     def prepared(self, generation: int) -> None:

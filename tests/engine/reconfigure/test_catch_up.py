@@ -70,7 +70,7 @@ class Newcomer(threading.Thread):
         wire = StateWire(self._plan, self._member, TIMEOUT)
         self.follower = StateReceiver(wire, {"optimizer": self.replica.optimizer})
         self.rest = self.follower.follow(
-            self.caught_up.set, take_hints=lambda hints: None, hear_of_data=lambda data: None
+            self.caught_up.set, take_hints=lambda hints: None, take_data=lambda data: None
         )
         self._meddle(self.replica)
         self.follower.confirm()
@@ -211,7 +211,7 @@ def test_a_newcomer_that_goes_away_harms_nobody(tmp_path: Path) -> None:
 
     def come_and_go() -> None:
         wire = StateWire(plan, 1, TIMEOUT)
-        told = wire.hear()
+        told = wire.receive()
         told.acknowledge()
         wire.close()
 

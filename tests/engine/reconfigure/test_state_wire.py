@@ -66,7 +66,7 @@ def test_newcomers_let_go_of_what_comes_once(tmp_path: Path) -> None:
     def follow() -> None:
         mine = StateWire(plan, 1, TIMEOUT)
         for _ in range(3):
-            told = mine.hear()
+            told = mine.receive()
             sums.append(told.state["x"].sum().item())
             told.acknowledge()
             held.append(sorted(mine._maps))
@@ -79,7 +79,7 @@ def test_newcomers_let_go_of_what_comes_once(tmp_path: Path) -> None:
     size = 4096
     once, again = donor.make_block(size, once=True), donor.make_block(size)
     for block in (once, again, again):
-        donor.tell(copy_into(block.memory, flat), block)
+        donor.send_and_wait(copy_into(block.memory, flat), block)
     newcomer.join(TIMEOUT)
     assert sums == [1000.0] * 3
     assert held == [[], [again.number], [again.number]]

@@ -1,8 +1,8 @@
-"""The whole state of a job at a boundary, taken and put back.
+"""The whole state of a job at a boundary, captured and restored.
 
 Shared state is one copy: tracked objects, buffers that no state_dict saves, gradients still set, `job.state`, the shared
-random streams and the bucket layouts. With it go the contexts of all N virtual workers, collected from the workers that
-run them. How a snapshot is written to disk is `checkpoint`'s business.
+random streams and the bucket layouts. With it go the contexts of all N virtual workers, gathered from the workers that
+run them. `store.py` writes a snapshot to disk.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gyrostat.data.rng import RngState
 from gyrostat.engine.state import statetree
 from gyrostat.engine.state.digest import digest
 from gyrostat.engine.state.tensorbytes import same_memory_key
-from gyrostat.engine.training.context import Context
-from gyrostat.engine.training.virtual import VirtualRunner
+from gyrostat.engine.training.collectives import Collectives
+from gyrostat.engine.training.virtual_workers import VirtualWorkers
 
 
 def take_shared(
-    tracked: Mapping[str, Any], state: Mapping[str, Any], runner: VirtualRunner
+    tracked: Mapping[str, Any], state: Mapping[str, Any], workers: VirtualWorkers
 ) -> dict[str, Any]:
     """The shared state, as a tree. It refers to live tensors: write or copy it before training goes on."""
     return {
@@ -34,13 +34,13 @@ def take_shared(
         "gradients": {name: _gradients(module) for name, module in _modules(tracked)},
         "modes": {name: _modes(module) for name, module in _modules(tracked)},
         "state": dict(state),
-        "streams": runner.streams.save().to_tree(),
-        "reductions": runner.layouts(),
+        "streams": workers.contexts.streams.save().to_tree(),
+        "reductions": workers.gradients.layouts(),
     }
 
 
 def only_updates_change(tracked: Mapping[str, Any]) -> Iterator[torch.Tensor]:
-    """Of that, the tensors that nobody changes but an optimizer, in its `step`."""
+    """The tensors in shared state that change only in an optimizer's `step`."""
     for thing in tracked.values():
         if isinstance(thing, Optimizer):
             for _, leaf in statetree.leaves(dict(enumerate(thing.state.values()))):
@@ -51,7 +51,7 @@ def only_updates_change(tracked: Mapping[str, Any]) -> Iterator[torch.Tensor]:
 def without(
     shared: Mapping[str, Any], optimizers: Collection[str], owned: Sequence[torch.Tensor]
 ) -> dict[str, Any]:
-    """Shared state but for these optimizers and, in modules, what they own: a newcomer holds that already."""
+    """Shared state without these optimizers and, in modules, the tensors that they own: a newcomer holds those already."""
     elsewhere = {same_memory_key(tensor) for tensor in owned}
 
     def rest(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -71,9 +71,9 @@ def without(
 
 
 def put_shared(
-    shared: Mapping[str, Any], tracked: Mapping[str, Any], runner: VirtualRunner
+    shared: Mapping[str, Any], tracked: Mapping[str, Any], workers: VirtualWorkers
 ) -> dict[str, Any]:
-    """Overwrite all shared state; returns what belongs into `job.state`. An imported checkpoint brings only a part."""
+    """Overwrite all shared state; returns `job.state`. An imported checkpoint has only a part of it."""
     saved = shared["tracked"]
     unknown = sorted(set(saved) - set(tracked))
     if unknown:
@@ -94,41 +94,40 @@ def put_shared(
         _put_buffers(module, shared.get("unsaved buffers", {}).get(name, {}))
         _put_gradients(module, shared.get("gradients", {}).get(name, {}))
         _put_modes(module, shared.get("modes", {}).get(name))
-    for gradients in runner.gradients:
-        if gradients.name in shared.get("reductions", {}):
-            gradients.reduction.load_state_dict(shared["reductions"][gradients.name])
+    workers.gradients.load_layouts(shared.get("reductions", {}))
     if "streams" in shared:
-        runner.streams.exchange(RngState.from_tree(shared["streams"]))
+        workers.contexts.streams.exchange(RngState.from_tree(shared["streams"]))
     return dict(shared.get("state", {}))
 
 
-def gather_contexts(runner: VirtualRunner, progress: Progress, *, once: bool = False) -> list[Any]:
+def gather_contexts(
+    workers: VirtualWorkers, collectives: Collectives, progress: Progress, *, once: bool = False
+) -> list[Any]:
     """The contexts of all virtual workers, in rank order, on every worker.
 
-    `once`: nothing, if a worker is lost meanwhile and not everybody who is left would come here again.
+    `once`: empty if a worker is lost meanwhile, because not all survivors would gather them again.
     """
 
-    def here() -> dict[int, Any]:
-        runner.adopt_changed_buffers()
-        runner.save_positions()
-        return {rank: runner.contexts[rank].to_tree() for rank in runner.hosted}
+    def local() -> dict[int, Any]:
+        workers.contexts.adopt_changed_buffers()
+        workers.batches.save_positions()
+        return {rank: workers.contexts.contexts[rank].to_tree() for rank in workers.generation.local_ranks}
 
-    if runner.group.size == 1:
-        everyone = here()
+    if workers.generation.group.size == 1:
+        everyone = local()
     else:
         everyone = {}
-        for payload in runner.exchange("contexts", progress, lambda: statetree.encode(here()), once=once):
+        for payload in collectives.exchange(
+            "contexts", progress, lambda: statetree.encode(local()), once=once
+        ):
             everyone.update(statetree.decode(payload))
     return [everyone[rank] for rank in sorted(everyone)]
 
 
-def put_contexts(contexts: Sequence[Any], runner: VirtualRunner) -> None:
-    """Give this worker's virtual workers their contexts. An imported checkpoint has none: they stay fresh."""
+def put_contexts(contexts: Sequence[Any], workers: VirtualWorkers) -> None:
+    """Give the local virtual workers their contexts. An imported checkpoint has none: they stay fresh."""
     if contexts:
-        for rank in runner.hosted:
-            runner.contexts[rank] = Context.from_tree(contexts[rank])
-        if runner.backups is not None:
-            runner.backups.hold(contexts)
+        workers.contexts.load(contexts)
 
 
 def _modules(tracked: Mapping[str, Any]) -> list[tuple[str, nn.Module]]:
@@ -141,20 +140,20 @@ def _load(name: str, thing: Any, tree: Any) -> None:
     except (ValueError, RuntimeError, KeyError) as error:
         raise CheckpointError(
             f"the state of {name!r} ({type(thing).__name__}) in the checkpoint does not fit what the script built: {error}. "
-            "What a script adds during training (parameter groups, layers, buffers) must be there when it resumes"
+            "What a script adds during training (parameter groups, layers, buffers) must exist when it resumes"
         ) from error
 
 
 def _load_rest(name: str, module: nn.Module, tree: Mapping[str, Any]) -> None:
-    """What the module holds already stays."""
+    """Load what the tree has; the rest of the module stays as it is."""
     if type(module).load_state_dict is nn.Module.load_state_dict:
         module.load_state_dict(tree, strict=False)
-    else:  # it has its own idea of what is complete
+    else:  # its own load_state_dict may require a complete tree
         _load(name, module, {**module.state_dict(), **tree})
 
 
 def _modes(module: nn.Module) -> dict[str, list[bool]]:
-    """What a script may switch in mid-run: training or evaluation of each part, frozen or not of each parameter."""
+    """What a script may change in mid-run: the training mode of each part, `requires_grad` of each parameter."""
     return {
         "training": [part.training for part in module.modules()],
         "requires_grad": [parameter.requires_grad for parameter in module.parameters()],

@@ -1,13 +1,15 @@
-"""Keeps a job's checkpoints: when one is due, what goes into it, which one to go on from.
+"""Manages a job's checkpoints: when one is due, what goes into it, which one to resume from.
 
-Every worker looks for the newest usable checkpoint by itself, then all agree on it; worker 0 alone writes. All decide
-alike at which boundary one is taken (`checkpoint/turns.py`): that worker 0's writer is free travels with the passes, as
-requests do. What was written is told at the boundary after that, and so is what could not be: training goes on. Where the job
-ends or stops, it is raised. One that the script has spoiled (`checkpoint/latecopy.py`) is asked for again along the same way.
+Every worker looks for the newest usable checkpoint by itself, then all agree on it; only the main worker writes. All decide
+alike at which boundary one is taken (`checkpoint/turns.py`): the notice that the writer is free travels with the pass reports,
+as requests do. A written checkpoint is reported at the next boundary, and so is one that could not be written: training goes
+on. Where the job ends or stops, that is raised. One that the script has spoiled (`checkpoint/latecopy.py`) is requested again
+in the same way.
 """
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -36,13 +38,16 @@ from gyrostat.engine.checkpoint.capture import (
     take_shared,
 )
 from gyrostat.engine.supervisor import Supervisor
-from gyrostat.engine.training.runner import Requests
-from gyrostat.engine.training.virtual import VirtualRunner
+from gyrostat.engine.training.collectives import Collectives
+from gyrostat.engine.training.reports import RequestBox, Requests
+from gyrostat.engine.training.virtual_workers import VirtualWorkers
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where a checkpoint says to go on."""
+    """Where a checkpoint resumes."""
 
     progress: Progress
     finished: bool
@@ -57,30 +62,76 @@ class Boundary:
     """`job.state`."""
     progress: Progress
     evaluated: Mapping[tuple[int, ...], Any]
-    """Results of `job.evaluate` since the boundary before, by place: a script that comes back here wants them again."""
+    """Results of `job.evaluate` since the boundary before, by place: a script that resumes here needs them again."""
 
 
-class CheckpointManager:
-    """The checkpoints of one job, seen from one worker."""
+class NoCheckpoints:
+    """The job has no state of its own to save: plain DDP. Also the interface that the training loop uses."""
+
+    def require_directory(self) -> None:
+        """Raise `Misuse` if there is no directory to write to."""
+
+    def describe(self, tracked: Mapping[str, Any]) -> dict[str, str]:
+        """What must be equal on all workers, by name: the job, and what else decides bits."""
+        return {}
+
+    def join(self) -> None:
+        """Before training: compare it with all workers."""
+
+    def find(self) -> tuple[Target | None, str | None, list[str]]:
+        """The newest usable checkpoint, its path, and why newer ones were refused."""
+        return None, None, []
+
+    def evaluations(self) -> Mapping[tuple[int, ...], Any]:
+        """The results of `job.evaluate` just before the checkpoint that is to be restored."""
+        return {}
+
+    def restore(self, tracked: Mapping[str, Any]) -> dict[str, Any]:
+        """Load what `find` found, overwriting everything; returns `job.state`."""
+        return {}
+
+    def boundary(self, state: Boundary, *, asked: bool, written: bool) -> None:
+        """Take a checkpoint if one is due. It is written in the background; report earlier ones."""
+
+    def before_update(self) -> None:
+        """The script is about to call an optimizer's `step`."""
+
+    def last(self, state: Boundary, *, finished: bool) -> None:
+        """The job ends here: return when this boundary's checkpoint is in place, and those before it."""
+
+    def left_midway(self, progress: Progress) -> None:
+        """The script exited between two boundaries: complete what is being written, and take no other."""
+
+    def writer_lost(self) -> None:
+        """The worker that wrote checkpoints is dead: this one writes from now on, and all workers learn it in the same pass."""
+
+
+class CheckpointManager(NoCheckpoints):
+    """The checkpoints of one job, as one worker takes part in them."""
 
     def __init__(
         self,
         policy: CheckpointPolicy | None,
-        runner: VirtualRunner,
+        workers: VirtualWorkers,
+        collectives: Collectives,
+        *,
         fingerprint: dict[str, str],
         seed: int,
         supervisor: Supervisor,
+        requests: RequestBox,
     ) -> None:
-        self._policy, self._runner, self._fingerprint, self._seed = policy, runner, fingerprint, seed
-        self._supervisor = supervisor
+        """`policy`: None if no checkpoints are written. `requests`: where the writer's thread puts its notices."""
+        self._policy, self._workers, self._collectives = policy, workers, collectives
+        self._fingerprint, self._seed = fingerprint, seed
+        self._supervisor, self._requests = supervisor, requests
         self._store = None if policy is None else CheckpointStore(Path(policy.directory), keep=policy.keep)
         self._writer = (
             None
             if self._store is None
-            else Writer(self._store, done=self._tell_all, invalidated=self._ask_again)
+            else Writer(self._store, done=self._notify_written, invalidated=self._request_again)
         )
         self._turns = CheckpointSchedule(every=0 if policy is None else policy.every)
-        self._memory_ready = self._turns.every == 0  # where no turn comes, memory may never be needed
+        self._memory_ready = self._turns.every == 0  # where none is ever due, memory may never be needed
         self._job: dict[str, Any] = {}
         self._found: JobSnapshot | None = None
 
@@ -92,30 +143,29 @@ class CheckpointManager:
             )
 
     def describe(self, tracked: Mapping[str, Any]) -> dict[str, str]:
-        """What must be the same on all workers, in words: the job, and what else decides bits."""
         self._job = {
-            "virtual_workers": self._runner.placement.virtual_workers,
+            "virtual_workers": self._workers.generation.placement.virtual_workers,
             "seed": self._seed,
             "tracked": {name: type(thing).__name__ for name, thing in tracked.items()},
         }
         return {**self._fingerprint, **{name: str(value) for name, value in self._job.items()}}
 
     def join(self) -> None:
-        """Before training: what decides bits must be the same on all workers."""
         mine = {"fingerprint": self._fingerprint, "job": self._job}
         everyone = [
             msgspec.msgpack.decode(payload)
-            for payload in self._runner.group.exchange("join", Progress(), msgspec.msgpack.encode(mine))
+            for payload in self._workers.generation.group.exchange(
+                "join", Progress(), msgspec.msgpack.encode(mine)
+            )
         ]
         for worker, other in enumerate(everyone):
-            _check_alike(worker, other, everyone[0])
+            _check_compatible(worker, other, everyone[0])
 
     def find(self) -> tuple[Target | None, str | None, list[str]]:
-        """The newest usable checkpoint, its path, and why newer ones were refused."""
         if self._store is None or self._policy is None:
             return None, None, []
         if not self._policy.resume:
-            if self._runner.leads:
+            if self._workers.generation.is_main:
                 self._store.set_aside()
             return None, None, []
         found = self._store.find(self._job, self._fingerprint)
@@ -123,7 +173,7 @@ class CheckpointManager:
         step = -1 if snapshot is None else snapshot.progress.step
         seen = {
             int.from_bytes(payload, "little", signed=True)
-            for payload in self._runner.group.exchange(
+            for payload in self._workers.generation.group.exchange(
                 "find", Progress(), step.to_bytes(8, "little", signed=True)
             )
         }
@@ -141,58 +191,56 @@ class CheckpointManager:
         )
 
     def evaluations(self) -> Mapping[tuple[int, ...], Any]:
-        """What `job.evaluate` had returned just before the checkpoint that is to be restored."""
         found: Mapping[tuple[int, ...], Any] = (
             {} if self._found is None else self._found.shared.get("evaluated", {})
         )
         return found
 
     def restore(self, tracked: Mapping[str, Any]) -> dict[str, Any]:
-        """Load what `find` found, overwriting everything; returns `job.state`."""
         assert self._found is not None
         snapshot, self._found = self._found, None
-        put_contexts(snapshot.contexts, self._runner)
-        return put_shared(snapshot.shared, tracked, self._runner)
+        logger.info("state restored", extra={"step": snapshot.progress.step})
+        put_contexts(snapshot.contexts, self._workers)
+        return put_shared(snapshot.shared, tracked, self._workers)
 
     def boundary(self, state: Boundary, *, asked: bool, written: bool) -> None:
-        """Take a checkpoint if it is time. It is written behind; whether an earlier one was is told here."""
         if written:
             self._collect(goes_on=True)
         if self._turns.boundary(state.progress.step, asked=asked, written=written):
             self._memory_ready = True
             since = time.monotonic()
-            with self._runner.group.tracer.span("checkpoint", step=state.progress.step):
+            with self._workers.generation.group.tracer.span("checkpoint", step=state.progress.step):
                 snapshot = self._take(state, finished=False)
                 if self._writer is not None and snapshot is not None:
                     self._writer.begin(snapshot, since=since, steady=only_updates_change(state.tracked))
         elif (
-            not self._memory_ready and self._writer is not None and self._runner.leads and state.progress.step
+            not self._memory_ready
+            and self._writer is not None
+            and self._workers.generation.is_main
+            and state.progress.step
         ):
-            # The first update is behind us: there is as much state now as there will be.
+            # After the first update there is as much state as there will be.
             self._memory_ready = True
-            self._writer.prepare(take_shared(state.tracked, state.state, self._runner))
+            self._writer.prepare(take_shared(state.tracked, state.state, self._workers))
 
     def before_update(self) -> None:
-        """The script is about to call an optimizer's `step`."""
         if self._writer is not None:
             self._writer.settle()
 
     def last(self, state: Boundary, *, finished: bool) -> None:
-        """The job ends here: return when this boundary's checkpoint is in place, and those before it."""
         since = time.monotonic()
         if not finished and state.progress.step == self._turns.last_step:
-            self._collect()  # there already, or being written
+            self._collect()  # in place already, or being written
             return
         snapshot = self._take(state, finished=finished)
         self._collect(goes_on=True)
         if self._writer is not None and snapshot is not None:
-            self._tell(self._writer.write_now(snapshot, since=since))
+            self._report(self._writer.write_now(snapshot, since=since))
         self._turns.took(state.progress.step)
 
     def left_midway(self, progress: Progress) -> None:
-        """The script went away between two boundaries: what is being written is completed, and nothing else is taken."""
         discarded = self._collect()
-        if self._writer is not None and self._runner.leads:
+        if self._writer is not None and self._workers.generation.is_main:
             newest = "the newest checkpoint" if discarded else f"step {self._turns.last_step}"
             print(
                 f"gyrostat: the script exited inside its loops, after step {progress.step}; that is no boundary, so no "
@@ -202,12 +250,12 @@ class CheckpointManager:
             )
 
     def _take(self, state: Boundary, *, finished: bool) -> JobSnapshot | None:
-        """Contexts come from all workers; worker 0 alone keeps what there is to write. It refers to live tensors."""
+        """Contexts come from all workers; only the main worker keeps the snapshot. It refers to live tensors."""
         if self._store is None:
             return None
         self._supervisor.checkpoints()
-        contexts = gather_contexts(self._runner, state.progress)
-        return self.snapshot(state, contexts, finished=finished) if self._runner.leads else None
+        contexts = gather_contexts(self._workers, self._collectives, state.progress)
+        return self.snapshot(state, contexts, finished=finished) if self._workers.generation.is_main else None
 
     def snapshot(self, state: Boundary, contexts: Sequence[Any], *, finished: bool = False) -> JobSnapshot:
         """The whole job at a boundary. It refers to live tensors."""
@@ -215,7 +263,7 @@ class CheckpointManager:
             job=self._job,
             fingerprint=self._fingerprint,
             progress=state.progress,
-            shared=take_shared(state.tracked, state.state, self._runner)
+            shared=take_shared(state.tracked, state.state, self._workers)
             | {"finished": finished, "evaluated": dict(state.evaluated)},
             contexts=contexts,
         )
@@ -223,33 +271,32 @@ class CheckpointManager:
     # When the generation changes.
 
     def turns(self) -> dict[str, Any]:
-        """When checkpoints are due, for a worker that joins."""
+        """When checkpoints are due, for a newcomer."""
         return asdict(self._turns)
 
     def adopt(self, snapshot: JobSnapshot, turns: Mapping[str, Any]) -> Target:
-        """A worker that joins: `restore` will load this, and checkpoints are due when they are for the others."""
+        """A newcomer: `restore` will load this, and checkpoints are due when they are for the others."""
         self._found, self._turns = snapshot, CheckpointSchedule(**turns)
         return Target(snapshot.progress, finished=False)
 
     def writer_leaves(self) -> None:
-        """Worker 0 is about to leave. It completes what it writes; another one may begin with the next."""
+        """The main worker is about to leave. It completes what it writes; another worker may begin the next."""
         self._turns.writing = False
 
     def writer_lost(self) -> None:
-        """The worker that wrote is lost. Whoever writes from now on says so, and all hear it with the same pass."""
-        self._tell_all()
+        self._notify_written()
 
     def leave(self, state: Boundary, contexts: Sequence[Any]) -> None:
-        """This worker is about to leave the job: return when everything it writes is in place."""
+        """This worker leaves the job: return when everything it writes is in place."""
         since = time.monotonic()
         if self._collect(goes_on=True) and self._writer is not None:
-            self._supervisor.checkpoints()  # nobody else knows that one is to be taken again
-            self._tell(self._writer.write_now(self.snapshot(state, contexts), since=since))
+            self._supervisor.checkpoints()  # no other worker knows that one is to be taken again
+            self._report(self._writer.write_now(self.snapshot(state, contexts), since=since))
 
     def _collect(self, *, goes_on: bool = False) -> Discarded | None:
         """If one is being written, wait for it. Returns why it is not in place, if it was discarded.
 
-        One that could not be written is told if the job `goes_on` without it, else raised.
+        One that could not be written is reported if the job `goes_on` without it, else raised.
         """
         try:
             outcome = None if self._writer is None else self._writer.collect()
@@ -259,7 +306,7 @@ class CheckpointManager:
             self._supervisor.checkpoint_failed(str(error))
             return None
         if isinstance(outcome, Written):
-            self._tell(outcome)
+            self._report(outcome)
         if not isinstance(outcome, Discarded):
             return None
         print(
@@ -271,18 +318,25 @@ class CheckpointManager:
         )
         return outcome
 
-    def _tell(self, written: Written) -> None:
+    def _report(self, written: Written) -> None:
         self._supervisor.checkpointed(written.step, str(written.path), written.seconds, written.blocked)
+        logger.info(
+            "checkpoint written to %s in %.2f s, training paused for %.3f s",
+            written.path,
+            written.seconds,
+            written.blocked,
+            extra={"step": written.step},
+        )
 
-    def _tell_all(self) -> None:
-        """In the writer's thread: all workers will know when the next pass has settled."""
-        self._runner.request_box.put(Requests(written=True))
+    def _notify_written(self) -> None:
+        """In the writer's thread: all workers know it when the next pass has settled."""
+        self._requests.put(Requests(written=True))
 
-    def _ask_again(self) -> None:
-        self._runner.request_box.put(Requests(checkpoint=True))
+    def _request_again(self) -> None:
+        self._requests.put(Requests(checkpoint=True))
 
 
-def _check_alike(worker: int, other: dict[str, Any], first: dict[str, Any]) -> None:
+def _check_compatible(worker: int, other: dict[str, Any], first: dict[str, Any]) -> None:
     for part, error in (("fingerprint", OtherFingerprint), ("job", Diverged)):
         for key in first[part].keys() | other[part].keys():
             mine, theirs = first[part].get(key), other[part].get(key)

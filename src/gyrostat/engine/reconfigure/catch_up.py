@@ -1,15 +1,15 @@
-"""How a newcomer holds the job's state when the fence comes, without anybody waiting for it.
+"""How a newcomer gets the job's state before the fence, while training goes on.
 
-The donor copies, at some boundary before the fence, what its optimizers own: parameters and optimizer state. From then on
-it tells every update, in the pre-hook of the optimizer's `step`: gradients as the script left them, and the values of the
-parameter groups. The newcomer loads the copy and makes the same updates with its own optimizer. What else is tracked (buffers,
-schedulers, `job.state` …) is told at the fence, as a whole; there both sides compare a quick checksum of what was replayed.
-On a difference, and wherever an update cannot be told (a closure, a newcomer that cannot keep up), all state is told at
+The donor copies, at a boundary before the fence, what its optimizers own: parameters and optimizer state. From then on
+it sends every update, in the pre-hook of the optimizer's `step`: gradients as the script left them, and the values of the
+parameter groups. The newcomer loads the copy and makes the same updates with its own optimizer. Everything else that is tracked
+(buffers, schedulers, `job.state` …) is sent at the fence, as a whole; there both sides compare checksums of what was replayed.
+If they differ, and wherever an update cannot be sent (a closure, a newcomer that cannot keep up), all state is sent at
 the fence, with the reason.
 
 `StateSender` is the donor's side: everything slow happens in its thread. The copy is made while micro-batches run, which change
-neither parameters nor optimizer state; `settle` waits for it before the script can. (One that does so earlier in its step
-spoils the copy, and is found out by the checksum.) `StateReceiver` is the newcomer's side.
+neither parameters nor optimizer state; `settle` waits for it before the script can. (A script that changes them earlier in its
+step spoils the copy, and the checksums differ.) `StateReceiver` is the newcomer's side.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class StateSender:
     def __init__(
         self, wire: StateWire, optimizers: Optimizers, hints: Mapping[str, Any] | None = None
     ) -> None:
-        """At a boundary: the copy is of this instant. `hints`: what newcomers can prepare for beside it."""
+        """At a boundary: the copy is of this instant. `hints`: what newcomers can prepare besides."""
         self._wire, self._optimizers = wire, optimizers
         self.broken: str | None = None
-        """Why the state cannot be had by replaying."""
+        """Why the state cannot be replayed; None as long as it can."""
         self._changed = threading.Condition()
-        self._copied, self._parted = threading.Event(), threading.Event()
+        self._copied, self._ended = threading.Event(), threading.Event()
         self._waiting: deque[tuple[Flat, Block]] = deque()
         self._free: list[Block] = []
-        self._farewell: tuple[Flat, Block] | None = None
+        self._fence_state: tuple[Flat, Block] | None = None
         self._closed = False
         self._sums: Future[dict[str, int]] | None = None
         copy = flatten({"what": "copy", "hints": dict(hints or {}), **_owned(optimizers)})
@@ -91,34 +91,34 @@ class StateSender:
             self._waiting.append((copy, block))
             self._changed.notify_all()
 
-    def tell_data(self, data: Mapping[str, Any]) -> None:
-        """Where newcomers' virtual workers will stand in the data at the fence."""
+    def send_data(self, data: Mapping[str, Any]) -> None:
+        """Send the data positions of virtual workers at the fence."""
         packed = self._wire.pack({"what": "data", **data})
         with self._changed:
             self._waiting.append(packed)
             self._changed.notify_all()
 
     def at_fence(self) -> None:
-        """The boundary at which it ends. Unless that is called off, nothing may be changed before `join` has returned."""
+        """The boundary of the fence. Unless the change is called off, no state may change before `join` has returned."""
         if self.broken is None:
             helper = ThreadPoolExecutor(1, "gyrostat-checksum")
             self._sums = helper.submit(checksums, self._optimizers)
             helper.shutdown(wait=False)
 
     def end(self, rest: Any) -> None:
-        """The fence holds: tell the `rest`, and compare."""
+        """All members are at the fence: send the `rest`, and compare checksums."""
         fence = {"what": "fence", "rest": rest, "streamed": self.broken is None, "why": self.broken}
         packed = self._wire.pack(fence)
         with self._changed:
-            self._farewell = packed
+            self._fence_state = packed
             self._changed.notify_all()
 
     def join(self) -> None:
-        """Until newcomers have all they need. Giving back memory and connections takes a while, and goes on behind."""
-        self._parted.wait()
+        """Until newcomers have all they need. Memory and connections are released in the background."""
+        self._ended.wait()
 
     def close(self) -> None:
-        """The generation will not be."""
+        """The generation will not begin."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -139,55 +139,55 @@ class StateSender:
     def _run(self, copy: Flat) -> None:
         parted = False
         try:
-            self._tell_copy(copy)
+            self._send_copy(copy)
             while (update := self._next()) is not None:
                 flat, block = update
-                self._wire.tell(flat, block)
+                self._wire.send_and_wait(flat, block)
                 with self._changed:
                     self._free.append(block)
-            if self._farewell is not None and not self._closed:
-                self._say_farewell(*self._farewell)
+            if self._fence_state is not None and not self._closed:
+                self._send_fence_state(*self._fence_state)
                 parted = True
         except PeerLost:
-            pass  # the coordinator hears of it too
+            pass  # the coordinator learns of it, too
         finally:
             self._closed = True
             self._copied.set()
-            self._parted.set()
+            self._ended.set()
             self._wire.close()
             for block in (*self._free, *(block for _, block in self._waiting)):
                 block.close(gently=parted)
 
-    def _tell_copy(self, flat: Flat) -> None:
+    def _send_copy(self, flat: Flat) -> None:
         block = self._wire.make_block(size_of(flat.skeleton), once=True)
         try:
             copy = copy_into(block.memory, flat)
             self._copied.set()
-            self._wire.tell(copy, block)
+            self._wire.send_and_wait(copy, block)
         finally:
             block.close()
 
     def _next(self) -> tuple[Flat, Block] | None:
-        """The next update; None when there will be none. Newcomers are told whenever they know all there is."""
+        """The next update; None after the last. Newcomers get a notice whenever they have received all updates."""
         with self._changed:
             if not self._waiting and not self._over():
                 self._changed.release()
                 try:
-                    self._tell_small({"what": "all"})
+                    self._send_small({"what": "all"})
                 finally:
                     self._changed.acquire()
             self._changed.wait_for(lambda: self._waiting or self._over())
             return self._waiting.popleft() if self._waiting and not self._closed else None
 
-    def _tell_small(self, message: Any) -> None:
+    def _send_small(self, message: Any) -> None:
         flat, block = self._wire.pack(message)
-        self._wire.tell(flat, block)
+        self._wire.send_and_wait(flat, block)
         block.close()
 
     def _over(self) -> bool:
-        return self._closed or self._farewell is not None
+        return self._closed or self._fence_state is not None
 
-    def _say_farewell(self, rest: Flat, block: Block) -> None:
+    def _send_fence_state(self, rest: Flat, block: Block) -> None:
         wire = self._wire
         wire.send(rest, block)
         if self.broken is None:
@@ -214,52 +214,52 @@ class StateReceiver:
     def __init__(self, wire: StateWire, optimizers: Optimizers) -> None:
         self._wire, self._optimizers = wire, optimizers
         self.streamed = False
-        """Known at the fence: what optimizers own need not be told there."""
+        """Known at the fence: what optimizers own was replayed and is not sent there."""
         self.why_not: str | None = None
-        """Why it was, or had to be after all."""
+        """Why all state had to be sent at the fence; None if it did not."""
 
     def follow(
         self,
         caught_up: Callable[[], None],
         take_hints: Callable[[Any], None],
-        hear_of_data: Callable[[Any], None],
+        take_data: Callable[[Any], None],
     ) -> Any:
         """Load and replay until the fence; returns the rest. `caught_up` is called once nothing is left to replay."""
         while True:
-            told = self._wire.hear()
-            match told.state["what"]:
+            received = self._wire.receive()
+            match received.state["what"]:
                 case "copy":
-                    self._try(self._load, told.state)
-                    take_hints(told.state["hints"])
+                    self._try(self._load, received.state)
+                    take_hints(received.state["hints"])
                 case "update":
-                    self._try(self._replay, told.state)
+                    self._try(self._replay, received.state)
                 case "data":
-                    hear_of_data(told.owned())
+                    take_data(received.owned())
                 case "all":
                     caught_up()
                 case "fence":
-                    fence = told.owned()
-                    told.acknowledge()
+                    fence = received.owned()
+                    received.acknowledge()
                     self.streamed, self.why_not = fence["streamed"], fence["why"] or self.why_not
                     return fence["rest"]
-            told.acknowledge()
+            received.acknowledge()
 
     def confirm(self) -> None:
-        """The rest is in place: make sure that what was replayed is what the donor has, or get it."""
+        """The rest is in place: compare what was replayed with the donor's state, and receive that if they differ."""
         if self.streamed:
             mine = checksums(self._optimizers)
-            told = self._wire.hear()
-            self.why_not = self.why_not or _difference(told.state, mine)
-            told.acknowledge()
+            theirs = self._wire.receive()
+            self.why_not = self.why_not or _difference(theirs.state, mine)
+            theirs.acknowledge()
             self._wire.acknowledge(int(self.why_not is None))
             if self.why_not is not None:
-                told = self._wire.hear()
-                self._load(told.state)
-                told.acknowledge()
+                copy = self._wire.receive()
+                self._load(copy.state)
+                copy.acknowledge()
         threading.Thread(target=self._wire.close, name="gyrostat-close", daemon=True).start()
 
     def _try(self, do: Callable[[Any], None], message: Any) -> None:
-        """What fails here is not needed: all state will be told at the fence."""
+        """If it fails, all state is sent at the fence instead."""
         if self.why_not is None:
             try:
                 do(message)
@@ -293,9 +293,9 @@ def owned_by(optimizers: Optimizers) -> list[torch.Tensor]:
 
 
 def checksums(optimizers: Optimizers) -> dict[str, int]:
-    """A quick checksum of everything that optimizers own, tensor by tensor. Catches accidents, not intent.
+    """A fast checksum of everything that optimizers own, tensor by tensor. It finds accidents, not intent.
 
-    Training waits for it, so its cores are free to help.
+    Training waits for it, so several threads compute it.
     """
     flat = flatten(_owned(optimizers))
     names, tensors = [name for name, _ in flat.tensors], [tensor for _, tensor in flat.tensors]
@@ -305,7 +305,7 @@ def checksums(optimizers: Optimizers) -> dict[str, int]:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Words are added in columns: as fast as memory is read, and a swap of two words shows, unless of one column."""
+    """Words are added in columns: as fast as memory is read, and a swap of two words of different columns is found."""
     if not tensor.numel():
         return 0
     row = byte_row(tensor).cpu().numpy()
@@ -345,7 +345,7 @@ def _group_values(optimizer: Optimizer) -> list[dict[str, Any]]:
 
 
 def _cloned(tree: Any) -> Any:
-    """With tensors of its own: an optimizer keeps those that it is given."""
+    """A copy: an optimizer keeps the tensors that it is given."""
     if isinstance(tree, torch.Tensor):
         return tree.clone()
     if isinstance(tree, dict):

@@ -1,4 +1,4 @@
-"""What a newcomer is told at the fence, beside what it has replayed (catchup.py): the job at that boundary, as one tree."""
+"""What a newcomer receives at the fence besides what it has replayed (`catch_up.py`): the job at that boundary, as a tree."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ _PROGRESS = tuple(Progress.__dataclass_fields__)
 
 @dataclass(frozen=True, kw_only=True)
 class Handover:
-    """All that a newcomer needs to go on from a boundary as if it had been there before."""
+    """All that a newcomer needs to resume at a boundary."""
 
     snapshot: JobSnapshot
     turns: Mapping[str, Any]
     """When checkpoints are due."""
     batches: int | None
-    """How many micro-batches the loop that is running has for each virtual worker, if that is known."""
+    """Micro-batches of each virtual worker in the loop that is running, if that is known."""
     completed_collectives: int
-    """How many the others have completed."""
+    """By the old members, since the job began."""
     since: int
-    """When the donor came to this boundary, in nanoseconds of its clock."""
+    """When the donor reached this boundary, in nanoseconds of its clock."""
 
     def to_tree(self) -> dict[str, Any]:
         snapshot = self.snapshot
@@ -36,7 +36,7 @@ class Handover:
             "contexts": list(snapshot.contexts),
             "turns": dict(self.turns),
             "batches": self.batches,
-            "units": self.completed_collectives,
+            "completed_collectives": self.completed_collectives,
             "since": self.since,
         }
 
@@ -53,6 +53,6 @@ class Handover:
             snapshot=snapshot,
             turns=tree["turns"],
             batches=tree["batches"],
-            completed_collectives=tree["units"],
+            completed_collectives=tree["completed_collectives"],
             since=tree["since"],
         )

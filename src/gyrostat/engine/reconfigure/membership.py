@@ -1,61 +1,45 @@
-"""A worker's part in changing the generation: prepare while training goes on, switch at the fence.
+"""A worker's part in changing the generation, as a state machine: prepare while training goes on, switch at the fence.
 
-The job's coordinator says which generation comes next, and this worker connects to its members in a thread of its own,
-while the script trains. When all are connected, the coordinator sets the fence. From then on every worker acknowledges it in
-its reductions, and the first one in which all have makes it hold: the generation begins at the boundary that follows, or as
-many steps later as somebody needs to hand over data, and nothing can cancel it any more. All workers see the same
-acknowledgements, so all decide alike. With `--schedule` the boundary is known from the start, and all wait there instead.
+The job's coordinator names the next generation, and this worker connects to its members in a thread of its own while the script
+trains. When all are connected, the coordinator sets the fence. From then on every worker acknowledges it in its pass reports,
+and it holds from the first pass in which all do: the generation begins at the boundary that follows, or as many steps later as
+some worker needs to hand over data, and cannot be cancelled any more. All workers see the same acknowledgements, so all decide
+alike. With `--schedule` the boundary is known from the start, and all wait there instead.
 
-Newcomers wait in `Job`'s start, with everything built. One of the old members, the donor, lets them follow what it does
-(catchup.py), and they count as connected when they have caught up. At the fence the contexts of all virtual workers are
-exchanged among the old members, the donor tells newcomers what they do not hold yet, and they go on from the boundary as a
-resumed job does. Who is not in the new generation leaves the script there.
+Newcomers wait in the first loop of their script, with everything built. One of the old members, the donor, sends them its state
+(`catch_up.py`), and they report that they are prepared when they have caught up.
 
-A death is no planned change: the coordinator says at once who is left (`recover`). The generation in force ends there and then,
-for whoever waits in it looks at the floor, and whatever was being prepared is given up.
+A death is no planned change: the coordinator names the survivors at once (`recover`). The generation in force ends immediately,
+because a worker that waits in it checks the generation floor, and the change that was being prepared is dropped.
+
+The phases and the events that change them are in `phases.py`.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from gyrostat.core.errors import PeerLost
 from gyrostat.core.job import NextGeneration
-from gyrostat.engine.reconfigure.catch_up import StateSender
-from gyrostat.engine.reconfigure.state_wire import StateWire
-from gyrostat.engine.training.runner import Fence
-from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.reconfigure.phases import (
+    MembershipPhase,
+    PlannedChange,
+    PreparedGeneration,
+    SurvivorChange,
+)
+from gyrostat.engine.training.reports import Fence
 from gyrostat.engine.transport.pending import GenerationFloor
 
-
-@dataclass
-class PreparedGeneration:
-    """A generation to which this worker is connected."""
-
-    plan: NextGeneration
-    group: WorkerGroup | None
-    """None on a worker that leaves."""
-    wire: StateWire | None
-    """On the donor and on newcomers."""
-    stream: StateSender | None = None
-    """On the donor, since the first boundary after the wire was there."""
-
-    def drop(self) -> None:
-        """It will not be."""
-        if self.group is not None:
-            self.group.close()
-        if self.stream is not None:
-            self.stream.close()
-        elif self.wire is not None:
-            self.wire.close()
+logger = logging.getLogger(__name__)
 
 
 class Membership:
     """Which generation this worker is in, and which one comes next.
 
-    `prepare`, `set_fence` and `cancel` are called by the thread that hears the coordinator, everything else by the script's.
+    `prepare`, `set_fence`, `cancel`, `recover` and `abandon` are called by the thread that receives the coordinator's messages,
+    everything else by the script's thread.
     """
 
     def __init__(
@@ -64,219 +48,301 @@ class Membership:
         members: tuple[int, ...],
         *,
         connect: Callable[[NextGeneration], PreparedGeneration],
-        tell_prepared: Callable[[int], None],
-        tell_lost: Callable[[int, str], None] = lambda generation, why: None,
+        report_prepared: Callable[[int], None],
+        report_lost: Callable[[int, str], None] = lambda generation, why: None,
         floor: GenerationFloor | None = None,
     ) -> None:
+        """`connect` blocks until all members of a generation are connected; it is called in a thread of its own."""
         self._member, self._members = member, members
-        self._connect, self._tell_prepared = connect, tell_prepared
-        self._floor, self._tell_lost = floor or GenerationFloor(), tell_lost
+        self._connect, self._report_prepared, self._report_lost = connect, report_prepared, report_lost
+        self._floor = floor or GenerationFloor()
         self._changed = threading.Condition()
-        self._rescue_plan: NextGeneration | None = None
-        self._rescue: PreparedGeneration | None = None
-        self._hopeless = False
-        self._plan: NextGeneration | None = None
-        self._prepared: PreparedGeneration | None = None
-        self._not_before: int | None = (
-            None  # the fence is set: the earliest step at whose boundary it may hold
-        )
-        self._acknowledged = False  # in a reduction that has not settled
-        self._cancelled = False  # meanwhile
-        self._agreed: Fence | None = None
-        self._told = False
+        self._phase = MembershipPhase.STEADY
+        self._change: PlannedChange | None = None
+        self._recovery: SurvivorChange | None = None
+        self._abandoned = False
 
-    # What the coordinator says.
+    @property
+    def phase(self) -> MembershipPhase:
+        return self._phase
+
+    def _enter(self, phase: MembershipPhase, generation: int) -> None:
+        """The only place that changes the phase. `generation`: the one that the event is about."""
+        if phase is not self._phase:
+            logger.log(
+                logging.INFO if phase in _ANNOUNCED else logging.DEBUG,
+                "membership: %s, was %s",
+                phase,
+                self._phase,
+                extra={"generation": generation},
+            )
+        self._phase = phase
+        self._changed.notify_all()
+
+    # Messages of the coordinator.
 
     def prepare(self, plan: NextGeneration) -> None:
-        """Connect to the members of the next generation. Who is told twice does it once."""
+        """Connect to the members of the next generation. Idempotent."""
         with self._changed:
-            if plan.generation < self._floor.generation:
+            known = self._change is not None and self._change.plan.generation == plan.generation
+            if known or plan.generation < self._floor.generation or self._phase is MembershipPhase.LEFT:
                 return
-            if self._plan is not None and self._plan.generation == plan.generation:
-                return
-            self._take()
-            self._plan = plan
-        threading.Thread(target=self._carry_out, args=(plan,), name="gyrostat-connect", daemon=True).start()
+            self._change = PlannedChange(plan)
+            if self._phase is not MembershipPhase.RECOVERING:
+                self._enter(MembershipPhase.CONNECTING, plan.generation)
+        threading.Thread(
+            target=self._connect_to_members, args=(plan,), name="gyrostat-connect", daemon=True
+        ).start()
 
     def set_fence(self, generation: int, not_before: int) -> None:
-        """All are connected: let it begin at the boundary of step `not_before`, or at the next one that all agree on."""
+        """All are connected: begin at the boundary of step `not_before`, or at the first that all agree on."""
         with self._changed:
-            if self._plan is not None and self._plan.generation == generation:
-                self._not_before = not_before
+            if self._change is not None and self._change.plan.generation == generation:
+                self._change.not_before = not_before
+                if self._phase is MembershipPhase.PREPARED:
+                    self._enter(MembershipPhase.FENCE_SET, generation)
                 self._changed.notify_all()
 
     def cancel(self, generation: int) -> None:
-        """The generation will not be: somebody who was to join has gone."""
+        """The generation will not begin: a member that was to join is gone."""
         with self._changed:
-            if self._plan is None or self._plan.generation != generation or self._agreed is not None:
+            if self._change is None or self._change.plan.generation != generation:
                 return
-            if (
-                self._acknowledged
-            ):  # the others may have heard that: whether it holds is known when the pass has settled
-                self._cancelled = True
-                return
-            abandoned = self._take()
-        if abandoned is not None:
-            abandoned.drop()
+            match self._phase:
+                case MembershipPhase.AGREED | MembershipPhase.CANCELLING:
+                    return
+                case MembershipPhase.ACKNOWLEDGED:
+                    self._enter(MembershipPhase.CANCELLING, generation)
+                    return
+            dropped = self._drop_change()
+        if dropped is not None:
+            dropped.drop()
 
     def recover(self, plan: NextGeneration) -> None:
-        """Somebody is lost: go on with these, at once. Who is told twice does it once."""
+        """A member has died: go on with these, at once. Idempotent."""
         with self._changed:
-            if plan.generation <= self._floor.generation:
+            if plan.generation <= self._floor.generation or self._phase is MembershipPhase.LEFT:
                 return
             self._floor.generation = plan.generation
-            self._rescue_plan, self._rescue = plan, None
-            abandoned = self._take()
-            self._changed.notify_all()
-        if abandoned is not None:
-            abandoned.drop()
-        threading.Thread(target=self._reach, args=(plan,), name="gyrostat-rescue", daemon=True).start()
+            self._recovery = SurvivorChange(plan)
+            self._enter(MembershipPhase.RECOVERING, plan.generation)
+            dropped = self._drop_change()
+        if dropped is not None:
+            dropped.drop()
+        threading.Thread(
+            target=self._connect_to_survivors, args=(plan,), name="gyrostat-recover", daemon=True
+        ).start()
 
-    def _reach(self, plan: NextGeneration) -> None:
+    def abandon(self) -> None:
+        """The job ends: a worker that has lost another does not wait for the survivors any more."""
+        with self._changed:
+            self._abandoned = True
+            self._changed.notify_all()
+
+    # Threads that connect.
+
+    def _connect_to_members(self, plan: NextGeneration) -> None:
+        try:
+            prepared = self._connect(plan)
+        except PeerLost:
+            return  # a member is gone: the coordinator knows, and cancels
+        with self._changed:
+            change = self._change
+            wanted = change is not None and change.plan is plan
+            if change is not None and wanted:
+                change.prepared = prepared
+                if self._phase is MembershipPhase.CONNECTING:
+                    self._enter(self._phase_of_change(), plan.generation)
+        if not wanted:
+            prepared.drop()
+        elif self._member not in plan.newcomers:  # those report it when they have caught up
+            self._report_prepared(plan.generation)
+
+    def _connect_to_survivors(self, plan: NextGeneration) -> None:
         try:
             prepared = self._connect(plan)
         except PeerLost as lost:
-            self._tell_lost(plan.generation, str(lost))
+            self._report_lost(plan.generation, str(lost))
             return
         with self._changed:
-            if self._rescue_plan is plan:
-                self._rescue = prepared
+            if self._recovery is not None and self._recovery.plan is plan:
+                self._recovery.prepared = prepared
                 self._changed.notify_all()
                 return
         prepared.drop()
 
-    def abandon(self) -> None:
-        """The job ends: nobody comes to the rescue of who has lost another."""
-        with self._changed:
-            self._hopeless = True
-            self._changed.notify_all()
+    # The script's thread, while it trains.
 
-    def wait_for_rescue(self, generation: int, lost: PeerLost) -> PreparedGeneration:
-        """Until this worker is connected to those that are left, in a generation after this one."""
+    def acknowledge(self, step: int, lead: int) -> Fence | None:
+        """The fence to acknowledge in the report of a pass of step `step` (counted from 0).
 
-        def there() -> bool:
-            return self._hopeless or (self._rescue is not None and self._rescue.plan.generation > generation)
-
-        with self._changed:
-            self._changed.wait_for(there)
-            if self._hopeless or self._rescue is None:
-                raise lost
-            return self._rescue
-
-    @property
-    def superseded(self) -> int:
-        """Generations before this one have ended."""
-        return self._floor.generation
-
-    def _carry_out(self, plan: NextGeneration) -> None:
-        try:
-            prepared = self._connect(plan)
-        except PeerLost:
-            return  # somebody went away meanwhile: the coordinator hears of it, and cancels
-        with self._changed:
-            wanted = self._plan is plan
-            if wanted:
-                self._prepared = prepared
-                self._changed.notify_all()
-        if not wanted:
-            prepared.drop()
-        elif self._member not in plan.newcomers:  # those say so when they have caught up
-            self._tell_prepared(plan.generation)
-
-    # What the script's thread asks.
-
-    def acknowledges(self, step: int, lead: int) -> Fence | None:
-        """The generation that may begin when step `step` (counted from 0) is complete; said in its reduction.
-
-        Unless it is scheduled for that boundary, `lead` steps later.
+        It is at the boundary after that step if it is scheduled there, otherwise `lead` steps later.
         """
         with self._changed:
-            if self._plan is None or self._not_before is None or step + 1 < self._not_before:
+            change = self._change
+            if change is None or change.not_before is None or step + 1 < change.not_before:
                 return None
-            self._acknowledged = True
-            return Fence(self._plan.generation, step + 1 + (0 if self._not_before else lead))
+            generation = change.plan.generation
+            if self._phase is MembershipPhase.FENCE_SET:
+                self._enter(MembershipPhase.ACKNOWLEDGED, generation)
+            return Fence(generation, step + 1 + (0 if change.not_before else lead))
 
     def settled(self, agreed: Fence | None) -> None:
-        """All have said what they acknowledge. From then on a fence that holds does so whatever happens."""
+        """A pass has settled, with the fence that all workers have acknowledged in it. From then on it holds."""
+        dropped = None
         with self._changed:
-            self._acknowledged = False
-            is_ours = (
-                self._plan is not None and agreed is not None and self._plan.generation == agreed.generation
-            )
-            if is_ours and self._agreed is None:  # else it was called off by a death
-                self._agreed = agreed
-            abandoned = self._take() if self._cancelled and self._agreed is None else None
-        if abandoned is not None:
-            abandoned.drop()
+            change = self._change
+            if change is None or self._phase not in _UNSETTLED:
+                return
+            generation = change.plan.generation
+            if agreed is not None and agreed.generation == generation:
+                change.fence = agreed
+                self._enter(MembershipPhase.AGREED, generation)
+            elif self._phase is MembershipPhase.CANCELLING:
+                dropped = self._drop_change()
+            else:
+                self._enter(MembershipPhase.FENCE_SET, generation)
+        if dropped is not None:
+            dropped.drop()
 
-    def change_to_come(self) -> tuple[NextGeneration, int | None] | None:
-        """The generation to which this worker is connected, and the step at which it will begin, if all agree on that."""
+    def prepared_change(self) -> tuple[NextGeneration, int | None] | None:
+        """The generation to which this worker is connected, and the step at which it begins, if all have agreed."""
         with self._changed:
-            if self._prepared is None:
+            if self._change is None or self._change.prepared is None:
                 return None
-            return self._prepared.plan, None if self._agreed is None else self._agreed.step
+            fence = self._change.fence
+            return self._change.plan, None if fence is None else fence.step
+
+    def connected(self) -> PreparedGeneration | None:
+        """The next generation, if this worker is connected to it."""
+        with self._changed:
+            return None if self._change is None else self._change.prepared
+
+    # The script's thread, at a boundary.
 
     def at_boundary(self, step: int) -> PreparedGeneration | None:
         """The generation that begins at the boundary of this step."""
         with self._changed:
-            return self._take() if self._agreed is not None and step >= self._agreed.step else None
+            change = self._change
+            if change is None or change.fence is None or step < change.fence.step:
+                return None
+            return self._begin_switch(change)
 
-    def connected(self) -> PreparedGeneration | None:
-        """The generation to come, if this worker is connected to it."""
-        with self._changed:
-            return self._prepared
-
-    def wait_here(
+    def wait_at_boundary(
         self, generation: int, meanwhile: Callable[[PreparedGeneration], None]
     ) -> PreparedGeneration:
-        """A boundary at which `generation` ends in any case: wait until it can. Raises `PeerLost` if it does at once.
+        """Wait at a boundary at which `generation` is scheduled to end. Raises `PeerLost` if a death ends it.
 
-        `meanwhile` is called when this worker is connected; again if the generation is given up and another prepared.
+        `meanwhile` is called when this worker is connected; again if the change is cancelled and another prepared.
         """
         seen: PreparedGeneration | None = None
         while True:
             with self._changed:
-                while self._prepared is None or (self._prepared is seen and self._not_before is None):
+                while (
+                    (change := self._change) is None
+                    or change.prepared is None
+                    or (change.prepared is seen and change.not_before is None)
+                ):
                     if self._floor.generation > generation:
                         raise PeerLost(f"generation {generation} has ended: another worker is lost")
                     self._changed.wait()
-                if self._prepared is seen:
-                    self._take()
-                    return seen
-                seen = self._prepared
+                if change.prepared is seen:
+                    return self._begin_switch(change)
+                seen = change.prepared
             meanwhile(seen)
-
-    def wait_until_invited(self) -> PreparedGeneration:
-        """Newcomers: until connected to a generation."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._prepared is not None)
-            assert self._prepared is not None
-            return self._prepared
-
-    def caught_up(self, plan: NextGeneration) -> None:
-        """Newcomers: all that the donor has told so far is replayed."""
-        with self._changed:
-            wanted = self._plan is plan and not self._told
-            self._told = self._told or wanted
-        if wanted:
-            self._tell_prepared(plan.generation)
 
     def moved(self, plan: NextGeneration) -> None:
         """The generation has begun, with this worker."""
         with self._changed:
             self._members = plan.members
-            if self._plan is plan:
-                self._take()
+            if self._change is not None and self._change.plan is plan:  # a newcomer's
+                self._change = None
+            superseded = self._phase is MembershipPhase.RECOVERING and (
+                self._recovery is None or self._recovery.plan is not plan
+            )
+            if not superseded:
+                self._enter(self._phase_of_change(), plan.generation)
+
+    def left(self) -> None:
+        """The generation has begun, without this worker."""
+        with self._changed:
+            self._enter(MembershipPhase.LEFT, self._floor.generation)
+
+    # The script's thread, in a recovery.
+
+    def wait_for_survivors(self, generation: int, lost: PeerLost) -> PreparedGeneration:
+        """Until this worker is connected to the survivors, in a generation after `generation`.
+
+        Raises `lost` if the job ends.
+        """
+        with self._changed:
+            while not self._abandoned:
+                prepared = None if self._recovery is None else self._recovery.prepared
+                if prepared is not None and prepared.plan.generation > generation:
+                    return prepared
+                self._changed.wait()
+            raise lost
+
+    # Newcomers.
+
+    def wait_until_connected(self) -> PreparedGeneration:
+        """Until connected to a generation."""
+        with self._changed:
+            while self._change is None or self._change.prepared is None:
+                self._changed.wait()
+            return self._change.prepared
+
+    def caught_up(self, plan: NextGeneration) -> None:
+        """All that the donor has sent so far is replayed. Reported once."""
+        with self._changed:
+            change = self._change
+            if change is None or change.plan is not plan or change.caught_up:
+                return
+            change.caught_up = True
+        self._report_prepared(plan.generation)
+
+    # Questions.
 
     def worker_in(self, plan: NextGeneration) -> int | None:
         """Which worker of that generation this process will be."""
         return plan.worker_of(self._member)
 
     def is_leaving(self, plan: NextGeneration, *, worker: int) -> bool:
-        """Whether who is worker `worker` now is not in that generation."""
+        """Whether the member that is worker `worker` now is not in that generation."""
         return self._members[worker] not in plan.members
 
-    def _take(self) -> PreparedGeneration | None:
-        prepared, self._plan, self._prepared, self._not_before = self._prepared, None, None, None
-        self._agreed, self._acknowledged, self._cancelled = None, False, False
-        return prepared
+    # With the lock held.
+
+    def _phase_of_change(self) -> MembershipPhase:
+        """How far the change is that nobody has acknowledged."""
+        if self._change is None:
+            return MembershipPhase.STEADY
+        if self._change.prepared is None:
+            return MembershipPhase.CONNECTING
+        fenced = self._change.not_before is not None
+        return MembershipPhase.FENCE_SET if fenced else MembershipPhase.PREPARED
+
+    def _begin_switch(self, change: PlannedChange) -> PreparedGeneration:
+        assert change.prepared is not None
+        self._change = None
+        self._enter(MembershipPhase.SWITCHING, change.plan.generation)
+        return change.prepared
+
+    def _drop_change(self) -> PreparedGeneration | None:
+        """The change will not take place. Returns the connections, to be closed without the lock."""
+        change, self._change = self._change, None
+        if change is None:
+            return None
+        if self._phase is not MembershipPhase.RECOVERING:
+            self._enter(MembershipPhase.STEADY, change.plan.generation)
+        return change.prepared
+
+
+_UNSETTLED = (MembershipPhase.ACKNOWLEDGED, MembershipPhase.CANCELLING)
+_ANNOUNCED = (
+    MembershipPhase.CONNECTING,
+    MembershipPhase.AGREED,
+    MembershipPhase.RECOVERING,
+    MembershipPhase.LEFT,
+)
+"""Logged as INFO; the others as DEBUG."""

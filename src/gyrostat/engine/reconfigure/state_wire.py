@@ -1,9 +1,9 @@
-"""The wire between a member of the job, the donor, and those that are about to join it.
+"""The wire between one member of the job, the donor, and the newcomers.
 
-The donor tells them states, one after the other: plain values in a message, and tensors in a block of memory. On one machine
-the block is shared memory, and nothing travels but its address; between machines it is sent. A newcomer acknowledges each
-state when it needs the block no more. Shared memory has no name in the file system: newcomers reach it through the donor's
-open files, so nothing is left behind by whoever is killed.
+The donor sends states, one after the other: plain values in a message, and tensors in a block of memory. On one machine
+the block is shared memory, and only its address is sent; between machines its contents are. A newcomer acknowledges each
+state when it does not need the block any more. Shared memory has no name in the file system: newcomers open it through the
+donor's file descriptors, so a killed process leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from gyrostat.engine.transport.pending import losing_peers
 
 _DONOR = 0
 _MOST_UNDER_WAY = 8
-"""Answers that the donor has not taken; there are three at most."""
+"""Acknowledgements that the donor has not received; there are three at most."""
 _LEAST_PART, _MOST_PARTS, _PAUSE_S = 2 << 20, 64, 0.02
-"""How shared memory is given back while training goes on: in parts of so many bytes, with pauses."""
+"""How shared memory is released while training goes on: in parts of some bytes, with pauses."""
 
 
 class _Header(msgspec.Struct, frozen=True, array_like=True):
     skeleton: Skeleton
     block: tuple[str, int | None] | None
-    """Where the tensors are, and the number, which no other ever bears, of a block that may come again; None: they follow."""
+    """The address of the tensors, and the unique number of a block that may be used again; None: the tensors follow."""
     size: int
 
 
@@ -61,7 +61,7 @@ class Block:
             self.memory = torch.empty(size, dtype=torch.uint8)
 
     def close(self, *, gently: bool = False) -> None:
-        """Nobody looks at it any more. `gently`: slowly enough for those who compute not to notice; this waits for it."""
+        """Release the memory. `gently`: slowly, so that training is not disturbed; blocks until it is done."""
         if self._file is None:
             return
         if gently:
@@ -73,7 +73,7 @@ class Block:
 
 
 class ReceivedState:
-    """A state as it arrived. Its tensors are valid until it is acknowledged."""
+    """A state as received. Its tensors are valid until it is acknowledged."""
 
     def __init__(self, skeleton: Skeleton, memory: torch.Tensor, wire: StateWire) -> None:
         self._skeleton, self._memory, self._wire = skeleton, memory, wire
@@ -89,7 +89,7 @@ class ReceivedState:
 
 
 class StateWire:
-    """A donor, who is number 0, and the newcomers. What the donor tells, all hear."""
+    """The donor, which is number 0, and the newcomers. What the donor sends, all newcomers receive."""
 
     def __init__(self, plan: NextGeneration, member: int, timeout_s: float, host: str = "127.0.0.1") -> None:
         ends, timeout = (plan.donor, *plan.newcomers), timedelta(seconds=timeout_s)
@@ -110,11 +110,11 @@ class StateWire:
     # The donor.
 
     def make_block(self, size: int, *, once: bool = False) -> Block:
-        """`once`: newcomers need not keep it at hand."""
+        """`once`: newcomers need not keep it mapped."""
         return Block(size, shared=self.shared, once=once)
 
-    def tell(self, flat: Flat, block: Block) -> None:
-        """Tell a state whose tensors are in `block`; returns when all newcomers have acknowledged it."""
+    def send_and_wait(self, flat: Flat, block: Block) -> None:
+        """Send a state whose tensors are in `block`; returns when all newcomers have acknowledged it."""
         self.send(flat, block)
         self.verdicts()
 
@@ -129,7 +129,7 @@ class StateWire:
                 self._send_row(block.memory[:size], newcomer)
 
     def pack(self, tree: Any) -> tuple[Flat, Block]:
-        """A copy of a state, to be told."""
+        """A copy of a state, to be sent."""
         flat = flatten(tree)
         block = self.make_block(size_of(flat.skeleton))
         return copy_into(block.memory, flat), block
@@ -145,8 +145,8 @@ class StateWire:
 
     # Newcomers.
 
-    def hear(self) -> ReceivedState:
-        header = msgspec.json.decode(self._receive(), type=_Header)
+    def receive(self) -> ReceivedState:
+        header = msgspec.json.decode(self._receive_message(), type=_Header)
         if header.block is not None:
             memory = self._mapped(*header.block)[: header.size]
         else:
@@ -156,7 +156,7 @@ class StateWire:
         return ReceivedState(header.skeleton, memory, self)
 
     def acknowledge(self, verdict: int = 0) -> None:
-        """Tell the donor a number. Does not wait until it listens: it may be telling us something just now."""
+        """Send the donor a number. Does not wait until it is received: the donor may be sending."""
         row = torch.tensor([verdict], dtype=torch.int64)
         with losing_peers():
             self._under_way.append((self._gloo.send([row], _DONOR, 0), row))
@@ -171,7 +171,7 @@ class StateWire:
     # Both.
 
     def _offer(self) -> bool:
-        """Whether all newcomers can read a block of ours."""
+        """Whether all newcomers can read a block of the donor."""
         if not hasattr(os, "memfd_create"):
             for newcomer in self._newcomers:
                 self._send(torch.empty(0, dtype=torch.uint8), newcomer)
@@ -188,7 +188,7 @@ class StateWire:
         return seen
 
     def _look(self) -> bool:
-        offer = self._receive()
+        offer = self._receive_message()
         if not offer:
             return False
         address, secret = msgspec.json.decode(offer, type=tuple[str, bytes])
@@ -206,7 +206,7 @@ class StateWire:
         if row.numel():
             self._send_row(row, to)
 
-    def _receive(self) -> bytes:
+    def _receive_message(self) -> bytes:
         length = torch.empty(1, dtype=torch.int64)
         self._receive_row(length, _DONOR)
         row = torch.empty(int(length.item()), dtype=torch.uint8)
@@ -223,7 +223,7 @@ class StateWire:
             self._gloo.recv([row], source, 0).wait()
 
     def close(self) -> None:
-        with contextlib.suppress(RuntimeError):  # then nobody listens
+        with contextlib.suppress(RuntimeError):  # the donor is gone
             for work, _ in self._under_way:
                 work.wait()
         self._under_way.clear()

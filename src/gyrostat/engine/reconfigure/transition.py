@@ -1,12 +1,13 @@
-"""How a worker passes from one generation to the next, or joins a job: what `Membership` agrees on is carried out here.
+"""How a worker passes from one generation to the next, or joins a job: carries out what `Membership` has agreed on.
 
-An old member lets newcomers follow it (`StateSender`), hands over data ahead of the fence, and at the fence exchanges contexts,
-tells newcomers the rest, and moves or leaves. A newcomer waits in the first loop of its script: it follows, warms up what a
-first step needs, goes on from the fence as a resumed job does, and reports when all state is in place.
+An old member sends its state to newcomers (`StateSender`), hands over data positions ahead of the fence, and at the fence
+exchanges contexts, sends newcomers the rest, and moves or leaves. A newcomer waits in the first loop of its script: it replays
+the state it receives, prepares what a first step needs, resumes at the fence, and reports when all state is in place.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -22,66 +23,91 @@ from gyrostat.engine.checkpoint.capture import gather_contexts, without
 from gyrostat.engine.checkpoint.manager import Boundary, CheckpointManager, Target
 from gyrostat.engine.reconfigure.catch_up import StateReceiver, StateSender, owned_by
 from gyrostat.engine.reconfigure.handover import Handover
-from gyrostat.engine.reconfigure.membership import Membership, PreparedGeneration
+from gyrostat.engine.reconfigure.membership import Membership
+from gyrostat.engine.reconfigure.phases import PreparedGeneration
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
-from gyrostat.engine.training.heap import touch_room_for
-from gyrostat.engine.training.runner import DataLoop, PassOutcome
-from gyrostat.engine.training.virtual import VirtualRunner
+from gyrostat.engine.training.collectives import Collectives, PeerRecovery
+from gyrostat.engine.training.loop_length import LoopLength
+from gyrostat.engine.training.plan import DataLoop
+from gyrostat.engine.training.reports import PassOutcome
+from gyrostat.engine.training.virtual_workers import VirtualWorkers
+
+logger = logging.getLogger(__name__)
 
 
 class Left(SystemExit):
     """This worker is not in the generation that has begun: it leaves the job, which goes on without it."""
 
 
-class Transition:
+class NoTransition:
+    """The generation of this worker never changes."""
+
+    def pass_done(self, outcome: PassOutcome, progress: Progress) -> None:
+        """A pass has settled."""
+
+    def before_update(self, name: str, optimizer: Optimizer, args: Sequence[Any], kwargs: Any) -> None:
+        """The script is about to call `optimizer.step`."""
+
+    def boundary(self, here: Boundary) -> None:
+        """If a generation begins at this boundary, be a part of it, or leave."""
+
+    def join(self, tracked: Mapping[str, Any]) -> Target:
+        """A newcomer: wait until its first generation begins. Returns where to resume."""
+        raise NotImplementedError
+
+    def arrived(self, progress: Progress) -> None:
+        """A newcomer has loaded all state that it received at the fence."""
+
+
+class Transition(NoTransition):
     """This worker's generations."""
 
     def __init__(
         self,
         membership: Membership,
-        runner: VirtualRunner,
+        workers: VirtualWorkers,
+        collectives: Collectives,
+        recovery: PeerRecovery,
         checkpoints: CheckpointManager,
         supervisor: Supervisor,
         *,
+        length: LoopLength,
+        loaders: Mapping[int, OrderedLoader],
         holds: Sequence[int],
         seed: int,
     ) -> None:
-        """`holds`: steps at whose boundaries the generation changes in any case."""
-        self._membership, self._runner, self._checkpoints = membership, runner, checkpoints
-        self._supervisor, self._holds, self._seed = supervisor, set(holds), seed
-        self.loaders: dict[int, OrderedLoader] = {}
-        """The script's, by number."""
-        self._stream: StateSender | None = None  # while newcomers follow what this worker does
-        self._coming: dict[tuple[int, ...], dict[int, Position]] = {}
-        self._arrival: tuple[PreparedGeneration, StateReceiver, Handover] | None = (
-            None  # until this newcomer has loaded all
-        )
+        """`loaders`: the script's, by number. `holds`: steps at whose boundaries all wait for the next generation."""
+        self._membership, self._workers, self._collectives = membership, workers, collectives
+        self._recovery, self._checkpoints, self._supervisor = recovery, checkpoints, supervisor
+        self._length, self._loaders, self._holds, self._seed = length, loaders, set(holds), seed
+        self._sender: StateSender | None = None  # while newcomers replay what this worker does
+        self._positions: dict[tuple[int, ...], dict[int, Position]] = {}  # received so far, by loop
+        self._arrival: tuple[PreparedGeneration, StateReceiver, Handover] | None = None  # until all is loaded
 
     # Old members, while they train.
 
     def pass_done(self, outcome: PassOutcome, progress: Progress) -> None:
-        """A pass has settled: what the others said is known."""
-        if self._stream is not None:
-            self._stream.settle()
+        if self._sender is not None:
+            self._sender.settle()
         self._membership.settled(outcome.fence)
-        to_come = self._membership.change_to_come()
-        if to_come is None:
-            self._runner.call_off()
+        change = self._membership.prepared_change()
+        if change is None:
+            self._workers.relocation.call_off()
             return
-        plan, step = to_come
+        plan, step = change
         step = step if step is not None else min(self._holds, default=None)
         if step is not None:
-            self._runner.announce(plan.placement, self._membership.worker_in(plan), step)
+            self._workers.relocation.announce(plan.placement, self._membership.worker_in(plan), step)
         if step is not None and outcome.leaving:
             self._prepare_data(outcome.leaving, step, progress)
 
     def _prepare_data(self, leaving: Mapping[int, Any], step: int, progress: Progress) -> None:
-        """Virtual workers that move will stand there in the data: whoever gets them can have it made ready."""
-        self._runner.expect(leaving)
-        loop = self._runner.loop_at(step, progress)
-        if self._stream is not None and loop is not None:
-            self._stream.tell_data(
+        """The data positions of virtual workers that move are known: their next workers can make batches ahead."""
+        self._workers.relocation.expect(leaving)
+        loop = self._workers.batches.loop_at(progress.done + step - progress.step)
+        if self._sender is not None and loop is not None:
+            self._sender.send_data(
                 {
                     "loader": loop.loader.number,
                     "epoch": loop.epoch,
@@ -92,15 +118,13 @@ class Transition:
             )
 
     def before_update(self, name: str, optimizer: Optimizer, args: Sequence[Any], kwargs: Any) -> None:
-        """The script is about to call `optimizer.step`."""
-        if self._stream is not None:
+        if self._sender is not None:
             closure = args[1] if len(args) > 1 else kwargs.get("closure")
-            self._stream.before_update(name, optimizer, repeatable=closure is None)
+            self._sender.before_update(name, optimizer, repeatable=closure is None)
 
     # The boundary.
 
     def boundary(self, here: Boundary) -> None:
-        """If a generation begins at this boundary, be a part of it, or leave."""
         step, began = here.progress.step, now()
         held = step in self._holds
         if held:
@@ -108,148 +132,154 @@ class Transition:
             prepared: PreparedGeneration | None = self._wait(here)
         else:
             if (connected := self._membership.connected()) is not None:
-                self._let_follow(connected, here)
+                self._begin_sending(connected, here)
             prepared = self._membership.at_boundary(step)
         while prepared is not None and not self._switch(prepared, here, began):
             prepared = self._wait(here) if held else None
 
     def _wait(self, here: Boundary) -> PreparedGeneration:
-        """Until the scheduled generation can begin, with whoever is left by then."""
+        """Until the scheduled generation can begin, with the members that are left by then."""
         while True:
             try:
-                return self._membership.wait_here(
-                    self._runner.group.generation, lambda connected: self._let_follow(connected, here)
+                return self._membership.wait_at_boundary(
+                    self._workers.generation.group.generation,
+                    lambda connected: self._begin_sending(connected, here),
                 )
             except PeerLost as lost:
-                self._runner.recover(lost, None)
+                self._recovery.recover(lost, None)
 
-    def recovered(self, wait_at: int | None) -> None:
-        """Another worker was lost, and those that are left go on: what was being prepared will not be.
+    def recovered(self, main_lost: bool, wait_at: int | None) -> None:
+        """The survivors of a death go on: the change that was being prepared is cancelled.
 
-        `wait_at`: a boundary at which they wait for others, for they are too few.
+        `wait_at`: the step at whose boundary they wait for newcomers, if they are too few.
         """
         if wait_at is not None:
             self._holds.add(wait_at)
-        stream, self._stream = self._stream, None
-        if stream is not None:
-            stream.close()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.close()
 
-    def _let_follow(self, prepared: PreparedGeneration, here: Boundary) -> None:
-        """The donor: from this boundary on, newcomers follow what it does."""
-        if prepared.wire is not None and prepared.stream is None:
-            loop = self._runner.loop_at(here.progress.step, here.progress)
+    def _begin_sending(self, prepared: PreparedGeneration, here: Boundary) -> None:
+        """The donor: from this boundary on, newcomers replay what it does."""
+        if prepared.wire is not None and prepared.sender is None:
+            loop = self._workers.batches.loop
             hints = {
                 "loader": None if loop is None else loop.loader.number,
-                "reductions": self._runner.layouts(),
+                "reductions": self._workers.gradients.layouts(),
             }
-            self._stream = prepared.stream = StateSender(prepared.wire, _optimizers(here.tracked), hints)
+            self._sender = StateSender(prepared.wire, _optimizers(here.tracked), hints)
+            prepared.attach(self._sender)
 
     def _switch(self, prepared: PreparedGeneration, here: Boundary, began: int) -> bool:
-        """False: a worker was lost, and nobody has passed the fence."""
-        old = self._runner.group
-        if prepared.stream is not None:
-            prepared.stream.at_fence()
-        # Who had not come so far when a worker was lost has called the change off, and will not come here.
-        contexts = gather_contexts(self._runner, here.progress, once=True)
-        if self._runner.group is not old:
-            return bool(contexts)  # a worker was lost: those that are left go on without this change
-        if self._membership.is_leaving(prepared.plan, worker=self._runner.placement.owner(0)):
+        """False: a worker was lost, and no member has passed the fence."""
+        generation = self._workers.generation
+        old = generation.group
+        if prepared.sender is not None:
+            prepared.sender.at_fence()
+        # A member that had not arrived here when a worker was lost has cancelled the change, and will not arrive.
+        contexts = gather_contexts(self._workers, self._collectives, here.progress, once=True)
+        if generation.group is not old:
+            return bool(contexts)  # a worker was lost: the survivors go on without this change
+        if self._membership.is_leaving(prepared.plan, worker=generation.main_worker):
             self._checkpoints.writer_leaves()
-        stream, self._stream = prepared.stream, None
-        if stream is not None:
-            stream.end(self._rest(stream, here, contexts, began))
+        sender, self._sender = prepared.sender, None
+        if sender is not None:
+            sender.end(self._rest(sender, here, contexts, began))
         if prepared.group is None:
             self._checkpoints.leave(here, contexts)
         else:
-            self._runner.move(prepared.plan.placement, prepared.group, contexts, done=here.progress.done)
+            self._workers.relocation.move(
+                prepared.plan.placement, prepared.group, contexts, done=here.progress.done
+            )
             old.close()
             self._membership.moved(prepared.plan)
-        if stream is not None:
-            stream.join()
+        if sender is not None:
+            sender.join()
         if prepared.group is None:
+            self._membership.left()
             raise Left(0)
-        self._supervisor.switched(
-            prepared.plan.generation, here.progress.step, prepared.group.size, (now() - began) / 1e9
-        )
+        self._report_switch(prepared.plan, here.progress, (now() - began) / 1e9)
         return True
 
+    def _report_switch(
+        self, plan: NextGeneration, progress: Progress, paused: float, why_all: str | None = None
+    ) -> None:
+        self._supervisor.switched(plan.generation, progress.step, plan.placement.workers, paused, why_all)
+        logger.info(
+            "generation %d begins on %d workers; this one paused for %.0f ms%s",
+            plan.generation,
+            plan.placement.workers,
+            paused * 1e3,
+            "" if why_all is None else f" and received all state at the fence: {why_all}",
+            extra={"generation": plan.generation, "step": progress.step},
+        )
+
     def _rest(
-        self, stream: StateSender, here: Boundary, contexts: Sequence[Any], began: int
+        self, sender: StateSender, here: Boundary, contexts: Sequence[Any], began: int
     ) -> dict[str, Any]:
         """What newcomers do not hold yet."""
         snapshot = self._checkpoints.snapshot(here, contexts)
-        if stream.broken is None:
+        if sender.broken is None:
             optimizers = _optimizers(here.tracked)
             snapshot = replace(snapshot, shared=without(snapshot.shared, optimizers, owned_by(optimizers)))
+        loop = self._workers.batches.loop
         return Handover(
             snapshot=snapshot,
             turns=self._checkpoints.turns(),
-            batches=self._runner.loop_batches,
-            completed_collectives=self._runner.completed_collectives,
+            batches=None if loop is None else loop.batches,
+            completed_collectives=self._workers.log.completed,
             since=began,
         ).to_tree()
 
     # Newcomers.
 
     def join(self, tracked: Mapping[str, Any]) -> Target:
-        """Wait until a generation that this worker belongs to begins. Returns where to go on from."""
         self._supervisor.ready(self._checkpoints.describe(tracked))
-        prepared = self._membership.wait_until_invited()
+        logger.info("ready to join")
+        prepared = self._membership.wait_until_connected()
         assert prepared.wire is not None
         assert prepared.group is not None
-        follower = StateReceiver(prepared.wire, _optimizers(tracked))
-        told = follower.follow(
+        receiver = StateReceiver(prepared.wire, _optimizers(tracked))
+        rest = receiver.follow(
             caught_up=lambda: self._membership.caught_up(prepared.plan),
             take_hints=lambda hints: self._warm_up(prepared, hints),
-            hear_of_data=lambda data: self._prefill(prepared.plan, data),
+            take_data=lambda data: self._prefill(prepared.plan, data),
         )
-        handover = Handover.from_tree(told)
+        handover = Handover.from_tree(rest)
         if not prepared.wire.shared:  # another machine, whose clock is another
             handover = replace(handover, since=now())
-        self._runner.handed_batches, self._runner.completed_collectives = (
-            (handover.batches,),
-            handover.completed_collectives,
-        )
-        self._runner.contexts.clear()
-        self._runner.move(prepared.plan.placement, prepared.group, handover.snapshot.contexts)
+        self._length.receive(handover.batches)
+        self._workers.log.join_at(handover.completed_collectives)
+        self._workers.contexts.replace({})
+        self._workers.relocation.move(prepared.plan.placement, prepared.group, handover.snapshot.contexts)
         target = self._checkpoints.adopt(handover.snapshot, handover.turns)
         self._membership.moved(prepared.plan)
         self._holds.discard(target.progress.step)
-        self._arrival = prepared, follower, handover
+        self._arrival = prepared, receiver, handover
         return target
 
     def arrived(self, progress: Progress) -> None:
-        """All that was told at the fence is loaded: make sure that the rest is right, and say so."""
         if self._arrival is None:
             return
-        (prepared, follower, handover), self._arrival = self._arrival, None
-        follower.confirm()
-        self._supervisor.switched(
-            prepared.plan.generation,
-            progress.step,
-            prepared.plan.placement.workers,
-            (now() - handover.since) / 1e9,
-            follower.why_not,
-        )
+        (prepared, receiver, handover), self._arrival = self._arrival, None
+        receiver.confirm()
+        self._report_switch(prepared.plan, progress, (now() - handover.since) / 1e9, receiver.why_not)
 
     def _warm_up(self, prepared: PreparedGeneration, hints: Mapping[str, Any]) -> None:
-        """What takes time in a first step is done while the others train."""
+        """Do what takes time in a first step while the others train."""
         assert prepared.group is not None
         plan = prepared.plan
-        self._runner.prepare_to_move(plan.placement, prepared.group, hints["reductions"])
-        touch_room_for(
-            parameter for gradients in self._runner.gradients for parameter in gradients.parameters
-        )
-        if hints["loader"] in self.loaders:
-            self._runner.warm_up(self.loaders[hints["loader"]], self._hosted(plan))
+        self._workers.relocation.reducers.prepare_to_join(plan.placement, prepared.group, hints["reductions"])
+        if hints["loader"] in self._loaders:
+            self._workers.batches.prefill.warm_up(self._loaders[hints["loader"]], self._local_ranks(plan))
 
     def _prefill(self, plan: NextGeneration, data: Mapping[str, Any]) -> None:
-        """Its virtual workers will stand there in the data. What all hosts say is collected."""
-        if data["loader"] not in self.loaders:
+        """Collect the data positions of the virtual workers that will be local here; once all are known, make batches."""
+        if data["loader"] not in self._loaders:
             return
-        loader, wanted = self.loaders[data["loader"]], self._hosted(plan)
+        loader, wanted = self._loaders[data["loader"]], self._local_ranks(plan)
         key = (data["loader"], data["epoch"], data["accumulate"], data["first_batch"])
-        known = self._coming.setdefault(key, {})
+        known = self._positions.setdefault(key, {})
         known |= {
             rank: Position.from_tree(tree) for rank, tree in data["positions"].items() if rank in wanted
         }
@@ -261,9 +291,9 @@ class Transition:
                 accumulate=data["accumulate"],
                 first_batch=data["first_batch"],
             )
-            self._runner.prefill(loop, self._coming.pop(key))
+            self._workers.batches.prefill.fill(loop, self._positions.pop(key))
 
-    def _hosted(self, plan: NextGeneration) -> Sequence[int]:
+    def _local_ranks(self, plan: NextGeneration) -> Sequence[int]:
         worker = self._membership.worker_in(plan)
         assert worker is not None
         return plan.placement.held_by(worker)

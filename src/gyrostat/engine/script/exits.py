@@ -1,7 +1,7 @@
-"""Did a script leave a loop by `break`, or did `sys.exit` tear it down?
+"""Whether a script left a loop by `break` or by `sys.exit`.
 
-A generator cannot tell: it is closed either way. But when an exception tears it down, the script still stands at the
-instruction that raised, and the exception's traceback names the same instruction. After a `break` it stands elsewhere.
+A generator is closed either way. But when an exception closes it, the script is at the instruction that raised, and the
+exception's traceback names the same instruction. After a `break` it is at another one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Place = tuple[CodeType, int]
 
 
 def script_place() -> Place:
-    """Where the script is. Called by a generator of ours that is being closed."""
+    """Where the script is. Called by one of the engine's generators while it is closed."""
     frame = sys._getframe(2)
     return frame.f_code, frame.f_lasti
 
 
 def places_of(error: BaseException) -> set[Place]:
-    """Where every function that `error` went through was at that time."""
+    """The instruction of every frame in the traceback of `error`."""
     places: set[Place] = set()
     trace = error.__traceback__
     while trace is not None:

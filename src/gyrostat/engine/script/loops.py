@@ -1,4 +1,4 @@
-"""Where in its loops a script is, and how a script started anew finds its way back there. Pure bookkeeping.
+"""Where in its loops a script is, and how a resumed script returns there. Pure bookkeeping.
 
 A boundary is named by (`epochs_call`, `epoch`, `steps_call`, `done`): how many `job.epochs` loops are over, the epoch of
 the one that is running (-1 outside), how many `job.steps` loops of that epoch are over, and how many steps of the running
@@ -29,7 +29,7 @@ class Loops:
         self._count_steps()
 
     def _count_steps(self) -> None:
-        """Where its loop is resumed, a script finds as many steps done as there were: the loop's limit may depend on that."""
+        """In the loop that is resumed, the script sees the saved number of steps: the loop's limit may depend on it."""
         target = self._target
         if target is not None and _loop(self.progress) == _loop(target):
             self.progress = replace(self.progress, step=target.step - target.done)
@@ -40,7 +40,7 @@ class Loops:
 
     @property
     def resuming(self) -> bool:
-        """The target has not been reached: the script is still on its way there."""
+        """The script has not reached its target yet."""
         return self._target is not None
 
     def reached(self) -> None:
@@ -58,7 +58,7 @@ class Loops:
         )
 
     def place(self) -> tuple[int, ...]:
-        """Where between two boundaries the script is: alike in one that is on its way back there."""
+        """The loop in which the script is, between two boundaries: the same in a resumed script."""
         return _loop(self.progress)
 
     # job.epochs

@@ -1,30 +1,35 @@
 """The loops a script sees: `job.steps` hands out steps, a step hands out micro-batches.
 
 Both are plain iterators that the script drives. Handing out a step is a boundary: the one instant at which checkpoints
-are taken and, later, placements change.
+are taken and placements change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.engine.training.runner import DataLoop, Runner, StepPlan
+from gyrostat.engine.training.collectives import Collectives
+from gyrostat.engine.training.loop_length import LoopLength
+from gyrostat.engine.training.mini_batch import MiniBatchRunner
+from gyrostat.engine.training.parts import Batches
+from gyrostat.engine.training.plan import DataLoop, StepPlan
 
 if TYPE_CHECKING:
     from gyrostat.data.loader import OrderedLoader
     from gyrostat.data.order import EpochOrder
-    from gyrostat.engine.script.job import Job
+    from gyrostat.engine.script.training_loop import TrainingLoop
 
 
 class Step:
     """One global mini-batch. Iterate it for this worker's micro-batches; iterate it again for another pass."""
 
-    def __init__(self, job: Job, runner: Runner, plan: StepPlan, number: int) -> None:
-        self._job, self._runner, self._plan = job, runner, plan
+    def __init__(self, training: TrainingLoop, runner: MiniBatchRunner, plan: StepPlan, number: int) -> None:
+        self._training, self._runner, self._plan = training, runner, plan
         self._running = False
         self.number = number
         """Its number within the `job.steps` loop. Unlike a counter of the script, it survives a resume."""
@@ -32,20 +37,20 @@ class Step:
         """Passes completed."""
 
     def __iter__(self) -> Iterator[Any]:
-        if self._running or self._job.current_step is not self:
+        if self._running or self._training.current_step is not self:
             raise Misuse(
                 "the inner loop of an earlier step, or one that was left by `break`, cannot be iterated; run every inner "
                 "loop to its end"
             )
         self._running = True
         try:
-            yield from self._runner.run_pass(self._plan, self._job.progress)
+            yield from self._runner.run_pass(self._plan, self._training.progress)
         except GeneratorExit:
-            self._runner.micro_batch = None
+            self._runner.broke_off()
             raise
         self._running = False
         self.passes += 1
-        self._job.pass_done()
+        self._training.pass_done()
 
     @property
     def micro_batches(self) -> int:
@@ -59,7 +64,7 @@ class Step:
     @property
     def local(self) -> dict[str, Any]:
         """A dict of the virtual worker whose micro-batch is running. It moves with it."""
-        return self._runner.local(self._runner.current("step.local").rank)
+        return self._runner.local()
 
     @property
     def virtual_rank(self) -> int:
@@ -72,16 +77,27 @@ class Step:
         return self._running
 
     def require_complete(self) -> None:
-        """Complain if the step's inner loop was not run to its end."""
+        """Raise `Misuse` if the step's inner loop was not run to its end."""
         if self._running:
             raise Misuse(
-                f"the inner loop of step {self._job.step} was left before all virtual workers had run (a `break`?); "
-                "`break` belongs into the outer loop, after the update"
+                f"the inner loop of step {self._training.progress.step} was left before all virtual workers had run (a "
+                "`break`?); `break` belongs into the outer loop, after the update"
             )
         if self.passes == 0:
             raise Misuse(
-                f"step {self._job.step} was not iterated: write `for … in step:` and call step.backward(loss) in it"
+                f"step {self._training.progress.step} was not iterated: write `for … in step:` and call "
+                "step.backward(loss) in it"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopData:
+    """What a loop over steps needs of the engine."""
+
+    runner: MiniBatchRunner
+    batches: Batches
+    length: LoopLength
+    collectives: Collectives
 
 
 class StepLoop:
@@ -89,61 +105,68 @@ class StepLoop:
 
     def __init__(
         self,
-        job: Job,
-        runner: Runner,
+        training: TrainingLoop,
+        data: LoopData,
         loader: OrderedLoader,
         order: EpochOrder | None,
         accumulate: int,
         limit: int | None,
     ) -> None:
-        self._job, self._runner, self._loader, self._order = job, runner, loader, order
+        self._training, self._data, self._loader, self._order = training, data, loader, order
         self._accumulate, self._limit = accumulate, limit
-        self._batches = runner.batches(loader, order, job.progress)
-        if self._batches is None and accumulate > 1 and loader.num_workers == 0:
+        self._count = data.length.of(loader, order, training.progress)
+        """Micro-batches of each virtual worker; None if that is not known beforehand."""
+        if self._count is None and accumulate > 1 and loader.num_workers == 0:
             raise UsageError(
                 f"accumulate={accumulate} needs to know when data ends: give the sampler a __len__, or num_workers > 0"
             )
 
-    def run(self, done: int) -> Iterator[Step]:
+    def run(self, done: int) -> Generator[Step, None, None]:
         """Hand out the steps from number `done` on."""
         loop = DataLoop(
             loader=self._loader,
             order=self._order,
-            epoch=self._job.epoch,
+            epoch=self._training.epoch,
             accumulate=self._accumulate,
             first_batch=done * self._accumulate,
+            batches=self._count,
         )
-        self._runner.begin_loop(loop)
-        total = None if self._batches is None else -(-self._batches // self._accumulate)
+        self._data.batches.begin_loop(loop)
+        total = None if self._count is None else -(-self._count // self._accumulate)
         try:
             while (self._limit is None or done < self._limit) and (total is None or done < total):
-                self._job.boundary()
+                self._training.boundary()
                 plan = self._plan(done)
                 if plan is None:
                     total = done
                     break
-                step = Step(self._job, self._runner, plan, done)
-                self._job.begin_step(step, samples=self._samples(plan))
+                step = Step(self._training, self._data.runner, plan, done)
+                self._training.begin_step(step, samples=self._samples(plan))
                 try:
                     yield step
                 except GeneratorExit:
-                    self._job.leave_step(step, broke=True)
+                    self._training.leave_step(step, broke=True)
                     raise
-                self._job.leave_step(step, broke=False)
+                self._training.leave_step(step, broke=False)
                 done += 1
         finally:
-            self._runner.end_loop(used_up=done == total and (self._limit is None or done < self._limit))
+            self._data.batches.end_loop(used_up=done == total and (self._limit is None or done < self._limit))
 
     def _plan(self, done: int) -> StepPlan | None:
         """What the next step consists of; None if there is no data for it."""
         first = done * self._accumulate
-        if self._batches is None:
-            count = self._runner.available(self._accumulate, self._job.progress)
-        else:
-            count = min(self._accumulate, self._batches - first)
+        count = self._available() if self._count is None else min(self._accumulate, self._count - first)
         if count == 0:
             return None
         return StepPlan(loader=self._loader, order=self._order, first_batch=first, micro_batches=count)
+
+    def _available(self) -> int:
+        """How many of the step's micro-batches every virtual worker of the job has. All workers ask together."""
+        batches, progress = self._data.batches, self._training.progress
+        batches.forget_available()
+        return self._data.collectives.minimum(
+            "data", progress, lambda: batches.available(self._accumulate, progress.done)
+        )
 
     def _samples(self, plan: StepPlan) -> int | None:
         """None: known when the micro-batches have been fetched."""

@@ -1,8 +1,8 @@
-"""The contexts of all virtual workers, as they were after the last pass, on every worker: none is lost with another.
+"""Backups: every worker keeps the contexts of all virtual workers, as they were after the last pass.
 
-What a pass has changed in the contexts of a worker travels in the envelope of its reduction. So whoever completes a reduction
-has all contexts after it, and whoever does not still has those before: there is nothing to acknowledge, and one survivor is
-enough. They stay as they came, in bytes, until somebody needs them.
+What a pass has changed in the contexts of a worker travels in its report. So a worker that completes a reduction has all
+contexts after it, and a worker that does not still has those before it: there is nothing to acknowledge, and one survivor is
+enough. Backups stay encoded until a recovery needs them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Twister(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ContextChange(msgspec.Struct, frozen=True, array_like=True):
-    """What is new in one context. None: as it was; but what is known of a context is all of it."""
+    """What a pass has changed in one context; None: unchanged. A backup is a change with nothing unchanged."""
 
     rank: int
     torch: bytes | None = None
@@ -41,27 +41,32 @@ class ContextChange(msgspec.Struct, frozen=True, array_like=True):
     """Of a step's first pass: the streams under which micro-batches 1, 2 … were fetched."""
 
 
+_CHANGES = msgspec.msgpack.Decoder(list[ContextChange])
+
+
 class ContextBackups:
-    """What one worker knows of everybody's contexts."""
+    """The contexts of all virtual workers of the job."""
+
+    enabled = True
 
     def __init__(self) -> None:
         self._known: dict[int, ContextChange] = {}
         self._at_step: dict[int, ContextChange] = {}
 
     def hold(self, contexts: Sequence[Any]) -> None:
-        """All contexts are known, as trees in order of rank: when a job begins or goes on, and at fences."""
+        """Keep these contexts, trees in order of rank: when a job begins or resumes, and at fences."""
         for rank, tree in enumerate(contexts):
             self._known[rank] = _all_of(rank, Context.from_tree(tree), fetched=[])
 
     def begin_step(self) -> None:
-        """A later pass over a step's micro-batches needs to know where they began."""
+        """Remember the contexts for `at_step`: a later pass over the step's micro-batches needs them."""
         self._at_step = dict(self._known)
 
     def of(self, rank: int) -> Context:
         return _context(self._known[rank])
 
     def at_step(self, rank: int) -> Context:
-        """As it was when the step began."""
+        """The context as it was when the step began."""
         return _context(self._at_step[rank])
 
     def fetched(self, rank: int) -> list[RngState]:
@@ -71,7 +76,7 @@ class ContextBackups:
     def changes(
         self, contexts: Mapping[int, Context], fetched: Mapping[int, Sequence[RngState]] | None
     ) -> list[ContextChange]:
-        """What a pass has changed in the contexts of this worker."""
+        """What a pass has changed in the contexts of the local virtual workers."""
         return [
             self._change(rank, context, None if fetched is None else fetched[rank])
             for rank, context in contexts.items()
@@ -90,7 +95,7 @@ class ContextBackups:
         )
 
     def take(self, changes: Iterable[ContextChange]) -> None:
-        """A pass is complete: this is what it has changed."""
+        """A pass is complete: apply its changes."""
         for change in changes:
             known = self._known[change.rank]
             self._known[change.rank] = ContextChange(
@@ -102,6 +107,26 @@ class ContextBackups:
                 known.rest if change.rest is None else change.rest,
                 known.fetched if change.fetched is None else change.fetched,
             )
+
+
+class NoBackups(ContextBackups):
+    """The job does not recover from peers: nothing is kept."""
+
+    enabled = False
+
+    def hold(self, contexts: Sequence[Any]) -> None:
+        pass
+
+    def begin_step(self) -> None:
+        pass
+
+
+def encode_changes(changes: Sequence[ContextChange]) -> bytes:
+    return msgspec.msgpack.encode(changes)
+
+
+def decode_changes(payload: bytes) -> list[ContextChange]:
+    return _CHANGES.decode(payload)
 
 
 def _all_of(rank: int, context: Context, fetched: Sequence[RngState] | None) -> ContextChange:

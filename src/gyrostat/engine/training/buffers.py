@@ -11,6 +11,7 @@ publishes them, the others wait for them, just as DDP's broadcast does.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,29 +19,46 @@ from torch import nn
 
 from gyrostat.core.errors import Misuse
 from gyrostat.engine.torch_internals import keeping_versions, outside_graphs
-from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.training.generation import CurrentGeneration
 from gyrostat.engine.transport.pending import Pending
+
+
+@dataclass
+class _PassBuffers:
+    """The buffers of a module during one pass."""
+
+    shared: list[torch.Tensor] | None = None
+    """At the start of the pass, if needed again."""
+    next_shared: list[torch.Tensor] | None = None
+    """Virtual worker 0's after the pass, where it ran."""
+    published: dict[int, list[torch.Tensor]] = field(default_factory=dict)
+    """Virtual worker 0's in the pass, by number of the forward."""
+    sending: list[Pending] = field(default_factory=list)
 
 
 class ModuleBuffers:
     """The buffers of one tracked module."""
 
     def __init__(
-        self, name: str, module: nn.Module, *, trained: bool, broadcast: bool, group: WorkerGroup
+        self,
+        name: str,
+        module: nn.Module,
+        *,
+        trained: bool,
+        broadcast: bool,
+        generation: CurrentGeneration,
     ) -> None:
-        """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's."""
+        """`trained`: a DDP instance. The buffers of other modules are simply shared: virtual worker 0's.
+
+        `broadcast`: DDP's `broadcast_buffers`.
+        """
         self.name = name
         self._module, self._trained = module, trained
-        self._broadcast, self.group = broadcast, group
-        self.main = 0
-        """The worker that runs virtual worker 0."""
+        self._broadcast, self._generation = broadcast, generation
         self._slots = slots_of(module)
-        self._holders: list[dict[str, Any]] = []  # of all parts, at the start of the pass
+        self._holders: list[dict[str, Any]] = []  # of all submodules, at the start of the pass
         self._marks: list[tuple[torch.Tensor, int]] = []  # tensors and versions as the last pass left them
-        self._shared: list[torch.Tensor] | None = None  # at the start of the pass, if needed again
-        self._next_shared: list[torch.Tensor] | None = None  # virtual worker 0's after the pass
-        self._published: dict[int, list[torch.Tensor]] = {}  # virtual worker 0's, by number of the forward
-        self._sending: list[Pending] = []
+        self._pass = _PassBuffers()
         self._rank: int | None = None
         self._forwards = 0
         self._synchronise = True
@@ -56,7 +74,7 @@ class ModuleBuffers:
         return [holder[key] for holder, key in self._slots]
 
     def changed(self) -> list[int]:
-        """The numbers of the buffers that the script has set since the last pass: for all virtual workers."""
+        """The numbers of the buffers that the script has set, for all virtual workers, since the last pass."""
         return [
             number
             for number, (tensor, (marked, version)) in enumerate(
@@ -66,42 +84,40 @@ class ModuleBuffers:
         ]
 
     def begin_pass(self, *, several: bool) -> None:
-        """Before the first virtual worker. `several`: more than one runs here, or may, so what it changes must be undone."""
+        """Before the first virtual worker. `several`: more than one runs here, or may, so changes must be undone."""
         self._holders = _holders_of(self._module)
         self._slots = _slots_in(self._holders)
-        self._shared = _copies(self.current()) if several else None
-        self._next_shared = None
-        self._published.clear()
+        self._pass = _PassBuffers(shared=_copies(self.current()) if several else None)
 
     def enter(self, rank: int, own: list[torch.Tensor] | None, *, first: bool) -> None:
-        """Virtual worker `rank` comes in, with buffers of its own if it has any."""
+        """Switch in virtual worker `rank`, with its own buffers if it has any. `first`: no other ran in this pass."""
         self._rank, self._forwards = rank, 0
         self._synchronise = own is None
         if own is not None:
             self._load(own)
-        elif not first and self._shared is not None:
-            self._load(self._shared)
+        elif not first and self._pass.shared is not None:
+            self._load(self._pass.shared)
 
     def micro_batch(self, *, last: bool) -> None:
         """Gradients are synchronised in the last micro-batch of a pass only (DDP's `no_sync` before)."""
         self._last_micro_batch = last
 
     def leave(self, rank: int, *, alone: bool) -> list[torch.Tensor] | None:
-        """Virtual worker `rank` goes out; returns the buffers it must keep. `alone`: nobody comes in after it."""
+        """Switch out virtual worker `rank`; returns the buffers it must keep. `alone`: no other runs here after it."""
         self._check_slots(_slots_in(self._holders), f"virtual worker {rank}")
         shared = not self._trained or (self._synchronise and self._broadcast)
         keep = None if shared else _copies(self.current())
         if rank == 0 and not alone:
-            self._next_shared = _copies(self.current())
+            self._pass.next_shared = _copies(self.current())
         self._rank = None
         return keep
 
     def end_pass(self) -> None:
-        """After the last virtual worker: virtual worker 0's buffers stand in the model, where it ran."""
-        self._check_slots(slots_of(self._module), "a virtual worker")  # parts may have come
-        if self._next_shared is not None:
-            self._load(self._next_shared)
-        sending, self._sending = self._sending, []
+        """After the last virtual worker: on its worker, put virtual worker 0's buffers into the model."""
+        self._check_slots(slots_of(self._module), "a virtual worker")  # submodules may have been added
+        if self._pass.next_shared is not None:
+            self._load(self._pass.next_shared)
+        sending, self._pass.sending = self._pass.sending, []
         for pending in sending:
             pending.wait()
 
@@ -123,36 +139,37 @@ class ModuleBuffers:
         if self._rank is None:
             return
         if self._trained and self._synchronise and self._broadcast and self._forwards > 0:
-            self._meet(self._forwards)
+            self._use_published(self._forwards)
         self._forwards += 1
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         if self._rank is not None:
             self._synchronise = torch.is_grad_enabled() and self._last_micro_batch
 
-    def _meet(self, forward: int) -> None:
-        """Take over virtual worker 0's buffers in the middle of a pass."""
+    def _use_published(self, forward: int) -> None:
+        """Use virtual worker 0's buffers, in the middle of a pass."""
+        group, main = self._generation.group, self._generation.main_worker
         if self._rank == 0:
-            # Run again after a death, it finds that all who live have them.
-            if forward not in self._published:
-                self._published[forward] = _copies(self.current())
-                if self.group.size > 1:
-                    packed = pack(self._published[forward])
-                    self._sending.append(self.group.broadcast(packed, self.main))
+            # If it runs again after a death, all survivors have them already.
+            if forward not in self._pass.published:
+                self._pass.published[forward] = _copies(self.current())
+                if group.size > 1:
+                    packed = pack(self._pass.published[forward])
+                    self._pass.sending.append(group.broadcast(packed, main))
             return
-        if forward not in self._published:
-            if self.group.rank == self.main:
+        if forward not in self._pass.published:
+            if group.rank == main:
                 raise Misuse(
                     f"virtual worker {self._rank} ran {self.name!r} more often in one micro-batch than virtual worker 0, whose "
                     "buffers it needs; DDP would wait forever. Run the same forwards in every micro-batch"
                 )
             current = self.current()
-            packed = self.group.broadcast(torch.empty_like(pack(current)), self.main).wait()
-            self._published[forward] = unpack(packed, current)
+            packed = group.broadcast(torch.empty_like(pack(current)), main).wait()
+            self._pass.published[forward] = unpack(packed, current)
         current = self.current()
         # As DDP does: an earlier forward of this micro-batch may still need its version counters.
         with keeping_versions(current):
-            self._load(self._published[forward])
+            self._load(self._pass.published[forward])
 
     def _load(self, tensors: list[torch.Tensor]) -> None:
         with torch.no_grad():
@@ -160,7 +177,7 @@ class ModuleBuffers:
                 held = holder[key]
                 if held.shape == tensor.shape and held.dtype == tensor.dtype:
                     held.copy_(tensor)
-                else:  # the module put another tensor there
+                else:  # the module has replaced its tensor
                     holder[key] = tensor.clone()
 
 
@@ -182,7 +199,7 @@ def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where buffers are held. Slots, not tensors: a module may put a new tensor into its slot."""
+    """The dict and key of each buffer. Not the tensors: a module may replace them."""
     return _slots_in(_holders_of(module))
 
 

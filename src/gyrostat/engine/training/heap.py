@@ -1,8 +1,8 @@
-"""Memory that one step frees is there for the next one, and a newcomer's for its first.
+"""Keep freed memory in the process: for the next step, and for the first step of a newcomer.
 
-Gradients are freed in every step and wanted again in the next. glibc would give their pages back to the kernel in between,
-and every one of them that the kernel has to find and clear anew costs more than computing on it. So workers keep what they
-free, as torch does on GPUs. What a step needs at most is what the process holds from then on.
+Gradients are freed in every step and allocated again in the next. glibc would return their pages to the kernel in between,
+and a page fault costs more than computing on the page. So workers keep what they free, as torch does on GPUs: the process
+holds the memory that its largest step needs.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 _NEVER = -1
 _LARGEST_KEPT = 32 << 20
-"""Bytes. Larger blocks are the kernel's own affair, as glibc would have it too once it has seen some being freed."""
+"""Bytes. Larger blocks are returned to the kernel: glibc's own limit for its dynamic threshold."""
 
 
 def keep_freed_memory() -> None:
-    """From now on, in this process. Where the C library is another one, nothing changes."""
+    """From now on, in this process. Has no effect with another C library than glibc."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
@@ -27,6 +27,6 @@ def keep_freed_memory() -> None:
 
 
 def touch_room_for(tensors: Iterable[torch.Tensor]) -> None:
-    """Free memory, already touched, for tensors like these, all at once. What is on other devices is left out."""
+    """Touch memory for tensors like these, all at once, and free it. Tensors on other devices are ignored."""
     room = [torch.zeros_like(tensor) for tensor in tensors if tensor.device.type == "cpu"]
     room.clear()

@@ -17,19 +17,23 @@ from gyrostat.core.errors import Misuse
 
 
 class Mean:
-    """A handle to a mean that is known when the inner loop has ended."""
+    """A handle to a mean, which is known after the inner loop."""
 
     def __init__(self) -> None:
         self._value: torch.Tensor | None = None
 
     @property
     def value(self) -> torch.Tensor:
-        """The mean, with the shape and type of what was given."""
+        """The mean, with the shape and type of the values."""
         if self._value is None:
             raise Misuse(
                 "job.mean's result is known only after the inner loop: read it below `for … in step:`"
             )
         return self._value
+
+    def set(self, value: torch.Tensor) -> None:
+        """The pass has settled."""
+        self._value = value
 
     def item(self) -> float:
         return float(self.value.item())
@@ -83,7 +87,7 @@ class Means:
     def settle(
         self, workers: Sequence[list[MeanWire]], weights: Mapping[int, float | None], micro_batches: int
     ) -> None:
-        """Give every handle its mean, from what all workers sent. `weights`: of all virtual workers."""
+        """Set the mean of every handle from the values of all workers. `weights`: of all virtual workers."""
         if len({len(wires) for wires in workers}) != 1:
             raise Misuse(
                 f"job.mean was called {sorted({len(w) for w in workers})} times per micro-batch, not equally often"
@@ -107,7 +111,7 @@ class Means:
             rows.sort(key=lambda pair: pair[0])  # stable: micro-batches of a rank stay in order
             like = self._values[call][0][1]
             mean = torch.from_numpy(np.asarray(_average(rows, weights)))
-            handle._value = mean.to(like.dtype if like.is_floating_point() else torch.float64).to(like.device)
+            handle.set(mean.to(like.dtype if like.is_floating_point() else torch.float64).to(like.device))
 
 
 def _average(rows: Sequence[tuple[int, Any]], weights: Mapping[int, float | None]) -> Any:

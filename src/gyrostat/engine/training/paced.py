@@ -1,19 +1,19 @@
 """A paced device: it takes the time that a device of a declared speed would take, and computes next to nothing.
 
-It is there to measure more workers than a machine has cores, so that contention for cores is not mistaken for cost. Around a
+It measures more workers than a machine has cores, so that contention for cores is not mistaken for cost. Around a
 micro-batch everything is real: processes, data, streams, reductions, updates, fences, checkpoints. The micro-batch itself
 is a wait, and the script need not know:
 
-1. The forwards of tracked modules are replaced. What they return has the shapes that torch's meta device finds for such
-   an input, and is all zeros; the script's own loss is computed from it as ever.
-2. `step.backward` goes back through that loss. Where it comes to a tracked module, gradients are filled: each parameter's with
-   one number, a fixed function of the micro-batch's sample indices and of which parameter it is. So digests still say
+1. The forwards of tracked modules are replaced. They return zeros of the shapes that torch's meta device finds for such
+   an input; the script's own loss is computed from them as always.
+2. `step.backward` goes back through that loss. When it reaches a tracked module, gradients are filled: each parameter's with
+   one number, a fixed function of the micro-batch's sample indices and of the parameter's position. So digests still show
    whether every virtual worker got its samples and every gradient was added in its order.
 3. There it waits until the micro-batch has taken samples / rate seconds since the script was given it, and only
-   then are the gradients there, all at once: nothing of their exchange hides behind a backward that is not run.
+   then are the gradients ready, all at once: no part of their exchange hides behind a backward that is not run.
 
-Each deadline counts from the moment its micro-batch is handed out. What the engine does before, between and after them is not
-made up for: it makes the step longer, as it would on a device.
+Each deadline counts from the moment its micro-batch is handed out. The engine's work before, between and after micro-batches
+is not compensated: it makes the step longer, as it would on a device.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from torch.func import functional_call
 
 from gyrostat.core.errors import UsageError
 from gyrostat.data.rng import Streams
+from gyrostat.engine.training.parts import Batches, Fetch
+from gyrostat.engine.training.plan import StepPlan
 
 
 class PacedDevice:
-    """A device that makes `rate` samples per second."""
+    """A device that processes `rate` samples per second."""
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -42,27 +44,41 @@ class PacedDevice:
         self._samples = 0
         self._deadline = 0.0
 
-    def stand_in_for(self, name: str, module: nn.Module) -> None:
-        """From now on `module(…)` computes nothing."""
+    def add(self, name: str, module: nn.Module) -> None:
+        """A module was tracked: from now on `module(…)` computes nothing."""
         module.forward = _Forward(self, self._modules, name, module)
         self._modules += 1
 
+    def fetch_from(self, batches: Batches) -> Fetch:
+        """How this device gets its micro-batches: each is loaded with its content and number of samples."""
+        sizes: dict[tuple[int, int], int] = {}
+
+        def fetch(plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
+            before = batches.samples
+            batch = batches.fetch(plan, rank, number, pass_)
+            # A later pass fetches the same samples again, uncounted.
+            samples = sizes[rank, number] = batches.samples - before or sizes[rank, number]
+            self.load(plan.content(rank, number), samples)
+            return batch
+
+        return fetch
+
     def load(self, content: Sequence[int], samples: int) -> None:
-        """A micro-batch of so many samples; `content` is what tells it from others."""
+        """A micro-batch of `samples` samples; `content` identifies it."""
         self._content, self._samples = zlib.crc32(array("q", content).tobytes()), samples
 
     def begin(self) -> None:
-        """The script is given what was loaded."""
+        """The script is given the micro-batch that was loaded."""
         self._deadline = time.monotonic() + self._samples / self._rate
 
     def wait(self) -> None:
-        """Until the micro-batch has taken its time; not at all if it has."""
+        """Until the micro-batch has taken its time. A loss through no tracked module has not waited in backward."""
         left = self._deadline - time.monotonic()
         if left > 0:
             time.sleep(left)
 
     def gradient(self, module: int, number: int, parameter: torch.Tensor) -> torch.Tensor:
-        """Of one parameter, for the micro-batch that is loaded: one number between -1 and 1."""
+        """The gradient of one parameter for the loaded micro-batch: one number between -1 and 1, repeated."""
         mixed = zlib.crc32(array("q", (module, number)).tobytes(), self._content)
         return torch.full_like(parameter, mixed / 2**31 - 1.0)
 
@@ -90,7 +106,7 @@ class _Forward:
         return _each(lambda _: next(results), self._known[key])
 
     def _shapes(self, args: Any, kwargs: Any) -> Any:
-        """What the module returns, as tensors without memory. Leaves buffers and random streams as they are."""
+        """What the module returns, as tensors without memory. Buffers and random streams stay unchanged."""
         streams = Streams()
         before = streams.save()
         state = {name: tensor.to("meta") for name, tensor in self._shell.state()}
@@ -166,7 +182,7 @@ class _StandIn(torch.autograd.Function):
 
 
 def _each(do: Callable[[torch.Tensor], Any], tree: Any) -> Any:
-    """`tree` with `do` of every tensor in it, in order; what is no tensor stays."""
+    """`tree` with `do` applied to every tensor in it, in order."""
     if isinstance(tree, torch.Tensor):
         return do(tree)
     if isinstance(tree, dict):

@@ -1,15 +1,16 @@
-"""The reference: the same script as plain DDP, on N processes, with torch's own classes and nothing of the engine's.
+"""The reference: the same script as plain DDP, on N processes, with torch's own classes instead of the engine's.
 
 DistributedDataParallel wraps each tracked module and its calls are routed through the wrapper; DataLoader and
-DistributedSampler bring the data; gradients are whatever DDP makes of them. Only the script-facing loop is shared with the
-engine, and the rule that code outside the inner loop draws from a shared stream.
+DistributedSampler bring the data; gradients are DDP's. The parts below take the place of the engine's in a mini-batch
+(`parts.py`). Only the script-facing loop is shared with the engine, and the rule that code outside the inner loop draws from a
+shared stream.
 """
 
 from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,70 +21,83 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import GradientBackend, ReductionChoice, ReductionOrder
-from gyrostat.core.placement import Placement
-from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import EpochOrder, EvenOrder, UnevenOrder
-from gyrostat.data.rng import RngState, seed_all
+from gyrostat.data.rng import RngState, Streams, seed_all
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.hook import tree_hook
 from gyrostat.engine.torch_internals import hash_store, rendezvous
-from gyrostat.engine.training.runner import DataLoop, MicroBatch, Runner, StepPlan
-from gyrostat.engine.transport.group import WorkerGroup
+from gyrostat.engine.training.generation import CurrentGeneration
+from gyrostat.engine.training.plan import DataLoop, StepPlan
 
 
-class ReferenceRunner(Runner):
-    """One DDP rank."""
+class DdpContexts:
+    """The random streams of one DDP rank. Buffers are DDP's."""
 
-    def __init__(
-        self,
-        *,
-        placement: Placement,
-        group: WorkerGroup,
-        seed: int,
-        store: str | None,
-        timeout_s: float,
-        reduction: ReductionChoice,
-    ) -> None:
-        super().__init__(placement=placement, group=group, seed=seed)
-        self._order = reduction.order
-        timeout = timedelta(seconds=timeout_s)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if reduction.carrier is GradientBackend.NCCL else "gloo",
-            store=hash_store() if store is None else rendezvous(store, group.size, "reference", timeout),
-            rank=group.rank,
-            world_size=group.size,
-            timeout=timeout,
-        )
-        self._wrappers: list[DistributedDataParallel] = []
-        self._streams_of_rank: RngState
-        self._streams_outside: RngState
+    def __init__(self, generation: CurrentGeneration, *, seed: int) -> None:
+        self._rank, self._seed = generation.group.rank, seed
+        self.streams = Streams()
+        self._own: RngState
+        self._outer: RngState
+        self._local: dict[str, Any] = {}
+
+    def start(self) -> None:
+        outer = self.streams.save()
+        seed_all(self._seed + self._rank)
+        self._own = self.streams.save()
+        self.streams.exchange(outer)
+
+    def begin_pass(self) -> None:
+        pass
+
+    def switch_in(self, rank: int) -> None:
+        self._outer = self.streams.exchange(self._own)
+
+    def begin_micro_batch(self, *, last: bool) -> None:
+        pass
+
+    def switch_out(self, rank: int) -> None:
+        self._own = self.streams.exchange(self._outer)
+
+    def end_pass(self) -> None:
+        pass
+
+    def local(self, rank: int) -> dict[str, Any]:
+        return self._local
+
+    def in_own_streams(self, do: Callable[[], None]) -> None:
+        """`do()`, outside a pass, with the streams of this rank in force."""
+        outside = self.streams.exchange(self._own)
+        do()
+        self._own = self.streams.exchange(outside)
+
+
+class DdpBatches:
+    """The micro-batches of one DDP rank, from torch's DataLoader."""
+
+    def __init__(self, generation: CurrentGeneration, contexts: DdpContexts) -> None:
+        self._rank, self._contexts = generation.group.rank, contexts
         self._loaders: dict[int, DataLoader[Any]] = {}
         self._loop: DataLoop | None = None
         self._batches: Iterator[Any] | None = None
         self._peeked: list[Any] = []
         self._step_batches: list[Any] = []
-        self._local: dict[str, Any] = {}
 
-    def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
-        self._modules[name] = module
-        if any(parameter.requires_grad for parameter in module.parameters()):
-            wrapper = route_through_ddp(module, options, lambda: self.micro_batch is not None)
-            if self._order is ReductionOrder.TREE:
-                wrapper.register_comm_hook(None, tree_hook)
-            self._wrappers.append(wrapper)
+    def begin_loop(self, loop: DataLoop) -> None:
+        self._loop, self._batches = loop, None
 
-    def start_streams(self) -> None:
-        shared = self.streams.save()
-        seed_all(self.seed + self.group.rank)
-        self._streams_of_rank = self.streams.save()
-        self.streams.exchange(shared)
+    def available(self, count: int, done: int) -> int:
+        missing = count - len(self._peeked)
+        self._contexts.in_own_streams(
+            lambda: self._peeked.extend(itertools.islice(self._iterator(), missing))
+        )
+        return len(self._peeked)
 
-    def begin_pass(self) -> None:
+    def forget_available(self) -> None:
         pass
 
-    def enter(self, rank: int, weight: float | None) -> None:
-        self._streams_outside = self.streams.exchange(self._streams_of_rank)
+    def begin_pass(self, plan: StepPlan, pass_: int) -> None:
+        pass
 
     def fetch(self, plan: StepPlan, rank: int, number: int, pass_: int) -> Any:
         if pass_ > 0:
@@ -94,8 +108,17 @@ class ReferenceRunner(Runner):
         self._step_batches.append(self._peeked.pop(0) if self._peeked else next(batches))
         return self._step_batches[-1]
 
-    def begin_loop(self, loop: DataLoop) -> None:
-        self._loop, self._batches = loop, None
+    @property
+    def samples(self) -> int:
+        """As many as a full step has: torch's DataLoader does not count them."""
+        assert self._loop is not None
+        return self._loop.loader.batch_size or 1
+
+    def end_loop(self, *, used_up: bool) -> None:
+        batches = self._batches
+        if used_up and batches is not None:
+            self._contexts.in_own_streams(lambda: next(batches, None))  # as a `for` loop does at its end
+        self._batches, self._peeked, self._step_batches = None, [], []
 
     def _iterator(self) -> Iterator[Any]:
         """The DataLoader's iterator in this loop, made when it is first needed, in the rank's streams."""
@@ -103,52 +126,101 @@ class ReferenceRunner(Runner):
             assert self._loop is not None
             loader = self._loop.loader
             if loader.number not in self._loaders:
-                self._loaders[loader.number] = _dataloader(loader, self._loop.order, self.group.rank)
+                self._loaders[loader.number] = _dataloader(loader, self._loop.order, self._rank)
             dataloader = self._loaders[loader.number]
             _set_epoch(dataloader, self._loop.order, self._loop.epoch)
             self._batches = iter(dataloader)
         return self._batches
 
-    def available(self, count: int, progress: Progress) -> int:
-        outside = self.streams.exchange(self._streams_of_rank)
-        self._peeked += itertools.islice(self._iterator(), count - len(self._peeked))
-        self._streams_of_rank = self.streams.exchange(outside)
-        return self._fewest("data", lambda: len(self._peeked), progress)
 
-    def end_loop(self, *, used_up: bool) -> None:
-        if used_up and self._batches is not None:
-            outside = self.streams.exchange(self._streams_of_rank)
-            next(self._batches, None)  # as a `for` loop does at its end
-            self._streams_of_rank = self.streams.exchange(outside)
-        self._batches, self._peeked, self._step_batches = None, [], []
+class DdpGradients:
+    """Gradients by DistributedDataParallel."""
 
-    @property
-    def samples(self) -> int:
-        """As many as a full step has: torch's DataLoader does not say how many there were."""
-        assert self._loop is not None
-        return self._loop.loader.batch_size or 1
+    reduced = None
 
-    def begin_micro_batch(self, micro_batch: MicroBatch) -> None:
-        for wrapper in self._wrappers:
-            wrapper.require_backward_grad_sync = micro_batch.last  # what `no_sync` sets
+    def __init__(
+        self,
+        generation: CurrentGeneration,
+        *,
+        store: str | None,
+        timeout_s: float,
+        reduction: ReductionChoice,
+        in_micro_batch: Callable[[], bool],
+    ) -> None:
+        """`in_micro_batch`: calls of tracked modules go through DDP only while it returns True."""
+        self._order, self._in_micro_batch = reduction.order, in_micro_batch
+        group, timeout = generation.group, timedelta(seconds=timeout_s)
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if reduction.carrier is GradientBackend.NCCL else "gloo",
+            store=hash_store() if store is None else rendezvous(store, group.size, "reference", timeout),
+            rank=group.rank,
+            world_size=group.size,
+            timeout=timeout,
+        )
+        self._wrappers: list[DistributedDataParallel] = []
 
-    def leave(self, rank: int) -> None:
-        self._streams_of_rank = self.streams.exchange(self._streams_outside)
+    def add(self, name: str, module: nn.Module, options: DdpOptions) -> bool:
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            return False
+        wrapper = route_through_ddp(module, options, self._in_micro_batch)
+        if self._order is ReductionOrder.TREE:
+            wrapper.register_comm_hook(None, tree_hook)
+        self._wrappers.append(wrapper)
+        return True
 
-    def end_pass(self) -> bytes:
-        return b""
-
-    def settle(self, extras: Sequence[bytes]) -> None:
+    def begin_pass(self) -> None:
         pass
 
-    def share_buffers_for_evaluation(self) -> None:
-        # As DDP's wrapper does before a forward; here other ranks still hold their own.
-        for module in self._modules.values():
-            for buffer in module.buffers():
-                dist.broadcast(buffer, 0)
+    def begin_rank(self, rank: int, weight: float | None, *, last_here: bool) -> None:
+        pass
 
-    def local(self, rank: int) -> dict[str, Any]:
-        return self._local
+    def begin_micro_batch(self, *, last: bool) -> None:
+        for wrapper in self._wrappers:
+            wrapper.require_backward_grad_sync = last  # what `no_sync` sets
+
+    def before_backward(self, *, first: bool) -> None:
+        pass
+
+    def after_backward(self, *, last: bool) -> None:
+        pass
+
+    def participation(self) -> bytes:
+        return b""
+
+    def send_off(self) -> None:
+        pass
+
+    def complete(self, participations: Sequence[bytes]) -> None:
+        pass
+
+    def settle(self, participations: Sequence[bytes]) -> None:
+        pass
+
+    def compensate(self, left_out: int) -> None:
+        pass
+
+
+class DdpBuffers:
+    """DDP broadcasts buffers itself, before a forward."""
+
+    def add(self, name: str, module: nn.Module, *, trained: bool, broadcast: bool) -> None:
+        pass
+
+    def send_off(self) -> None:
+        pass
+
+    def complete(self) -> None:
+        pass
+
+    def settle(self) -> None:
+        pass
+
+
+def broadcast_buffers(modules: Mapping[str, nn.Module]) -> None:
+    """For an evaluation: as DDP's wrapper does before a forward; the other ranks still hold their own."""
+    for module in modules.values():
+        for buffer in module.buffers():
+            dist.broadcast(buffer, 0)
 
 
 def route_through_ddp(

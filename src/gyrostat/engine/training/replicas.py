@@ -1,4 +1,4 @@
-"""All workers hold the same shared state at every boundary. Now and then they make sure."""
+"""All workers hold the same shared state at every boundary. Every 100 steps they compare checksums of it."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ import msgspec
 from gyrostat.core.errors import Diverged
 from gyrostat.core.progress import Progress
 from gyrostat.engine.state.digest import checksum
-from gyrostat.engine.training.runner import Runner
+from gyrostat.engine.training.collectives import Collectives
 
 
-def compare_replicas(shared: Mapping[str, Any], runner: Runner, progress: Progress) -> None:
-    """Stop the job, naming the first tensor that differs, if workers do not hold equal shared state."""
+def compare_replicas(shared: Mapping[str, Any], collectives: Collectives, progress: Progress) -> None:
+    """Raise `Diverged`, naming the first tensor that differs, if workers do not hold equal shared state."""
     mine = checksum(shared)
     summary = zlib.crc32(msgspec.msgpack.encode(list(mine.items())))
-    summaries = runner.exchange("compare", progress, lambda: summary.to_bytes(4, "little"))
+    summaries = collectives.exchange("compare", progress, lambda: summary.to_bytes(4, "little"))
     if len(set(summaries)) == 1:
         return
     everyone = [
         msgspec.msgpack.decode(payload, type=dict[str, int])
-        for payload in runner.exchange("compare leaves", progress, lambda: msgspec.msgpack.encode(mine))
+        for payload in collectives.exchange("compare leaves", progress, lambda: msgspec.msgpack.encode(mine))
     ]
     raise Diverged(difference(everyone, progress))
 
 
 def difference(checksums: list[dict[str, int]], progress: Progress) -> str:
-    """Say which tensor differs first, and between which workers."""
+    """Which tensor differs first, and between which workers."""
     first = checksums[0]
     for worker, other in enumerate(checksums[1:], start=1):
         for name in first.keys() | other.keys():
