@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from gyrostat.core.errors import UsageError
@@ -140,3 +142,16 @@ def test_a_job_that_cannot_be_is_refused(again: object, message: str) -> None:
     cluster.submit(0.0, request("a", 1))
     with pytest.raises(UsageError, match=message):
         cluster.submit(1.0, again)  # type: ignore[arg-type]
+
+
+def test_a_tick_with_actions_logs_its_duration_and_one_without_nothing(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    cluster = LittleCluster("gpu:2x4")
+    with caplog.at_level(logging.DEBUG, "gyrostat.sched.tick"):
+        cluster.submit(0.0, request("a", 4), request("b", 4))
+        cluster.submit(1.0, request("c", 4))
+    (record,) = caplog.records
+    assert record.getMessage().startswith("tick at 0.000 s: 2 changes, 2 actions, ")
+    assert record.__dict__["actions"] == 2
+    assert record.__dict__["duration_ms"] >= 0.0

@@ -99,8 +99,8 @@ def test_what_is_given_back_helps_others() -> None:
 
 
 def test_where_profiles_are_right_measuring_changes_nothing() -> None:
-    measured, told = run(EXPECTED, measure=10.0), run(EXPECTED, measure=0.0)
-    assert finished(measured) == finished(told) == {"b": 100.0, "a": pytest.approx(100.0 + 600 / 3)}
+    measured, reported = run(EXPECTED, measure=10.0), run(EXPECTED, measure=0.0)
+    assert finished(measured) == finished(reported) == {"b": 100.0, "a": pytest.approx(100.0 + 600 / 3)}
 
 
 def test_what_was_measured_is_recorded_and_replays_exactly(tmp_path: Path) -> None:

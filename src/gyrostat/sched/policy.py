@@ -110,6 +110,10 @@ PolicyAction: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetServic
 PolicyActions: TypeAlias = Generator[PolicyAction, bool, None]
 
 
+BORROWS = "no room in the guarantee; borrows"
+"""The reason of a job that starts on borrowed devices."""
+
+
 class Policy(ABC):
     """The module's docstring has the rules."""
 
@@ -123,11 +127,19 @@ class Policy(ABC):
 
     def borrow(self, view: VcView, now: float) -> PolicyActions:
         """Actions on idle devices of other VCs. The default: waiting jobs by rank, until one does not fit."""
-        while (job := view.waiting.best()) is not None:
-            if not (
-                yield from run(view, job, "no room in the guarantee; borrows idle devices", borrowed=True)
-            ):
+        return run_by_rank(view, BORROWS, borrowed=True)
+
+
+def run_by_rank(
+    view: VcView, reason: str, *, borrowed: bool = False, backfill: bool = False
+) -> PolicyActions:
+    """Run jobs by rank until one does not fit; with `backfill` that blocks only the jobs of its shape."""
+    blocked: set[object] = set()
+    while (job := view.waiting.best(blocked) if borrowed else view.next(blocked)) is not None:
+        if not (yield from run(view, job, reason, borrowed=borrowed)):
+            if not backfill:
                 return
+            blocked.add(job.request.shape)
 
 
 def run(

@@ -1,4 +1,4 @@
-"""All of a cluster's counts and lists, computed anew from its jobs and bindings by slow and plain means."""
+"""All of a cluster's counts and lists, recomputed from its jobs and bindings by slow and plain means."""
 
 from __future__ import annotations
 

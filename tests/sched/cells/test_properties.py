@@ -62,14 +62,14 @@ def test_while_healthy_devices_suffice_bad_ones_change_nothing_else_the_shortfal
     some_life(data, cluster, failures=True)
     (pool,) = cluster.pools.values()
     short = [max(0, -gap) for gap in gaps(pool.free, pool.needed, pool.splits)]
-    told = [0] * len(short)
+    found_short = [0] * len(short)
     for found in cluster.shortfall():
-        told[found.level - 1] += found.short
+        found_short[found.level - 1] += found.short
         (group,) = (
             g for g in cluster.tenants[found.vc].groups[pool.hierarchy.name] if g.root == found.level - 1
         )
         assert 0 < found.short <= group.count - group.bound
-    assert told == short
+    assert found_short == short
     if not any(short):
         everything_is_still_to_be_had(cluster)
 
@@ -137,7 +137,7 @@ def test_nobody_is_ended_by_another_specification(data: st.DataObject) -> None:
     new = data.draw(specs())
     successor, changes = reconfigured(cluster, new)
     audit(successor)
-    told = {change.job: change.change for change in changes}
+    outcome = {change.job: change.change for change in changes}
     assert successor.jobs.keys() | successor.outside.keys() == cluster.jobs.keys()
     there = {
         device for pool in successor.pools.values() for device in all_devices(successor, pool.hierarchy.name)
@@ -145,12 +145,12 @@ def test_nobody_is_ended_by_another_specification(data: st.DataObject) -> None:
     for job, before in cluster.jobs.items():
         after = successor.jobs.get(job)
         if after is None:
-            assert told[job] is BindingChange.OUTSIDE
+            assert outcome[job] is BindingChange.OUTSIDE
             assert not set(before.devices) <= there
         else:
             assert sorted(after.devices) == sorted(before.devices)
             downgraded = before.priority != OPPORTUNISTIC and after.priority == OPPORTUNISTIC
-            assert (told.get(job) is BindingChange.DOWNGRADED) == downgraded
+            assert (outcome.get(job) is BindingChange.DOWNGRADED) == downgraded
     back, _ = reconfigured(successor, cluster.spec)
     audit(back)
     assert {job: sorted(grant.devices) for job, grant in back.jobs.items()} == {

@@ -46,7 +46,7 @@ priorities: {low: 0, high: 5}
 """
 
 
-def told(text: str) -> list[str]:
+def problems_of(text: str) -> list[str]:
     """Every problem of a file."""
     spec, problems = parse(text)
     assert (spec is None) == bool(problems)
@@ -244,7 +244,7 @@ def test_names_of_machines_are_expanded(pattern: str, names: list[str]) -> None:
 )
 def test_every_error_has_its_line_and_reason(old: str, new: str, expected: list[str]) -> None:
     assert old in GOOD
-    assert told(GOOD.replace(old, new, 1)) == expected
+    assert problems_of(GOOD.replace(old, new, 1)) == expected
 
 
 def test_all_errors_are_told_at_once() -> None:
@@ -253,7 +253,7 @@ def test_all_errors_are_told_at_once() -> None:
         .replace("cell: rack", "cell: rock")
         .replace("node: 1", "nodes: 1")
     )
-    assert [line.split(":")[0] for line in told(text)] == ["line 6", "line 16", "line 18"]
+    assert [line.split(":")[0] for line in problems_of(text)] == ["line 6", "line 16", "line 18"]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +270,7 @@ def test_all_errors_are_told_at_once() -> None:
     ],
 )
 def test_anything_else_is_refused_not_obeyed(text: str) -> None:
-    assert told(text)
+    assert problems_of(text)
 
 
 def test_two_hierarchies_may_share_a_device_type_if_cells_say_which() -> None:
@@ -285,7 +285,7 @@ virtual_clusters:
   a:
     cells: {gpu: 1}
 """
-    assert told(text) == ["line 9: gpu is in several hierarchies; write big/gpu or small/gpu"]
+    assert problems_of(text) == ["line 9: gpu is in several hierarchies; write big/gpu or small/gpu"]
     spec, problems = parse(text.replace("{gpu: 1}", "{small/gpu: 1}"))
     assert problems == []
     assert spec is not None

@@ -111,28 +111,28 @@ def wanting(devices: int, *, smaller: int = 0, larger: int = 0, mixes: bool = Fa
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=25, deadline=None)
-@given(happening=events)
-def test_limits_hold_and_nothing_changes_without_a_cause(policy: str, happening: list[object]) -> None:
-    live(LittleCluster(FLEET, policy, quotas=QUOTAS, lends=True, throughput=PLANNED), happening)
+@given(history=events)
+def test_limits_hold_and_nothing_changes_without_a_cause(policy: str, history: list[object]) -> None:
+    live(LittleCluster(FLEET, policy, quotas=QUOTAS, lends=True, throughput=PLANNED), history)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=10, deadline=None)
 @example(
-    happening=[wanting(3, smaller=1, larger=4, mixes=True), wanting(1), ("serve", 1), wanting(2), wanting(1)]
+    history=[wanting(3, smaller=1, larger=4, mixes=True), wanting(1), ("serve", 1), wanting(2), wanting(1)]
 )
-@example(happening=[wanting(2, larger=1), wanting(1), wanting(2)])
-@given(happening=events)
-def test_so_it_is_in_cells(policy: str, happening: list[object]) -> None:
+@example(history=[wanting(2, larger=1), wanting(1), wanting(2)])
+@given(history=events)
+def test_so_it_is_in_cells(policy: str, history: list[object]) -> None:
     spec, problems = parse(CELLS)
     assert spec is not None, problems
     placer = CellPlacer(spec, lends=True)
-    live(LittleCluster(FLEET, policy, quotas=QUOTAS, placer=placer, throughput=PLANNED), happening)
+    live(LittleCluster(FLEET, policy, quotas=QUOTAS, placer=placer, throughput=PLANNED), history)
 
 
-def live(cluster: LittleCluster, happening: list[object]) -> None:
+def live(cluster: LittleCluster, history: list[object]) -> None:
     now = 0.0
-    for number, event in enumerate(happening):
+    for number, event in enumerate(history):
         now += 100.0
         changes: list[Change] = []
         if isinstance(event, dict):

@@ -48,8 +48,8 @@ QUICK = (
 @needs_data
 @pytest.mark.parametrize("name", QUICK)
 def test_an_experiment_finds_the_same_every_time(name: str) -> None:
-    told: list[str] = []
-    finding = registry.run(name, ExperimentContext(data=DATA, progress=told.append))
+    lines: list[str] = []
+    finding = registry.run(name, ExperimentContext(data=DATA, progress=lines.append))
     assert finding.name == name
     assert finding.compared
     assert finding == registry.run(name, ExperimentContext(data=DATA))
@@ -57,7 +57,7 @@ def test_an_experiment_finds_the_same_every_time(name: str) -> None:
 
 @needs_data
 def test_elastic_beats_static_in_all_that_is_asked_of_it() -> None:
-    """Figures that must not get lost by accident; what is not reached is told in docs/results.md."""
+    """Figures that must not get lost by accident; what is not reached is listed in docs/results.md."""
     reached = {
         (name, each.figure): each.reached
         for name in QUICK

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from gyrostat.sched.policy import Policy, PolicyActions, run
+from gyrostat.sched.policy import BORROWS, Policy, PolicyActions, run_by_rank
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -20,17 +20,7 @@ class Fifo(Policy):
         return (job.request.submitted,), math.inf
 
     def decide(self, view: VcView, now: float) -> PolicyActions:
-        blocked: set[object] = set()
-        while (job := view.next(without=blocked)) is not None:
-            if not (yield from run(view, job, "next in line")):
-                if not self.backfill:
-                    return
-                blocked.add(job.request.shape)
+        return run_by_rank(view, "next in line", backfill=self.backfill)
 
     def borrow(self, view: VcView, now: float) -> PolicyActions:
-        blocked: set[object] = set()
-        while (job := view.waiting.best(blocked)) is not None:
-            if not (yield from run(view, job, "no room in the guarantee; borrows", borrowed=True)):
-                if not self.backfill:
-                    return
-                blocked.add(job.request.shape)
+        return run_by_rank(view, BORROWS, borrowed=True, backfill=self.backfill)

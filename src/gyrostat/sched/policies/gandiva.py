@@ -13,7 +13,16 @@ import math
 from collections.abc import Generator
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.policy import Defragment, Policy, PolicyAction, PolicyActions, ShareDevices, run
+from gyrostat.sched.policy import (
+    BORROWS,
+    Defragment,
+    Policy,
+    PolicyAction,
+    PolicyActions,
+    ShareDevices,
+    run,
+    run_by_rank,
+)
 from gyrostat.sched.views import JobView, Key, VcView
 
 
@@ -43,10 +52,7 @@ class Gandiva(Policy):
             yield from _share(view)
 
     def borrow(self, view: VcView, now: float) -> PolicyActions:
-        blocked: set[object] = set()
-        while (job := view.waiting.best(blocked)) is not None:
-            if not (yield from run(view, job, "no room in the guarantee; borrows", borrowed=True)):
-                blocked.add(job.request.shape)
+        return run_by_rank(view, BORROWS, borrowed=True, backfill=True)
 
     def _scattered(self, view: VcView, job: JobView) -> bool:
         """Whether enough devices are free for the job, though scattered."""
