@@ -38,7 +38,10 @@ def test_equals_ddp_with_the_hook(launch: Launch, name: str) -> None:
 # Makes a worker believe in a GPU of its own and in NCCL, which is played by gloo.
 AS_OVER_NCCL = """
 import os, runpy
-from gyrostat.engine.numerics import determinism, group, session, torch_internals
+from gyrostat.engine import torch_internals
+from gyrostat.engine.numerics import determinism
+from gyrostat.engine.script import session
+from gyrostat.engine.transport import group
 
 group.nccl_group = torch_internals.gloo_group
 session.is_nccl_available = lambda: True

@@ -1,9 +1,9 @@
 """Keeps a job's checkpoints: when one is due, what goes into it, which one to go on from.
 
 Every worker looks for the newest usable checkpoint by itself, then all agree on it; worker 0 alone writes. All decide
-alike at which boundary one is taken (`checkpoint/turns.py`): that worker 0's writer is free travels with the passes, as
+alike at which boundary one is taken (`schedule.py`): that worker 0's writer is free travels with the passes, as
 requests do. What was written is told at the boundary after that, and so is what could not be: training goes on. Where the job
-ends or stops, it is raised. One that the script has spoiled (`checkpoint/latecopy.py`) is asked for again along the same way.
+ends or stops, it is raised. One that was invalidated (`checkpoint/latecopy.py`) is asked for again along the same way.
 """
 
 from __future__ import annotations
