@@ -174,9 +174,14 @@ def test_a_closure_cannot_be_told(build: Build) -> None:
     assert world.end() == ["optimizer makes its updates by a closure, which only the script can call"]
 
 
-def test_newcomers_that_cannot_keep_up(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more than so much memory waits for them, and training never does."""
-    monkeypatch.setattr(catch_up, "_ROOM_FOR_UPDATES", 0)
+@pytest.mark.parametrize("limit", [{"_ROOM_FOR_UPDATES": 0}, {"_MOST": 4}])
+def test_newcomers_that_cannot_keep_up(
+    build: Build, monkeypatch: pytest.MonkeyPatch, limit: dict[str, int]
+) -> None:
+    """The memory and the number of updates that wait are bounded, and training never waits: newcomers of a job with short steps
+    would otherwise never catch up."""
+    for name, value in limit.items():
+        monkeypatch.setattr(catch_up, name, value)
     hold, held = threading.Event(), threading.Event()
     replay = StateReceiver._replay
 

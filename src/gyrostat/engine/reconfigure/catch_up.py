@@ -36,6 +36,9 @@ from gyrostat.engine.state.tensorbytes import byte_row
 _ROOM_FOR_UPDATES = 512 << 20
 """Bytes of gradients that may wait for newcomers; at least `_FEWEST` updates in any case."""
 _FEWEST = 4
+_MOST = 256
+"""Updates that may wait for newcomers, however small they are: those of short steps come faster than any newcomer replays them,
+and it would never catch up."""
 _COLUMNS = 4096
 _MOST_THREADS = 4
 
@@ -125,6 +128,8 @@ class StateSender:
 
     def _find_room(self, size: int) -> Block | None:
         with self._changed:
+            if len(self._waiting) >= _MOST:
+                return None
             fitting = [block for block in self._free if block.size >= size]
             if fitting:
                 self._free.remove(fitting[0])
