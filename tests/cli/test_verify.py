@@ -100,8 +100,8 @@ def test_a_difference_and_its_report(directory: Path) -> None:
         "  loss         of virtual worker 0 is the same up to and in that step",
         "  repeatable   yes: a second run of each gives the same result",
         "",
-        "Likely cause: one random stream used by all virtual workers of a worker: a generator of the script's, "
-        "model's or dataset's own is drawn from inside micro-batches, so who draws what depends on who runs where.",
+        "Likely cause: one random stream shared by all virtual workers of a worker: micro-batches draw from a generator of "
+        "the script, model or dataset, so the numbers that a virtual worker draws depend on the placement.",
         "    train.py:18: torch.randn(x.shape, generator=noise)",
         "  To do: inside micro-batches draw from the global streams of torch, NumPy or random: gyrostat gives every "
         "virtual worker its own.",
@@ -138,7 +138,7 @@ def test_interrupted(directory: Path) -> None:
     (directory / "wait").touch()
     with running("verify", "-n", "1", "-v", "train.py", "wait", cwd=directory) as process:
         assert process.stderr is not None
-        assert process.stderr.readline() == "worker 0 │ waiting\n"
+        assert "worker 0 │ waiting\n" in iter(process.stderr.readline, "")  # after lines of the log
         process.send_signal(signal.SIGINT)
         (directory / "wait").unlink()
         code, out, err = finish(process)
@@ -259,12 +259,12 @@ def test_live_progress() -> None:
     console = Console(file=file, force_terminal=True, width=100, color_system=None)
     now = iter([0.0, 65.0])
     progress = LiveProgress(verbose=False, clock=lambda: next(now), console=console)
-    progress.begins("1 worker", 2, 5, 30)
+    progress.run_started("1 worker", 2, 5, 30)
     progress.heard(0, Started(0, None, [], 0.0))
     progress.heard(0, StepReports([StepReport(12, 0, 0.5, 8, 1.0)]))
     assert progress.ticked() == 0.125
     progress.printed(0, OutputStream.STDOUT, "not shown")
-    progress.ends(run(ONE, Trace(steps=30)), run(TWO, Trace(steps=30)))
+    progress.run_ended(run(ONE, Trace(steps=30)), run(TWO, Trace(steps=30)))
     progress.close()
     assert "run 2 of 5: 1 worker · step 12 of 30 · 1:05" in file.getvalue()
     assert "gyrostat: run 2 of 5: 1 worker: 30 steps, 1.0 s, same" in file.getvalue()
@@ -273,12 +273,12 @@ def test_live_progress() -> None:
 
 def test_plain_progress(capsys: pytest.CaptureFixture[str]) -> None:
     progress = PlainProgress(verbose=True)
-    progress.begins("1 worker, again", None, None, 3)
+    progress.run_started("1 worker, again", None, None, 3)
     progress.printed(0, OutputStream.STDOUT, "hello")
     assert progress.ticked() is None
     first = run(TWO, Trace(steps=1))
-    progress.begins("1 worker", 2, 5, 1)
-    progress.ends(run(ONE, Trace(steps=2)), first)
+    progress.run_started("1 worker", 2, 5, 1)
+    progress.run_ended(run(ONE, Trace(steps=2)), first)
     assert capsys.readouterr().err.splitlines() == [
         "gyrostat: looking for the first difference: 1 worker, again",
         "worker 0 │ hello",

@@ -89,7 +89,10 @@ def test_a_job_whose_result_depends_on_its_workers_does_not(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [(["-n", "2", "-w", "3"], "3 workers cannot share 2"), (["--minutes", "0"], "chaos needs some minutes")],
+    [
+        (["-n", "2", "-w", "3"], "3 workers cannot share 2"),
+        (["--minutes", "0"], "--minutes and --every must be more than 0"),
+    ],
 )
 def test_what_cannot_be(tmp_path: Path, options: list[str], words: str) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)

@@ -73,7 +73,7 @@ def chaos(
     log_format: log_options.Format = None,
 ) -> None:
     from gyrostat.cli.chaos_display import Printer, print_verdict
-    from gyrostat.job.chaos.play import ChaosRequest, play
+    from gyrostat.job.chaos.runner import ChaosRequest, run_chaos
     from gyrostat.job.control.report import check_writable, write_json
     from gyrostat.job.processes.protocol import Program
 
@@ -98,7 +98,7 @@ def chaos(
             options=[] if paced is None else ["--paced", paced],
             checkpoint_every=checkpoint_every,
         )
-        verdict = play(request, Printer())
+        verdict = run_chaos(request, Printer())
     print_verdict(verdict)
     if json is not None:
         write_json(json, verdict.as_json())

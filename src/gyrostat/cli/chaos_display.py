@@ -9,9 +9,9 @@ from statistics import median
 from rich.console import Console
 from rich.table import Table
 
-from gyrostat.job.chaos.play import ChaosObserver
+from gyrostat.job.chaos.job_run import ChaosObserver
 from gyrostat.job.chaos.record import RecordedRun
-from gyrostat.job.chaos.verdict import ChaosVerdict, Round, Struck
+from gyrostat.job.chaos.verdict import ChaosVerdict, InjectedFault, Round
 
 
 class Printer(ChaosObserver):
@@ -22,13 +22,13 @@ class Printer(ChaosObserver):
             f"undisturbed: {len(recorded.steps):,} steps, {recorded.samples:,} samples, digest {_digest(recorded)}"
         )
 
-    def struck(self, struck: Struck) -> None:
-        _print_note(f"{struck.at:7.1f} s, step {struck.step}: {struck.kind}: {struck.whom}")
+    def fault_injected(self, fault: InjectedFault) -> None:
+        _print_note(f"{fault.at:7.1f} s, step {fault.step}: {fault.kind}: {fault.target}")
 
     def round_over(self, round: Round) -> None:
         recorded = round.recorded
         _print_note(
-            f"round over: {len(round.struck)} faults, {recorded.samples:,} samples, recovered {len(recorded.rescued)} times "
+            f"round over: {len(round.faults)} faults, {recorded.samples:,} samples, recovered {len(recorded.recovered)} times "
             f"from peers and {recorded.restored} times from a checkpoint, digest {_digest(recorded)}"
         )
 
@@ -43,15 +43,15 @@ def _digest(recorded: RecordedRun) -> str:
 
 def print_verdict(verdict: ChaosVerdict) -> None:
     console = Console(highlight=False)
-    table = Table(title=f"{len(verdict.struck)} faults in {len(verdict.rounds)} rounds, seed {verdict.seed}")
+    table = Table(title=f"{len(verdict.faults)} faults in {len(verdict.rounds)} rounds, seed {verdict.seed}")
     table.add_column("fault")
     for column in ("times", "until the next step: median", "longest"):
         table.add_column(column, justify="right")
-    for kind, times in sorted(Counter(struck.kind for struck in verdict.struck).items()):
+    for kind, times in sorted(Counter(fault.kind for fault in verdict.faults).items()):
         waits = [
-            struck.until_next_step
-            for struck in verdict.struck
-            if struck.kind == kind and struck.until_next_step is not None
+            fault.until_next_step
+            for fault in verdict.faults
+            if fault.kind == kind and fault.until_next_step is not None
         ]
         shown = (f"{1e3 * median(waits):,.0f} ms", f"{1e3 * max(waits):,.0f} ms") if waits else ("", "")
         table.add_row(kind, str(times), *shown)
@@ -60,11 +60,11 @@ def print_verdict(verdict: ChaosVerdict) -> None:
         for difference in round.differences:
             console.print(f"round {number}: {difference}", markup=False)
     restored = sum(round.recorded.restored for round in verdict.rounds)
-    rescued = sum(len(round.recorded.rescued) for round in verdict.rounds)
+    recovered = sum(len(round.recorded.recovered) for round in verdict.rounds)
     if verdict.ok:
         console.print(
             f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step "
-            f"with the same loss and samples; {rescued} times they recovered from peers, {restored} times from a checkpoint.",
+            f"with the same loss and samples; {recovered} times they recovered from peers, {restored} times from a checkpoint.",
             soft_wrap=True,
         )
     else:

@@ -179,4 +179,4 @@ def _verify_on_display(request: VerifyRequest, *, verbose: bool, live: bool) -> 
             stack.callback(terminal.close)
         parent = stack.enter_context(WorkerForkServer())
         parent.wait_until_ready()  # its start does not count as part of the first run
-        return run_verification(request, parent=parent, onlooker=progress, forward_signals=True)
+        return run_verification(request, parent=parent, observer=progress, forward_signals=True)

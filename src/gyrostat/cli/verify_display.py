@@ -23,14 +23,14 @@ _REFRESH_S = 0.125
 
 
 class PlainProgress(NullObserver):
-    """A line for every finished run. Implements `job.verify.verifier.Onlooker`."""
+    """A line for every finished run. Implements `job.verify.execution.VerifyObserver`."""
 
     def __init__(self, *, verbose: bool, clock: Clock = time.monotonic) -> None:
         self._verbose, self._clock = verbose, clock
         self._began = clock()
         self._title, self._steps, self._step = "starting", None, 0  # type: tuple[str, int | None, int]
 
-    def begins(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
+    def run_started(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
         self._steps, self._step = steps, 0
         if number is None:
             self._title = f"looking for the first difference: {name}"
@@ -38,7 +38,7 @@ class PlainProgress(NullObserver):
         else:
             self._title = f"run {number} of {total}: {name}"
 
-    def ends(self, run: TracedRun, first: TracedRun) -> None:
+    def run_ended(self, run: TracedRun, first: TracedRun) -> None:
         result = f"{_steps(run.trace.steps)}, {run.seconds:.1f} s"
         if run is not first:
             result += ", same" if compare(first.trace, run.trace) is None else ", DIFFERENT"

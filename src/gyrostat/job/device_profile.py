@@ -1,10 +1,9 @@
-"""How fast this machine's device runs a script, by batch size, and what exchanging gradients costs (VirtualFlow §5.1.1).
+"""Measures the throughput of a script on this device by batch size, and the cost of exchanging gradients (VirtualFlow §5.1.1).
 
-The script runs as a job of its own for each batch size, on one worker, for some steps and no further. Nothing in it is
-changed: whatever `batch_size` it gives to `job.dataloader` or `job.shards`, its loaders take the one that is to be measured,
-and it has one virtual worker per worker, whatever number it asks for. The exchange is what a step on several workers takes
-longer than on one, with a single sample each, so that as little computing as possible is mistaken for it. What comes out is a
-`core.profile.Profile`, which the planner reads.
+The script runs as one job per batch size, on one worker, for some steps. It is not changed: its loaders use the measured batch
+size instead of the `batch_size` given to `job.dataloader` or `job.shards`, and it has one virtual worker per worker. The cost
+of the exchange is the additional time of a step on several workers, with a single sample each, so that it includes as little
+computation as possible. The result is a `core.profile.Profile`, which the planner reads.
 """
 
 from __future__ import annotations
@@ -26,34 +25,36 @@ from gyrostat.job.processes.protocol import FromWorker, Program, Started
 from gyrostat.job.processes.start import WorkerSource
 
 _WARM_UP = 3
-"""Steps that are not measured: buckets are laid out anew, allocators fill their pools."""
-_FEWEST = 3
-"""So many steps must be left to measure."""
+"""Steps that are not measured: buckets are rebuilt, allocators fill their pools."""
+_MIN_STEPS = 3
+"""The minimum number of measured steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceProfileRequest:
-    """What to measure."""
+    """The script, and the batch sizes and numbers of workers to measure."""
 
     program: Program
     batches: tuple[int, ...]
     workers: tuple[int, ...] = (2,)
-    """The numbers of workers for which the exchange is measured; none: it is left out."""
+    """The numbers of workers for which the exchange is measured; empty: it is not measured."""
     steps: int = 20
     threads: int = 1
     device_type: str | None = None
-    """What this machine's device is called; None: as it calls itself."""
+    """The type of this device; None: the detected one."""
     workload: str | None = None
-    """What the script is called; None: by its name."""
+    """The name of the workload; None: the script's name."""
 
     def check(self) -> None:
-        """Refuse what cannot be measured, before anything is started."""
+        """Raise `UsageError` for what cannot be measured, before any process is started."""
         if not self.batches or min(self.batches) < 1 or len(set(self.batches)) < len(self.batches):
-            raise UsageError(f"batch sizes are whole numbers from 1 on, each once; got {list(self.batches)}")
+            raise UsageError(f"batch sizes must be distinct numbers from 1 on; got {list(self.batches)}")
         if any(workers < 2 for workers in self.workers) or len(set(self.workers)) < len(self.workers):
-            raise UsageError(f"gradients are exchanged by 2 workers or more; got {list(self.workers)}")
-        if self.steps < _FEWEST:
-            raise UsageError(f"at least {_FEWEST} steps are measured, got {self.steps}")
+            raise UsageError(
+                f"the numbers of workers for the exchange must be distinct and at least 2; got {list(self.workers)}"
+            )
+        if self.steps < _MIN_STEPS:
+            raise UsageError(f"at least {_MIN_STEPS} steps are measured, got {self.steps}")
 
     def run(self, batch: int, workers: int = 1) -> RunRequest:
         return RunRequest(
@@ -68,44 +69,45 @@ class DeviceProfileRequest:
 def profile_device(
     request: DeviceProfileRequest, parent: WorkerSource, tell: Callable[[str], None] = lambda line: None
 ) -> Profile:
-    """Measure; `tell` is given a line for everything that was found."""
+    """Measure; `tell` is called with a line for every result."""
     request.check()
-    hears = _HearsDevice()
+    observer = _DeviceObserver()
     rates: list[tuple[int, float]] = []
     for batch in sorted(request.batches):
-        outcome = run_job(request.run(batch), parent=parent, observer=hears)
+        outcome = run_job(request.run(batch), parent=parent, observer=observer)
         if rates and _out_of_memory(outcome):
-            tell(f"batch {batch} does not fit: {outcome.failure}; larger ones are left out")
+            tell(f"batch {batch} does not fit: {outcome.failure}; larger ones are skipped")
             break
         rates.append((batch, batch / step_seconds(outcome, batch)))
         tell(f"batch {batch}: {rates[-1][1]:,.1f} samples/s")
     exchange = _exchange(request, parent, tell) if request.workers else ()
     name = request.workload or os.path.splitext(os.path.basename(request.program.name))[0]
-    return Profile(name, {request.device_type or hears.device_type(): Speed(tuple(rates), exchange)})
+    return Profile(name, {request.device_type or observer.device_type(): Speed(tuple(rates), exchange)})
 
 
 def step_seconds(outcome: Outcome, batch: int) -> float:
     """The median step of a run with micro-batches of `batch` samples."""
     outcome.check()
-    if len(outcome.step_times) < _WARM_UP + _FEWEST:
+    if len(outcome.step_times) < _WARM_UP + _MIN_STEPS:
         raise UsageError(
-            f"with batches of {batch} the script ended after {len(outcome.step_times)} steps; it takes "
-            f"{_WARM_UP + _FEWEST} at least to measure: give it more data, or more epochs"
+            f"with batches of {batch} the script ended after {len(outcome.step_times)} steps; at least "
+            f"{_WARM_UP + _MIN_STEPS} are needed: give it more data or epochs"
         )
     per_step = outcome.samples / len(outcome.step_times) / outcome.virtual_workers
     if per_step < 0.9 * batch:
         raise UsageError(
-            f"steps have {per_step:.1f} samples on average, not {batch}: the script's dataset has too few for such batches"
+            f"steps have {per_step:.1f} samples on average, not {batch}: "
+            "the dataset is too small for this batch size: give smaller --batches or more data"
         )
     times = outcome.step_times[_WARM_UP - 1 :]
     return statistics.median(later - earlier for earlier, later in pairwise(times))
 
 
 def _exchange(request: DeviceProfileRequest, parent: WorkerSource, tell: Callable[[str], None]) -> Points:
-    """Seconds per step by number of workers: what a step takes longer than on one worker."""
+    """Seconds per step by number of workers: the additional time compared with one worker."""
     batch = 1
     alone = run_job(request.run(batch), parent=parent)
-    if alone.failure is not None:  # batch norm, for one, cannot do with a single sample
+    if alone.failure is not None:  # batch norm, for example, needs more than one sample
         batch = min(request.batches)
         alone = run_job(request.run(batch), parent=parent)
     points = []
@@ -118,7 +120,7 @@ def _exchange(request: DeviceProfileRequest, parent: WorkerSource, tell: Callabl
 
 
 def _out_of_memory(outcome: Outcome) -> bool:
-    """torch says so, or the kernel killed it."""
+    """Reported by torch, or killed by the kernel."""
     failure = outcome.failure
     return failure is not None and (
         "OutOfMemoryError" in failure.summary
@@ -127,8 +129,8 @@ def _out_of_memory(outcome: Outcome) -> bool:
     )
 
 
-class _HearsDevice(NullObserver):
-    """Learns what the workers run on."""
+class _DeviceObserver(NullObserver):
+    """Keeps the device type that the workers report."""
 
     def __init__(self) -> None:
         self._compatibility: dict[str, str] = {}
@@ -141,5 +143,7 @@ class _HearsDevice(NullObserver):
         from gyrostat.engine.numerics.determinism import cpu_type  # imports torch
 
         if not self._compatibility:
-            raise ScriptFailed("the script did not begin to train, so nothing is known of its device")
+            raise ScriptFailed(
+                "the script ended before it began to train, so its device type is unknown; give it with --type"
+            )
         return self._compatibility.get("gpu") or cpu_type(os.environ) or "cpu"

@@ -1,4 +1,4 @@
-"""In the worker: runs the user's program, and notes what it reports to its supervisor before passing it on.
+"""In the worker: runs the user's program, and records what it reports to its supervisor.
 
 `python -m gyrostat.job.chaos.inside DIRECTORY script|module PROGRAM ARGS…`
 """
@@ -17,7 +17,7 @@ from gyrostat.core.placement import Placement
 from gyrostat.engine.script import session
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.job.chaos.record import (
-    Notebook,
+    RecordWriter,
     RecoveryNoted,
     StepDone,
     TrainingBegan,
@@ -28,12 +28,12 @@ from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.worker import run_program
 
 
-class NoteTaker:
-    """Stands between the job and its supervisor."""
+class RecordingSupervisor:
+    """Records some of the calls to a supervisor, and forwards all of them."""
 
-    def __init__(self, notebook: Notebook, inner: Supervisor) -> None:
-        self._notebook, self._inner = notebook, inner
-        notebook.write(WorkerStarted(time.monotonic(), os.getpid(), int(os.environ["RANK"]), os.getppid()))
+    def __init__(self, records: RecordWriter, inner: Supervisor) -> None:
+        self._records, self._inner = records, inner
+        records.write(WorkerStarted(time.monotonic(), os.getpid(), int(os.environ["RANK"]), os.getppid()))
 
     def started(
         self,
@@ -42,23 +42,23 @@ class NoteTaker:
         refused: list[str],
         virtual_workers: int,
         reduction: ReductionChoice,
-        alike: Mapping[str, str],
+        compatibility: Mapping[str, str],
     ) -> None:
-        self._notebook.write(TrainingBegan(time.monotonic(), step, resumed_from))
-        self._inner.started(step, resumed_from, refused, virtual_workers, reduction, alike)
+        self._records.write(TrainingBegan(time.monotonic(), step, resumed_from))
+        self._inner.started(step, resumed_from, refused, virtual_workers, reduction, compatibility)
 
     def stepped(
         self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
     ) -> None:
-        self._notebook.write(StepDone(time.monotonic(), step, loss, samples))
+        self._records.write(StepDone(time.monotonic(), step, loss, samples))
         self._inner.stepped(step, epoch, loss, samples, busy)
 
     def recovered(self, generation: int, placement: Placement, again: int, paused: float) -> None:
-        self._notebook.write(RecoveryNoted(time.monotonic(), generation, again, paused))
+        self._records.write(RecoveryNoted(time.monotonic(), generation, again, paused))
         self._inner.recovered(generation, placement, again, paused)
 
     def finished(self, step: int, digest: str) -> None:
-        self._notebook.write(WorkerEnd(time.monotonic(), step, digest))
+        self._records.write(WorkerEnd(time.monotonic(), step, digest))
         self._inner.finished(step, digest)
 
     def __getattr__(self, name: str) -> Any:
@@ -67,8 +67,8 @@ class NoteTaker:
 
 def main() -> None:
     directory, kind, name, *args = sys.argv[1:]
-    notebook = Notebook(Path(directory))
-    session.supervise(lambda inner: NoteTaker(notebook, inner))
+    records = RecordWriter(Path(directory))
+    session.supervise(lambda inner: RecordingSupervisor(records, inner))
     run_program(Program(name=name, module=kind == "module", args=tuple(args)))
 
 

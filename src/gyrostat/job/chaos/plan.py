@@ -1,4 +1,4 @@
-"""Which faults come, and when: a pure function of a seed. Whom they hit depends on who is there then."""
+"""Which faults are injected, and when: a pure function of a seed. Their targets depend on the processes that run then."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ OF_AGENTS = (FaultKind.LEADER, FaultKind.LEADER_AND_WORKER, FaultKind.AGENT)
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     after: float
-    """Seconds since the one before, or since training began."""
+    """Seconds since the previous fault, or since training began."""
     kind: FaultKind
     chances: tuple[float, float]
-    """Numbers from 0 to 1 that choose among those who are there."""
+    """Numbers from 0 to 1 that choose among the running processes."""
     seconds: float
-    """How long a worker is stopped, or how long an agent that was killed is away."""
+    """How long a worker is stopped, or until a killed agent is restarted."""
 
     def victims(self, living: Sequence[_T], count: int) -> list[_T]:
-        """At most `count` of those who live, all different."""
+        """At most `count` different ones of the living."""
         left, chosen = list(living), []
         for chance in self.chances[:count]:
             if left:
@@ -54,12 +54,12 @@ class Fault:
         return chosen
 
     def size(self, most: int) -> int:
-        """The number of workers that a resize asks for."""
+        """The number of workers that a resize requests."""
         return 1 + int(self.chances[0] * most)
 
 
 def plan(seed: int, *, every: float, kinds: Sequence[FaultKind]) -> Iterator[Fault]:
-    """Without end, `every` seconds on average."""
+    """Infinitely many faults, `every` seconds apart on average."""
     random = Random(f"gyrostat chaos {seed}")
     weights = [_WEIGHTS[kind] for kind in kinds]
     while True:

@@ -1,7 +1,7 @@
-"""What workers note of their job, each in a file of its own, line by line: it is there whatever becomes of them.
+"""The records of workers about their job, each in a file of its own, line by line, so that they outlive the worker.
 
-A step is noted by the worker that runs virtual worker 0. One that is done again, after a checkpoint was restored, is noted
-again; that must be the same.
+The worker that runs virtual worker 0 records steps. A step that is repeated after a checkpoint was restored is recorded again,
+and must be equal.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
-    """A worker has come into being."""
+    """A worker has started."""
 
     at: float
     pid: int
     member: int
     parent: int
-    """Its fork parent's process id."""
+    """The process id of its fork server."""
 
 
 class TrainingBegan(msgspec.Struct, frozen=True, tag=True):
@@ -40,12 +40,12 @@ class StepDone(msgspec.Struct, frozen=True, tag=True):
 
 
 class RecoveryNoted(msgspec.Struct, frozen=True, tag=True):
-    """This worker goes on with those that are left after a death, in another generation."""
+    """This worker recovered from the loss of a peer, and goes on in another generation."""
 
     at: float
     generation: int
     again: int
-    """Micro-batches that it does again."""
+    """Micro-batches that it runs again."""
     paused: float
 
 
@@ -55,12 +55,12 @@ class WorkerEnd(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-Note = WorkerStarted | TrainingBegan | StepDone | RecoveryNoted | WorkerEnd
-_decoder: msgspec.json.Decoder[Note] = msgspec.json.Decoder(Note)
+Entry = WorkerStarted | TrainingBegan | StepDone | RecoveryNoted | WorkerEnd
+_decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
-class Notebook:
-    """A worker's own file."""
+class RecordWriter:
+    """In the worker: appends to its file."""
 
     def __init__(self, directory: Path) -> None:
         self._file = os.open(
@@ -69,19 +69,19 @@ class Notebook:
             0o600,
         )
 
-    def write(self, note: Note) -> None:
-        os.write(self._file, msgspec.json.encode(note) + b"\n")
+    def write(self, entry: Entry) -> None:
+        os.write(self._file, msgspec.json.encode(entry) + b"\n")
 
 
-class Reader:
-    """All notebooks in a directory, while they are written."""
+class RecordReader:
+    """Reads the records of all workers in a directory while they are written."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._read: dict[Path, int] = {}
 
-    def news(self) -> Iterator[Note]:
-        """What has been noted since the last time; of one worker in order."""
+    def new_entries(self) -> Iterator[Entry]:
+        """The entries since the last call; those of one worker in order."""
         for path in sorted(self._directory.glob("worker-*.notes")):
             start = self._read.get(path, 0)
             with path.open("rb") as file:
@@ -94,35 +94,35 @@ class Reader:
 
 @dataclass
 class RecordedRun:
-    """One run, as its workers noted it."""
+    """One run, as its workers recorded it."""
 
     steps: dict[int, tuple[float | None, int]] = field(default_factory=dict)
     """Loss and samples of every step."""
     times: list[float] = field(default_factory=list)
-    """When steps were complete, those done again included."""
+    """When steps were completed, including repeated ones."""
     digests: set[str] = field(default_factory=set)
     restored: int = 0
-    """How often it went on from a checkpoint."""
-    rescued: set[tuple[int, int]] = field(default_factory=set)
-    """Generations in which it went on from peers; they are counted anew after every checkpoint that was restored."""
+    """The number of restores from a checkpoint."""
+    recovered: set[tuple[int, int]] = field(default_factory=set)
+    """Recoveries from peers: the number of restores before, and the generation, which restarts at each restore."""
     redone: int = 0
-    """Micro-batches done again by peers."""
+    """Micro-batches run again by peers."""
     contradictions: list[str] = field(default_factory=list)
-    """Steps that were not the same when they were done again."""
+    """Steps that differed when they were repeated."""
 
-    def add(self, note: Note) -> None:
-        match note:
+    def add(self, entry: Entry) -> None:
+        match entry:
             case StepDone(at=at, step=step, loss=loss, samples=samples):
                 self.times.append(at)
                 before = self.steps.setdefault(step, (loss, samples))
                 if before != (loss, samples):
                     self.contradictions.append(
-                        f"step {step} had loss and samples {before}, and when it was done again {(loss, samples)}"
+                        f"step {step} had loss and samples {before}, and {(loss, samples)} when it was repeated"
                     )
             case TrainingBegan(resumed_from=str()):
                 self.restored += 1
             case RecoveryNoted(generation=generation, again=again):
-                self.rescued.add((self.restored, generation))
+                self.recovered.add((self.restored, generation))
                 self.redone += again
             case WorkerEnd(digest=digest):
                 self.digests.add(digest)

@@ -1,4 +1,4 @@
-"""Did the faults leave a trace in the result? Pure: two recorded runs in, what differs out."""
+"""Compares a run under faults with the undisturbed one, and reports. Pure."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from gyrostat.job.chaos.record import RecordedRun
 
 
 @dataclass(frozen=True, kw_only=True)
-class Struck:
-    """A fault, and what came of it."""
+class InjectedFault:
+    """A fault that was injected, and its effect."""
 
     round: int
     at: float
     """Seconds since training began, in this round."""
     kind: str
-    whom: str
+    target: str
     step: int
-    """So many steps were complete."""
+    """The number of completed steps."""
     until_next_step: float | None = None
-    """Seconds; None: there was no other step."""
+    """Seconds; None: no step was completed after it."""
 
 
 def differences(recorded: RecordedRun, undisturbed: RecordedRun) -> list[str]:
-    """In words; none if the run is, bit for bit, the one that was left alone."""
+    """A description of each difference; empty if the run equals the undisturbed one bit for bit."""
     found = list(recorded.contradictions)
     if not recorded.digests:
-        found.append("it did not come to its end")
+        found.append("the run did not finish")
     elif recorded.digests != undisturbed.digests:
         found.append(
-            f"its digest is {', '.join(sorted(recorded.digests))}, that of the undisturbed run "
+            f"the digest is {', '.join(sorted(recorded.digests))}, that of the undisturbed run "
             f"{', '.join(sorted(undisturbed.digests))}"
         )
     missing = sorted(undisturbed.steps.keys() - recorded.steps.keys())
     extra = sorted(recorded.steps.keys() - undisturbed.steps.keys())
     if missing:
-        found.append(f"{len(missing)} steps were never reported, the first is step {missing[0]}")
+        found.append(f"{len(missing)} steps are missing; the first is step {missing[0]}")
     if extra:
-        found.append(f"{len(extra)} steps too many were made, the first is step {extra[0]}")
+        found.append(f"{len(extra)} steps are not in the undisturbed run; the first is step {extra[0]}")
     common = sorted(recorded.steps.keys() & undisturbed.steps.keys())
     wrong = [step for step in common if recorded.steps[step] != undisturbed.steps[step]]
     if wrong:
@@ -55,7 +55,7 @@ class Round:
     """One run under faults."""
 
     recorded: RecordedRun
-    struck: Sequence[Struck]
+    faults: Sequence[InjectedFault]
     differences: Sequence[str]
 
 
@@ -70,8 +70,8 @@ class ChaosVerdict:
         return bool(self.rounds) and not any(round.differences for round in self.rounds)
 
     @property
-    def struck(self) -> list[Struck]:
-        return [struck for round in self.rounds for struck in round.struck]
+    def faults(self) -> list[InjectedFault]:
+        return [fault for round in self.rounds for fault in round.faults]
 
     def as_json(self) -> dict[str, object]:
         return {
@@ -83,7 +83,7 @@ class ChaosVerdict:
             "rounds": [
                 {
                     "samples": round.recorded.samples,
-                    "recovered_from_peers": len(round.recorded.rescued),
+                    "recovered_from_peers": len(round.recorded.recovered),
                     "micro_batches_redone": round.recorded.redone,
                     "restored_from_checkpoint": round.recorded.restored,
                     "differences": list(round.differences),
@@ -92,13 +92,13 @@ class ChaosVerdict:
             ],
             "faults": [
                 {
-                    "round": struck.round,
-                    "at": struck.at,
-                    "kind": str(struck.kind),
-                    "whom": struck.whom,
-                    "step": struck.step,
-                    "until_next_step": struck.until_next_step,
+                    "round": fault.round,
+                    "at": fault.at,
+                    "kind": str(fault.kind),
+                    "whom": fault.target,
+                    "step": fault.step,
+                    "until_next_step": fault.until_next_step,
                 }
-                for struck in self.struck
+                for fault in self.faults
             ],
         }

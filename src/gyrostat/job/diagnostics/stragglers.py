@@ -4,9 +4,8 @@ Every step reports the time each worker took for its micro-batches (EDL §5.2 ta
 carries it). It is divided by the worker's number of virtual workers. A worker straggles when the median of its last ten steps
 is more than 1.2 times the job's usual time: the median over all workers of their own medians in the last hundred steps. A
 median over the current step alone would rise with the stragglers where several become slow at once, as in one of the
-production jobs
-that the tests replay. If all workers become slower together, none straggles: a straggler must also be slower than the current
-median of its peers, by half that factor.
+production jobs that the tests replay. If all workers become slower together, none straggles: a straggler must also be slower
+than the current median of its peers, by half that factor.
 
 A job can react in two ways: `shares` re-places virtual workers by measured speed, through `core`'s apportioning, if that makes
 steps shorter by a margin; or the worker is removed, and its place is tried again later, since the cause may have gone. Both

@@ -32,6 +32,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from gyrostat.core import logs
 from gyrostat.core.errors import GyrostatError
 from gyrostat.job.processes import worker
 from gyrostat.job.processes.channel import Channel, ProtocolError, check_greeting, greet
@@ -344,6 +345,7 @@ def _serve(
     channel: Channel[ToForkServer], successors: socket.socket | None = None, agent_timeout_s: float = 0.0
 ) -> None:
     """Fork workers until the launcher has ended."""
+    logs.configure_from_environment()
     workers = ForkedWorkers(channel, successors, agent_timeout_s)
     logger.info("fork server is ready (process %d)", os.getpid())
     try:

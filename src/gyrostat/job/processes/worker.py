@@ -35,6 +35,7 @@ from typing import NoReturn
 
 import msgspec
 
+from gyrostat.core import logs
 from gyrostat.core.errors import GyrostatError, PeerLost, UsageError
 from gyrostat.job.diagnostics import stacks
 from gyrostat.job.diagnostics.black_box import BlackBox
@@ -79,6 +80,7 @@ def run_worker(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
         if spec.shows_stacks and spec.black_box is not None:
             stacks.dump_on_signal(Path(f"{spec.black_box}.stacks"))
         _set_environment(spec)
+        logs.configure_from_environment()
         fields = {**spec.worker_id.log_fields, "generation": spec.assignment.generation}
         logger.info("worker %d starts", spec.worker_id.member, extra=fields)
         exits = Exits()

@@ -1,9 +1,8 @@
-"""In the worker: runs the user's program, takes the time of its steps, and then profiles a few more.
+"""In the worker: runs the user's program, measures the time of its steps, and then profiles some more.
 
-
-`python -m gyrostat.job.scan.inside ORDERS` with the orders as JSON. The watcher sits between the job and its supervisor, so it
-hears of every boundary. Operators come from torch's profiler; the module that an operator belongs to from a mark around every
-module's forward, and for backward from the number that autograd gives to both.
+`python -m gyrostat.job.scan.inside ORDERS` with the orders as JSON. The watcher wraps the job's supervisor, so
+it is called at every boundary. Operators come from torch's profiler. The module of an operator comes from a mark around every
+module's forward, and for backward from the sequence number that autograd gives to both.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ Times = dict[str, float]
 
 
 class BoundaryWatcher:
-    """Hears of boundaries, measures between them, and passes everything on."""
+    """A supervisor that measures between boundaries, and forwards every call."""
 
     def __init__(self, orders: Orders, inner: Supervisor) -> None:
         self._orders, self._inner = orders, inner
@@ -101,7 +100,7 @@ class BoundaryWatcher:
 
 
 class Marks:
-    """Marks around every module's forward while they are put."""
+    """Marks in the profile around every module's forward, between `put` and `remove`."""
 
     def __init__(self) -> None:
         self._open: list[torch.autograd.profiler.record_function] = []
@@ -134,7 +133,7 @@ class Marks:
 
 
 def attribute(events: Any) -> tuple[list[Times], list[Times]]:
-    """Seconds of operators' own time by operator and by module, of every step."""
+    """Seconds of operators' self time, by operator and by module, for every step."""
     owners: dict[int, str] = {}
     boundaries = []
     for event in events:
@@ -155,13 +154,13 @@ def attribute(events: Any) -> tuple[list[Times], list[Times]]:
 
 
 def _medians(steps: list[Times]) -> dict[str, float]:
-    """What each took in a typical step: one in which the machine did something else does not count."""
+    """The median over steps, so that a step disturbed by other load does not count."""
     names = {name for step in steps for name in step}
     return {name: statistics.median(step.get(name, 0.0) for step in steps) for name in names}
 
 
 def _owner(event: Any, owners: dict[int, str] | None) -> str | None:
-    """The innermost module around an event; for one of backward, that of the forward it belongs to, or None."""
+    """The innermost module around an event; for a backward event, that of its forward, or None."""
     while event is not None:
         if event.name.startswith(_MARK):
             return str(event.name.removeprefix(_MARK))

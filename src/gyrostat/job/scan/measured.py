@@ -1,4 +1,4 @@
-"""What the scanner tells a worker, and what comes back. Without torch, which the scanner does not need."""
+"""The orders of the scanner to a worker, and the results. Imports no torch, which the scanner does not need."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from gyrostat.job.processes.protocol import Program
 
 
 class Orders(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run, and which of its steps to measure."""
+    """The program, and the steps to measure."""
 
     program: Program
     directory: str
-    """Where the pipes for taking turns are, and results are written."""
+    """The directory of the pipes and results."""
     level: str
     other: str
-    """The level of the worker with which to take turns."""
+    """The level of the other worker."""
     warm_up: int
     timed: int
     profiled: int
@@ -32,12 +32,12 @@ class Orders(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What one run gave. All times are seconds."""
+    """The measurements of one run. All times are seconds."""
 
     cpu_type: str | None
     turns: list[float]
-    """What a step took on average in each turn: computing time of the main thread, so that waiting does not count."""
+    """The mean time of a step in each turn: CPU time of the main thread, so waiting does not count."""
     operators: dict[str, float]
-    """Of a typical step, by operator: their own time."""
+    """Self time in a median step, by operator."""
     modules: dict[str, float]
     """The same by module, backward included."""

@@ -1,4 +1,4 @@
-"""Runs a script under both levels, in two workers that take turns, and lets `verdict` decide."""
+"""Runs a script under both levels, in two workers that take turns; `verdict` evaluates the measurements."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ _LEVELS = (Determinism.ELASTIC, Determinism.HETEROGENEOUS)
 
 @dataclass(frozen=True, kw_only=True)
 class ScanRequest:
-    """What to scan, and how thoroughly."""
+    """The script, and the steps to measure."""
 
     program: Program
     pool: DevicePool
     virtual_workers: int | None = None
-    """None: one, or what the script says."""
+    """None: one, or the script's number."""
     steps: int = 60
-    """Timed under either level."""
+    """Steps to time under each level."""
     profiled: int = 10
-    """Profiled, after those."""
+    """Steps to profile after those."""
     threshold: float = 1.05
-    """Up to which slowdown a job may mix types."""
+    """The largest slowdown at which the job may mix types."""
     cwd: Path = field(default_factory=Path)
 
     def check(self) -> None:
         if min(self.steps, self.profiled) < 1:
-            raise UsageError("a scan needs at least one step")
+            raise UsageError("a scan needs at least one step to time and one to profile")
         self._request(self.program, Determinism.ELASTIC).check()
 
     def orders(self, directory: Path, level: Determinism, other: Determinism) -> Orders:
@@ -56,12 +56,12 @@ class ScanRequest:
         )
 
     def run(self, orders: Orders) -> RunRequest:
-        """The job that carries out `orders`."""
+        """The job that measures as `orders` says."""
         text = msgspec.json.encode(orders).decode()
         program = Program(name="gyrostat.job.scan.inside", module=True, args=(text,))
         request = self._request(program, Determinism(orders.level))
         checkpoints = (
-            f"{orders.directory}/{orders.level}-checkpoints"  # so that the script's own are left alone
+            f"{orders.directory}/{orders.level}-checkpoints"  # the script's own checkpoints are not used
         )
         policy = CheckpointPolicy(directory=checkpoints, resume=False)
         return replace(request, stop_after=orders.steps, checkpoint=policy)
@@ -79,7 +79,7 @@ class ScanRequest:
 
 
 def scan(request: ScanRequest, *, parents: tuple[WorkerSource, WorkerSource]) -> ScanVerdict:
-    """Run the script under both levels at once. Two jobs run beside each other, so two sources of workers are needed."""
+    """Run the script under both levels at once: two jobs in two threads, each with its own source of workers."""
     request.check()
     with tempfile.TemporaryDirectory(prefix="gyrostat-scan-") as name, ThreadPoolExecutor(2) as threads:
         directory = Path(name)

@@ -1,4 +1,4 @@
-"""What the measurements of both levels say: how dear `heterogeneous` is, where, and whether the job may mix types. Pure."""
+"""Evaluates the measurements of both levels: the slowdown under `heterogeneous`, its origin, and whether to mix types. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class ScanRow:
     elastic_ms: float
     heterogeneous_ms: float
     share: float
-    """Of a step under `elastic`."""
+    """The fraction of a step under `elastic`."""
     added: float
-    """What pins add, as a share of a step under `elastic`."""
+    """The time that pins add, as a fraction of a step under `elastic`."""
 
     @property
     def ratio(self) -> float | None:
@@ -30,11 +30,11 @@ class ScanRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ScanVerdict:
-    """The answer of a scan."""
+    """The result of a scan."""
 
     pool: tuple[str, ...]
     cpu_type: str | None
-    """Of the machine that it was measured on."""
+    """The type of the CPU that ran the scan."""
     slowdown: float
     """A step's time under `heterogeneous` over that under `elastic`: the median over pairs of turns."""
     low: float
@@ -45,7 +45,7 @@ class ScanVerdict:
     heterogeneous_ms: float
     operators: tuple[ScanRow, ...]
     modules: tuple[ScanRow, ...]
-    """Both with what pins add most first."""
+    """Both ordered by the time that pins add, largest first."""
 
     @property
     def mix(self) -> DeviceMix:
@@ -53,18 +53,18 @@ class ScanVerdict:
 
     @property
     def reason(self) -> str:
-        told = f"pins for {', '.join(self.pool)} make a step {self.slowdown:.2f}× as long here"
+        summary = f"pins for {', '.join(self.pool)} make a step {self.slowdown:.2f}× as long here"
         if self.slowdown <= self.threshold:
-            return f"yes: {told}, at most {self.threshold:g}×"
-        dear = [row.name for row in self.operators[:3] if row.added > 0.01]
-        where = f", most of it in {', '.join(dear)}" if dear else ""
-        return f"no: {told}, more than {self.threshold:g}×{where}"
+            return f"yes: {summary}, at most {self.threshold:g}×"
+        slow = [row.name for row in self.operators[:3] if row.added > 0.01]
+        where = f", most of it in {', '.join(slow)}" if slow else ""
+        return f"no: {summary}, more than {self.threshold:g}×{where}"
 
 
 def decide(
     elastic: Measured, heterogeneous: Measured, *, pool: DevicePool, cpu_type: str | None, threshold: float
 ) -> ScanVerdict:
-    """From measurements that were taken in turns, a moment apart."""
+    """From measurements that were taken in turns."""
     ratios = [mine / other for mine, other in zip(heterogeneous.turns, elastic.turns, strict=False)]
     low, high = interval(ratios)
     step = statistics.median(elastic.turns)
@@ -83,7 +83,7 @@ def decide(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Between these lies the true median with a probability of at least 95 %, whatever the noise looks like."""
+    """A confidence interval of the median, at least 95 %, for any distribution."""
     ordered, cut = sorted(values), 0
     while 2 * sum(math.comb(len(ordered), k) for k in range(cut + 2)) <= 0.05 * 2 ** len(ordered):
         cut += 1

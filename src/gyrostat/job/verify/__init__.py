@@ -1,14 +1,13 @@
-"""`gyrostat verify`: the same script on several placements, across save and resume, and as plain DDP, must
-come to the same bits. If it does not, the first step and tensor that differ are found, and what is known to
-cause it is said.
+"""`gyrostat verify`: a script must give the same bits on several placements, across save and resume, and as plain DDP. If it
+does not, the first step and tensor that differ are located, and known causes are reported.
 
     plan       which configurations to run; pure
-    trace      what a run left behind that can be compared; pure
+    trace      the losses and digests of a run; pure
     compare    the first difference of two traces, and which pairs are worth explaining; pure
-    suspects   lines of a script that are known to break the promise; pure (`loopcode`: those in loops)
-    diagnosis  from evidence to likely causes; pure (`causes` has the words)
-    verdict    what came of it all, and its report
-    sources    reads the script and what it imports from beside it
+    suspects   lines of a script that are known to break reproducibility; pure (`loopcode`: those in loops)
+    diagnosis  from evidence to likely causes; pure (`causes` has their texts)
+    verdict    the result, and its report
+    sources    reads the script and the modules that it imports from its directory
     execution  runs one configuration
-    verifier   runs them all, looks for the first difference, gathers the evidence
+    verifier   runs all configurations, locates the first difference, gathers the evidence
 """

@@ -16,11 +16,11 @@ class DifferenceKind(StrEnum):
 
     STATE = "state"
     LOSS = "loss"
-    """Virtual worker 0's loss; the state was not compared in that step, or was equal."""
+    """The loss of virtual worker 0; the state was not compared in that step, or was equal."""
     STEPS = "steps"
     """One run made more steps than the other, and was equal up to there."""
     WORKERS = "workers"
-    """The workers of one run differed from one another, which ended it."""
+    """The workers of one run differed from each other, which ended the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class RunDifference:
 
 @dataclass(frozen=True, kw_only=True)
 class Located:
-    """The first step after which a tensor differs, and which tensors do, in their natural order."""
+    """The first step after which tensors differ, and those tensors in their order in the state."""
 
     step: int
     tensors: tuple[str, ...]
@@ -42,7 +42,7 @@ class Located:
 
 
 class Scope(StrEnum):
-    """Between what a difference shows."""
+    """Between which runs a difference appears."""
 
     PLACEMENT = "placement"
     RESUME = "resume"
@@ -51,7 +51,7 @@ class Scope(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class TracedRun:
-    """A configuration and what it left behind."""
+    """A configuration and the trace of its run."""
 
     configuration: Configuration
     trace: Trace
@@ -68,7 +68,7 @@ class RunPair:
 
 
 def compare(one: Trace, other: Trace, *, whole: bool = True) -> RunDifference | None:
-    """The first difference. `whole`: both ran to their ends; otherwise one may have been ended sooner."""
+    """The first difference. `whole`: both ran to their end; otherwise one may have been stopped earlier."""
     after = 0
     digests = one.digests.keys() & other.digests.keys()
     losses = one.losses.keys() & other.losses.keys()
@@ -92,7 +92,7 @@ def compare(one: Trace, other: Trace, *, whole: bool = True) -> RunDifference | 
 
 
 def locate(one: Trace, other: Trace) -> Located | None:
-    """The first step and tensors that differ, of those for which tensors were looked at."""
+    """The first step and tensors that differ, among the steps with digests of tensors."""
     for step in sorted(one.tensors.keys() & other.tensors.keys()):
         here, there = one.tensors[step], other.tensors[step]
         names = dict.fromkeys([*here, *there])
@@ -102,10 +102,12 @@ def locate(one: Trace, other: Trace) -> Located | None:
 
 
 def pairs_to_explain(runs: Sequence[TracedRun]) -> list[RunPair]:
-    """At most one pair for each thing that can be wrong. What a pair before it explains is not said twice."""
+    """At most one pair per scope; none for a difference that an earlier pair explains."""
     reference = next((run for run in runs if run.configuration.reference), None)
     plain = [run for run in runs if not run.configuration.reference and run.configuration.cut is None]
-    plain.sort(key=lambda run: run.trace.workers_differ is not None)  # the more telling ones first
+    plain.sort(
+        key=lambda run: run.trace.workers_differ is not None
+    )  # runs without a divergence of workers first
     resumed = next((run for run in runs if run.configuration.cut is not None), None)
     anchor = next((run for run in plain if reference and _same(run, reference)), plain[0])
     odd = next((run for run in plain if not _same(anchor, run)), None)
@@ -119,9 +121,11 @@ def pairs_to_explain(runs: Sequence[TracedRun]) -> list[RunPair]:
         pairs.append(RunPair(scope=Scope.RESUME, one=begun_on, other=resumed))
     if reference is not None and not _same(anchor, reference):
         fixed = [run for run in plain if _one_each(run.configuration)]
-        if odd is None or (fixed and fixed[0] is not odd):  # otherwise that placements differ says it all
+        if odd is None or (
+            fixed and fixed[0] is not odd
+        ):  # otherwise the difference between placements explains it
             pairs.append(RunPair(scope=Scope.DDP, one=reference, other=(fixed or plain)[0]))
-    if not pairs and anchor.trace.workers_differ:  # nothing else was run
+    if not pairs and anchor.trace.workers_differ:  # there is no other run
         pairs.append(RunPair(scope=Scope.PLACEMENT, one=anchor, other=anchor))
     return pairs
 
@@ -135,5 +139,5 @@ def _one_each(configuration: Configuration) -> bool:
 
 
 def _bits(loss: float | None) -> bytes:
-    """NaN is not equal to itself, its bits are."""
+    """NaN does not equal itself; its bits do."""
     return b"" if loss is None else struct.pack("d", loss)

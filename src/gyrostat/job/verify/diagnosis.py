@@ -1,14 +1,14 @@
-"""From evidence to likely causes, the likeliest first. Pure: the same evidence gives the same answer.
+"""From evidence to likely causes, the most likely first. Pure.
 
-What can be the cause follows from how runs differ:
+The kind of difference limits the possible causes:
 
     the same configuration twice             nothing that gyrostat controls
-    only after save and resume               state that no checkpoint holds
+    only after save and resume               state that is not in checkpoints
     between placements, each one repeatable  something that virtual workers of one worker share
-    between the workers of one run           something that one of them knows and the others do not
-    only from plain DDP                      something that DDP does not see
+    between the workers of one run           a value that only one of them has
+    only from plain DDP                      something that DDP does not handle
 
-Within these, causes that lines of the script speak for come first.
+Among these, causes that are supported by lines of the script come first.
 """
 
 from __future__ import annotations
@@ -22,38 +22,38 @@ from gyrostat.job.verify.suspects import Hint, Suspect
 
 _MAX_LINES = 5
 _PLAIN = {Key.THREADS, Key.UNTRACKED_SCHEDULE}
-"""How the runs differ is enough to name them."""
+"""Causes that the kind of difference alone supports."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceEvidence:
-    """What is known of a difference between two runs."""
+    """The facts about a difference between two runs."""
 
     scope: Scope
     kind: DifferenceKind
     repeatable: bool
-    """Either configuration, run again, came to what it had come to before."""
+    """Both configurations gave the same result when they were run again."""
     workers_differ: bool = False
     """Workers of one of the runs did not hold the same state."""
     tensors: tuple[str, ...] = ()
-    """Those that differ first."""
+    """Those that differ in the first differing step."""
     threads: int = 1
     repeatable_with_one_thread: bool | None = None
-    """Tried if there were several threads and it was not repeatable."""
+    """Tested if there are several threads and the runs are not repeatable."""
     hash_seed_fixed: bool = True
     suspects: tuple[Suspect, ...] = ()
 
 
 @dataclass(frozen=True)
 class LikelyCause:
-    """A likely cause, and the lines of the script that speak for it."""
+    """A likely cause, and the lines of the script that support it."""
 
     key: Key
     lines: tuple[Suspect, ...] = ()
 
     @property
     def supported(self) -> bool:
-        """Something speaks for this cause and not just for one of its kind."""
+        """There is evidence for this cause in particular."""
         return bool(self.lines) or self.key in _PLAIN
 
     @property
@@ -66,7 +66,7 @@ class LikelyCause:
 
 
 def diagnose(evidence: DifferenceEvidence) -> tuple[LikelyCause, ...]:
-    """The causes that fit, the likeliest first. Never empty."""
+    """The causes that fit, the most likely first. Never empty."""
     causes = [_with_lines(key, evidence.suspects) for key in _fitting(evidence)]
     return tuple(sorted(causes, key=lambda cause: (cause.key not in _PLAIN, not cause.supported)))
 
@@ -106,11 +106,11 @@ def _not_repeatable(evidence: DifferenceEvidence) -> Iterator[Key]:
 
 
 def _with_lines(key: Key, suspects: Sequence[Suspect]) -> LikelyCause:
-    """With the lines that speak for it, those of the first hint before those of the next."""
+    """With the lines that support it, in the order of the hints."""
     lines = [suspect for hint in KNOWN[key].hints for suspect in suspects if suspect.hint is hint]
     return LikelyCause(key, tuple(lines[:_MAX_LINES]))
 
 
 def _only_settings(tensors: Sequence[str]) -> bool:
-    """Whether nothing differs but what an optimizer is told, such as its learning rate."""
+    """Whether only settings of an optimizer differ, such as its learning rate."""
     return bool(tensors) and all(".param_groups." in name for name in tensors)

@@ -1,7 +1,7 @@
-"""Runs one configuration of a script, in one part or two, and notes what can be compared.
+"""Runs one configuration of a script, in one part or two, and records its trace.
 
-Every run has a checkpoint directory of its own that goes away with it, so that a script which names one
-neither resumes from another run nor touches its user's checkpoints.
+Every run has a temporary checkpoint directory, so that a script that names one neither resumes from another run nor changes
+its user's checkpoints.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ from gyrostat.job.verify.verdict import FailedRun
 _KEPT_LINES = 20
 
 
-class Onlooker(Observer, Protocol):
-    """Who watches a verification: a run's observer, told besides which run it is."""
+class VerifyObserver(Observer, Protocol):
+    """The observer of a verification: that of each run, which is also called when runs start and end."""
 
-    def begins(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
-        """A run begins: number `number` of about `total`, or one to explain a difference. It makes `steps`
-        steps, if that is known.
+    def run_started(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
+        """A run has started: number `number` of about `total`, or None for one that explains a difference. `steps`: its number
+        of steps, if known.
         """
 
-    def ends(self, run: TracedRun, first: TracedRun) -> None:
-        """A run to be compared has ended. `first` was the first of them."""
+    def run_ended(self, run: TracedRun, first: TracedRun) -> None:
+        """A run that is compared has ended. `first`: the first of these runs."""
 
 
-class Silent(NullObserver):
-    """Looks away."""
+class NullVerifyObserver(NullObserver):
+    """Ignores everything."""
 
-    def begins(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
+    def run_started(self, name: str, number: int | None, total: int | None, steps: int | None) -> None:
         pass
 
-    def ends(self, run: TracedRun, first: TracedRun) -> None:
+    def run_ended(self, run: TracedRun, first: TracedRun) -> None:
         pass
 
 
 class RunFailed(Exception):
-    """The script failed, or was stopped by a signal: there is no use in going on."""
+    """The script failed, or a signal stopped it: verification cannot continue."""
 
     def __init__(self, failed: FailedRun) -> None:
         super().__init__(str(failed.outcome.failure))
@@ -58,28 +58,28 @@ class RunFailed(Exception):
 
 
 @dataclass
-class _Recorder(NullObserver):
-    """Notes what an `Outcome` does not tell, and passes everything on."""
+class _RunRecorder(NullObserver):
+    """Records what is not in an `Outcome`, and forwards everything."""
 
-    onlooker: Onlooker
+    observer: VerifyObserver
     epochs: list[int] = field(default_factory=list)
-    """Of every step."""
+    """The epoch of every step."""
     output: deque[str] = field(default_factory=lambda: deque(maxlen=_KEPT_LINES))
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, StepReports):
             self.epochs += [step.epoch for step in message.steps]
-        self.onlooker.heard(worker, message)
+        self.observer.heard(worker, message)
 
     def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         self.output.append(f"worker {worker} │ {line}")
-        self.onlooker.printed(worker, stream, line)
+        self.observer.printed(worker, stream, line)
 
     def ticked(self) -> float | None:
-        return self.onlooker.ticked()
+        return self.observer.ticked()
 
     def over(self, outcome: Outcome) -> None:
-        self.onlooker.over(outcome)
+        self.observer.over(outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class Executor:
     program: Program
     directory: Path
     parent: WorkerSource
-    onlooker: Onlooker
+    observer: VerifyObserver
     forward_signals: bool
     reduction: ReductionOrder | None = None
     pool: DevicePool | None = None
@@ -98,8 +98,8 @@ class Executor:
     def run(
         self, configuration: Configuration, probe: Probe, *, until: int | None, threads: int
     ) -> tuple[TracedRun, list[int]]:
-        """Run it, at most until so many steps are done. Returns also the epoch of every step."""
-        recorder = _Recorder(self.onlooker)
+        """Run the configuration until `until` steps are done. Also returns the epoch of every step."""
+        recorder = _RunRecorder(self.observer)
         cut = configuration.cut
         early = until is not None and cut is not None and until <= cut
         with tempfile.TemporaryDirectory(prefix="gyrostat-verify-") as checkpoints:
@@ -129,11 +129,11 @@ class Executor:
                 trace, seconds = join(trace, trace_of(second)), seconds + second.total_seconds
         return TracedRun(configuration=configuration, trace=trace, seconds=seconds), recorder.epochs
 
-    def _part(self, request: RunRequest, configuration: Configuration, recorder: _Recorder) -> Outcome:
+    def _part(self, request: RunRequest, configuration: Configuration, recorder: _RunRecorder) -> Outcome:
         outcome = run_job(
             request, parent=self.parent, observer=recorder, forward_signals=self.forward_signals
         )
-        stopped = outcome.stopped_by is not None  # even if the run then came to its end
+        stopped = outcome.stopped_by is not None  # even if the run finished after that
         if stopped or not (outcome.ok or divergence(outcome)):
             raise RunFailed(
                 FailedRun(configuration=configuration, outcome=outcome, output=tuple(recorder.output))

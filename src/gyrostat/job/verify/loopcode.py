@@ -1,5 +1,5 @@
-"""What a script does again and again, as far as reading it tells: in its loops over steps, and in the methods
-that are called for every sample or micro-batch. For `suspects`. Pure.
+"""Finds suspects in repeated code: the loops over steps, and the methods that are called for every sample or micro-batch. For
+`suspects`. Pure.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def is_steps(node: ast.expr) -> bool:
 
 
 def changed_attributes(tree: ast.Module) -> Iterator[ast.stmt]:
-    """Attributes that a dataset or module changes each time it is used."""
+    """Assignments to attributes in methods that are called for every sample or micro-batch."""
     for function in _functions(tree):
         if isinstance(function, ast.Module) or function.name not in _PER_SAMPLE:
             continue
@@ -60,7 +60,7 @@ def counters(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
 
 
 def draws_from_own_generators(tree: ast.Module) -> Iterator[ast.Call]:
-    """Calls that use a generator which was made elsewhere: in a loop over steps, or in another function."""
+    """Calls in loops over steps, and in functions, that use a generator created outside."""
     generators = {
         name_of(target)
         for node in ast.walk(tree)
@@ -78,7 +78,7 @@ def draws_from_own_generators(tree: ast.Module) -> Iterator[ast.Call]:
 
 
 def values_of_one_virtual_worker(tree: ast.Module) -> Iterator[ast.expr | ast.stmt]:
-    """Where values made in the inner loop are used after it, for more than showing or adding them up."""
+    """Uses after the inner loop of values assigned in it, other than printing and adding."""
     for function in _functions(tree):
         for loop in _own(function, ast.For):
             inner = [node for node in ast.walk(loop) if isinstance(node, ast.For) and _iterates(node, loop)]
@@ -92,7 +92,7 @@ def values_of_one_virtual_worker(tree: ast.Module) -> Iterator[ast.expr | ast.st
 
 
 def _deciding(statement: ast.stmt) -> ast.expr | ast.stmt | None:
-    """The part of a statement that can decide something; None if it only shows or adds up."""
+    """The part of a statement that can influence training; None if it only prints or adds."""
     if isinstance(statement, (ast.If, ast.While)):
         return statement.test
     if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
@@ -115,7 +115,7 @@ def _iterates(inner: ast.For, loop: ast.For) -> bool:
 
 
 def _made_in(loop: ast.For) -> set[str]:
-    """Names assigned in the loop; a `job.mean(…)` is meant to be used after it."""
+    """Names assigned in the loop, except results of `job.mean(…)`."""
     made: set[str] = set()
     for node in ast.walk(loop):
         if isinstance(node, ast.Assign):

@@ -1,7 +1,7 @@
-"""Which configurations of a job `verify` runs. Pure.
+"""The configurations of a job that `verify` runs. Pure.
 
-Every placement from the start to the end, one of them saved in the middle and resumed on another, and plain
-DDP on as many processes as there are virtual workers.
+Every placement from start to end, one saved in the middle and resumed on another placement, and plain DDP with one process per
+virtual worker.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gyrostat.core.placement import Placement
 
 
 class Against(StrEnum):
-    """What the placements are compared with, besides one another."""
+    """What the placements are compared with, in addition to each other."""
 
     DDP = "ddp"
     NONE = "none"
@@ -29,7 +29,7 @@ class Configuration:
     reference: bool = False
     """As plain DDP, one process per virtual worker."""
     cut: int | None = None
-    """Saved and ended after so many steps, then resumed …"""
+    """Saved and stopped after this many steps, then resumed …"""
     resumed_on: Placement | None = None
     """… on this placement."""
 
@@ -39,24 +39,26 @@ class Configuration:
             processes = self.placement.virtual_workers
             return f"plain DDP, {processes} process{'es' * (processes != 1)}"
         if self.resumed_on is None:
-            return crew(self.placement)
-        return f"{crew(self.placement)}, saved after step {self.cut}, resumed on {crew(self.resumed_on)}"
+            return describe(self.placement)
+        return (
+            f"{describe(self.placement)}, saved after step {self.cut}, resumed on {describe(self.resumed_on)}"
+        )
 
 
 def counts(placement: Placement) -> list[int]:
-    """How many virtual workers each worker runs."""
+    """The number of virtual workers of each worker."""
     return [len(placement.held_by(worker)) for worker in range(placement.workers)]
 
 
-def crew(placement: Placement) -> str:
-    """`4 workers`; with how many virtual workers each if they are not alike: `2 workers (3+1)`."""
+def describe(placement: Placement) -> str:
+    """`4 workers`; with their numbers of virtual workers if these differ: `2 workers (3+1)`."""
     each = counts(placement)
     name = f"{len(each)} worker{'s' * (len(each) != 1)}"
     return name if len(set(each)) == 1 else f"{name} ({'+'.join(map(str, each))})"
 
 
 def default_placements(virtual_workers: int) -> tuple[Placement, ...]:
-    """As many workers as virtual workers, a most uneven pair, and one."""
+    """One worker per virtual worker, two workers as uneven as possible, and one worker."""
     if virtual_workers < 1:
         raise UsageError(f"--virtual-workers must be at least 1, got {virtual_workers}")
     wanted = [[1] * virtual_workers, [virtual_workers - 1, 1], [virtual_workers]]
@@ -64,7 +66,7 @@ def default_placements(virtual_workers: int) -> tuple[Placement, ...]:
 
 
 def parse_placements(text: str, virtual_workers: int) -> tuple[Placement, ...]:
-    """`1,2,3+1`: a number of workers that share evenly, or how many virtual workers each one runs."""
+    """`1,2,3+1`: a number of workers that share evenly, or the numbers of virtual workers of each."""
     placements = []
     for part in text.split(","):
         try:
@@ -93,8 +95,8 @@ def interrupted(placements: Sequence[Placement], cut: int) -> Configuration:
 
 
 def choose_cut(epochs: Sequence[int]) -> int | None:
-    """After how many steps to save: near the middle, and within an epoch, since that is harder than between
-    two. `epochs` is the epoch of every step. None if there are too few steps.
+    """The number of steps after which to save: near the middle, and within an epoch, which tests more than between two epochs.
+    `epochs` is the epoch of every step. None if there are too few steps.
     """
 
     def unsuitable(cut: int) -> tuple[bool, int, int]:

@@ -1,6 +1,4 @@
-"""Reads the script and whatever it imports from beside it, for `suspects` to look at. Installed packages are
-left alone.
-"""
+"""Reads the script and the modules that it imports from its directory, for `suspects`. Installed packages are skipped."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Lines of a script that are known to break the promise, found by reading it, not by running it. Pure.
+"""Lines of a script that are known to break reproducibility, found by parsing it, without running it. Pure.
 
-None of them is wrong in itself: `job.is_main` is right for printing. So they are only shown when runs have
-really differed, and only those that fit how they differed. What is done in loops is found in `loopcode`.
+None of them is wrong in itself: `job.is_main` is right for printing. So they are shown only when runs have differed, and only
+those that fit the difference. `loopcode` finds those in loops.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gyrostat.job.verify.loopcode import GENERATORS, last_of, name_of
 
 
 class Hint(StrEnum):
-    """What a line may do to the promise."""
+    """How a line may break reproducibility."""
 
     UNSEEDED = "unseeded"
     CLOCK = "clock"
@@ -35,7 +35,7 @@ class Suspect:
     file: str
     line: int
     text: str
-    """The expression, as it stands there."""
+    """The expression."""
     hint: Hint
 
     def __str__(self) -> str:
@@ -45,7 +45,7 @@ class Suspect:
 _ENTROPY = {"os.urandom", "os.getrandom", "torch.seed", "random.SystemRandom", "uuid.uuid1", "uuid.uuid4"}
 _CLOCKS = {f"time.{name}{ns}" for name in ("time", "monotonic", "perf_counter") for ns in ("", "_ns")}
 _CLOCKS |= {"datetime.now", "datetime.datetime.now", "datetime.utcnow"}
-_SEEDED_ALIKE = {"torch.Generator", "Generator"}  # begins with a seed of its own, always the same
+_FIXED_SEED = {"torch.Generator", "Generator"}  # has a default seed, always the same
 _WORKER_NAMES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"}
 _WORKER_CALLS = {"os.getpid", "os.getppid", "socket.gethostname", "platform.node"}
 _NO_MODULES = ("optim", "sched", "scaler", "plateau")
@@ -58,7 +58,7 @@ _ORDINARY = {  # methods of a module that do not run it
 
 
 def find_suspects(file: str, source: str) -> list[Suspect]:
-    """All of one file, by line. A file that cannot be parsed has none."""
+    """All suspects of one file, by line; none if it cannot be parsed."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -67,7 +67,7 @@ def find_suspects(file: str, source: str) -> list[Suspect]:
 
 
 def imported(source: str) -> list[str]:
-    """The dotted names of all modules that a file imports from, as far as they are named in it."""
+    """The dotted names of all modules that a file imports."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -90,13 +90,13 @@ def _all(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.stmt, Hint]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (hint := _call(node, tracked)):
             yield node, hint
-        elif _asks_for_worker(node):
+        elif _depends_on_worker(node):
             yield node, Hint.WORKER
 
 
 def _call(node: ast.Call, tracked: set[str]) -> Hint | None:
     name, last = name_of(node.func), last_of(node.func)
-    wants_seed = last == "seed" or (last in GENERATORS and name not in _SEEDED_ALIKE)
+    wants_seed = last == "seed" or (last in GENERATORS and name not in _FIXED_SEED)
     if name in _ENTROPY or name.startswith("secrets.") or (wants_seed and not (node.args or node.keywords)):
         return Hint.UNSEEDED
     if name in _CLOCKS:
@@ -111,7 +111,7 @@ def _call(node: ast.Call, tracked: set[str]) -> Hint | None:
 
 
 def _tracked(tree: ast.Module) -> Iterator[str]:
-    """The variables that hold modules of the job, judging by what they are tracked as."""
+    """The variables that hold modules of the job, judged by the names under which they are tracked."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and name_of(node.func).endswith(".track"):
             for keyword in node.keywords:
@@ -124,7 +124,7 @@ def _ordinary(method: str) -> bool:
     return method in _ORDINARY or method.startswith(("register_", "set_", "get_"))
 
 
-def _asks_for_worker(node: ast.AST) -> TypeGuard[ast.expr]:
+def _depends_on_worker(node: ast.AST) -> TypeGuard[ast.expr]:
     """`os.environ["RANK"]`, `job.is_main`."""
     if isinstance(node, ast.Subscript):
         return _is_worker_name(node.slice)

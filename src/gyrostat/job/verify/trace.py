@@ -1,6 +1,6 @@
-"""What a run leaves behind that another run can be compared with: its losses, and digests of its state.
+"""The trace of a run, to compare it with other runs: its losses, and digests of its state.
 
-A trace is made of an `Outcome`; that of a run in two halves is the two joined. Pure.
+A trace is made from an `Outcome`; that of a run in two parts is joined from both. Pure.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from gyrostat.job.control.outcome import Outcome
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Steps are counted from 1; what is said of step s is the state after s steps."""
+    """Steps count from 1; digests of step s are of the state after s steps."""
 
     steps: int
     losses: Mapping[int, float | None] = field(default_factory=dict)
-    """Virtual worker 0's, of every step."""
+    """The loss of virtual worker 0 in every step."""
     digests: Mapping[int, str] = field(default_factory=dict)
-    """Of all tracked state, after some steps and at the end."""
+    """Digests of all tracked state, after some steps and at the end."""
     tensors: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
-    """Of each tensor by its name, in the objects' own order, after the steps for which that was asked."""
+    """Digests of each tensor by name, in the order of the state, after the steps for which they were requested."""
     workers_differ: str | None = None
-    """Says how, if workers that must hold equal state did not; the run ended there."""
+    """How workers of the run differed that must hold equal state; the run ended there."""
 
     @property
     def digest(self) -> str | None:
-        """The last one."""
+        """The last digest of the state."""
         return self.digests[max(self.digests)] if self.digests else None
 
 
@@ -58,8 +58,8 @@ def join(first: Trace, second: Trace) -> Trace:
 
 
 def divergence(outcome: Outcome) -> str | None:
-    """What the engine says if the run ended because its workers did not hold equal state. To `verify` that is
-    a difference like any other, not a failure of the script.
+    """The engine's message if the run ended because its workers did not hold equal state. `verify` treats that as a difference,
+    not as a failure of the script.
     """
     raised = f"raised {Diverged.__name__}: "
     if outcome.failure is not None and outcome.failure.summary.startswith(raised):

@@ -1,4 +1,4 @@
-"""What came of a verification, and its report as JSON."""
+"""The result of a verification, and its report as JSON."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from gyrostat.job.verify.plan import Configuration, counts
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyFinding:
-    """A difference between two runs, as far as it could be followed."""
+    """A difference between two runs, located and explained as far as possible."""
 
     pair: RunPair
     difference: RunDifference
     located: Located | None
     """None if no tensor differed when the two were run again."""
     loss_differs: bool
-    """Virtual worker 0's loss differed in or before that step too."""
+    """The loss of virtual worker 0 differed in or before that step, too."""
     evidence: DifferenceEvidence
     causes: tuple[LikelyCause, ...]
 
@@ -35,7 +35,7 @@ class VerifyFinding:
 
     @property
     def likely(self) -> tuple[LikelyCause, ...]:
-        """Those that something speaks for; if there are none, the first."""
+        """The supported causes; if there are none, the first."""
         return tuple(cause for cause in self.causes if cause.supported) or self.causes[:1]
 
     @property
@@ -50,12 +50,12 @@ class VerifyRow:
     run: TracedRun
     difference: RunDifference | None = None
     exact: bool = True
-    """No earlier step can differ."""
+    """No earlier step differs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailedRun:
-    """The script failed by itself, or the user stopped it, so there is nothing to compare."""
+    """A run that cannot be compared: the script failed, or the user stopped it."""
 
     configuration: Configuration
     outcome: Outcome
@@ -76,7 +76,7 @@ class VerifyVerdict:
     rows: tuple[VerifyRow, ...] = ()
     findings: tuple[VerifyFinding, ...] = ()
     notes: tuple[str, ...] = ()
-    """What was left out, and why."""
+    """What was not tested, and why."""
     failed: FailedRun | None = None
 
     @property
@@ -91,8 +91,8 @@ class VerifyVerdict:
 
 
 def rows_of(runs: Sequence[TracedRun], findings: Sequence[VerifyFinding]) -> tuple[VerifyRow, ...]:
-    """Every run compared with plain DDP, or else with the first; where a finding is about the same two
-    results, its step is exact. The one compared with comes first.
+    """Every run compared with plain DDP, or with the first run if there is none. If a finding is about the same two results,
+    the step is exact. The run compared with comes first.
     """
     ordered = sorted(runs, key=lambda run: not run.configuration.reference)
     return tuple(_row_of(run, ordered[0], findings) for run in ordered)
@@ -120,7 +120,7 @@ def _about(finding: VerifyFinding, one: TracedRun, other: TracedRun) -> bool:
 
 
 def as_json(verdict: VerifyVerdict) -> dict[str, object]:
-    """The report as an object that any JSON encoder takes."""
+    """The report as an object for any JSON encoder."""
     return {
         "equal": verdict.equal,
         "virtual_workers": verdict.virtual_workers,
@@ -177,7 +177,7 @@ def _finding(finding: VerifyFinding) -> dict[str, object]:
 
 
 def write_report(path: Path, verdict: VerifyVerdict) -> None:
-    """Whoever looks sees the old file or the whole new one."""
+    """Atomic: a reader sees the old file or the complete new one."""
     data = msgspec.json.format(msgspec.json.encode(as_json(verdict)), indent=1) + b"\n"
     with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

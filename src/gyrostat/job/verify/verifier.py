@@ -1,10 +1,9 @@
-"""Runs a script in several configurations and compares what they come to.
+"""Runs a script in several configurations and compares the results.
 
-1. all placements; the first run also tells how many steps there are
-2. a run that is saved near the middle and resumed on another placement
-3. plain DDP; last, because if the script fails only there, that is worth knowing
-4. for each pair worth explaining: both again, with the digest of every tensor, from the last step known
-   to be equal to the first known to differ; that also tells whether they are repeatable
+1. all placements; the first run also gives the number of steps 2. a run that is saved near the middle and resumed on another
+placement 3. plain DDP; last, so that a script that fails only there still gets the other results 4. for each pair to explain:
+both again, with the digest of every tensor, from the last step known to be equal to the first known to differ; this also shows
+whether they are repeatable
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.start import WorkerSource
 from gyrostat.job.verify.compare import DifferenceKind, RunPair, TracedRun, compare, locate, pairs_to_explain
 from gyrostat.job.verify.diagnosis import DifferenceEvidence, diagnose
-from gyrostat.job.verify.execution import Executor, Onlooker, RunFailed, Silent
+from gyrostat.job.verify.execution import Executor, NullVerifyObserver, RunFailed, VerifyObserver
 from gyrostat.job.verify.plan import Against, Configuration, choose_cut, interrupted
 from gyrostat.job.verify.sources import suspects_in
 from gyrostat.job.verify.trace import Trace
@@ -32,25 +31,25 @@ from gyrostat.job.verify.verdict import VerifyFinding, VerifyVerdict, rows_of
 
 @dataclass(frozen=True, kw_only=True)
 class VerifyRequest:
-    """What to verify, and how thoroughly."""
+    """The script, and the configurations to compare."""
 
     program: Program
     placements: tuple[Placement, ...]
     """At least one, all of the same number of virtual workers."""
     against: Against = Against.DDP
     every: int = 10
-    """Compare the state after every so many steps, and at the end."""
+    """Compare the state after every `every` steps, and at the end."""
     steps: int | None = None
-    """Compare only so many; all if None."""
+    """The number of steps to compare; None: all."""
     threads: int = 1
     reduction: ReductionOrder | None = None
-    """The order of addition; plain DDP then uses it, too, as its communication hook."""
+    """The order of addition; plain DDP then uses it too, as a communication hook."""
     pool: DevicePool | None = None
     """The device types of a heterogeneous job; None for an elastic one."""
     cwd: Path | None = None
 
     def check(self) -> None:
-        """Refuse what cannot be verified, before anything is started."""
+        """Raise `UsageError` for what cannot be verified, before any process is started."""
         if self.every < 1:
             raise UsageError(f"--every must be at least 1, got {self.every}")
         if self.steps is not None and self.steps < 1:
@@ -61,7 +60,7 @@ class VerifyRequest:
 
     @property
     def probe_every(self) -> int:
-        """Often enough that the last step is looked at, even if the script goes on after it."""
+        """The interval of digests: the last step is included, even if the script continues after it."""
         return self.every if self.steps is None else math.gcd(self.every, self.steps)
 
 
@@ -69,16 +68,16 @@ def verify(
     request: VerifyRequest,
     *,
     parent: WorkerSource,
-    onlooker: Onlooker | None = None,
+    observer: VerifyObserver | None = None,
     forward_signals: bool = False,
 ) -> VerifyVerdict:
-    """Run it all. A script that fails is told in the verdict; so is a difference. Bad input raises."""
+    """Run all configurations. The verdict includes a failure of the script and differences. Bad input raises."""
     request.check()
     executor = Executor(
         program=request.program,
         directory=(request.cwd or Path()).absolute(),
         parent=parent,
-        onlooker=onlooker or Silent(),
+        observer=observer or NullVerifyObserver(),
         forward_signals=forward_signals,
         reduction=request.reduction,
         pool=request.pool,
@@ -88,7 +87,7 @@ def verify(
 
 class _Verifier:
     def __init__(self, request: VerifyRequest, executor: Executor) -> None:
-        self._request, self._executor, self._onlooker = request, executor, executor.onlooker
+        self._request, self._executor, self._observer = request, executor, executor.observer
         self._runs: list[TracedRun] = []
         self._findings: list[VerifyFinding] = []
         self._notes: list[str] = []
@@ -122,11 +121,11 @@ class _Verifier:
         self._run_others(plain[1:], total)
         cut = choose_cut(epochs)
         if any(run.trace.workers_differ for run in self._runs):
-            self._notes.append("no run was saved and resumed, since workers of one run differ already")
+            self._notes.append("save and resume was not tested, because the workers of one run differ")
         elif cut is None:
             steps = f"{len(epochs)} step{'s' * (len(epochs) != 1)}"
             self._notes.append(
-                f"no run was saved and resumed: the script makes {steps}, too few for a middle"
+                f"save and resume was not tested: the script makes only {steps}; give it more data or epochs"
             )
         else:
             self._run_others([interrupted(request.placements, cut)], total)
@@ -135,7 +134,7 @@ class _Verifier:
 
     def _run_first(self, configuration: Configuration, total: int) -> Sequence[int]:
         """Returns the epoch of every step."""
-        self._onlooker.begins(configuration.name, 1, total, self._request.steps)
+        self._observer.run_started(configuration.name, 1, total, self._request.steps)
         run, epochs = self._run(configuration)
         _check_something_ran(run.trace, self._request.program)
         self._add(run)
@@ -144,7 +143,7 @@ class _Verifier:
     def _run_others(self, configurations: Sequence[Configuration], total: int) -> None:
         for configuration in configurations:
             number, steps = len(self._runs) + 1, self._runs[0].trace.steps
-            self._onlooker.begins(configuration.name, number, total, steps)
+            self._observer.run_started(configuration.name, number, total, steps)
             self._add(self._run(configuration)[0])
 
     def _run(self, configuration: Configuration) -> tuple[TracedRun, Sequence[int]]:
@@ -154,15 +153,13 @@ class _Verifier:
 
     def _add(self, run: TracedRun) -> None:
         self._runs.append(run)
-        self._onlooker.ends(run, self._runs[0])
-
-    # A difference.
+        self._observer.run_ended(run, self._runs[0])
 
     def _explain_all(self) -> None:
         for pair in pairs_to_explain(self._runs):
             self._findings.append(self._explain(pair))
             if not self._findings[-1].evidence.repeatable:
-                break  # then any two runs may differ, and for the same reason
+                break  # then any two runs may differ for the same reason
 
     def _explain(self, pair: RunPair) -> VerifyFinding:
         difference = compare(pair.one.trace, pair.other.trace)
@@ -172,7 +169,7 @@ class _Verifier:
         one, other = (self._again(run, probe, until) for run in (pair.one, pair.other))
         located = locate(one, other)
         step = until if located is None else located.step
-        repeatable = _alike(pair.one.trace, one) and _alike(pair.other.trace, other)
+        repeatable = _equal(pair.one.trace, one) and _equal(pair.other.trace, other)
         threads = self._request.threads
         evidence = DifferenceEvidence(
             scope=pair.scope,
@@ -200,21 +197,21 @@ class _Verifier:
 
     def _again(self, run: TracedRun, probe: Probe, until: int, *, threads: int | None = None) -> Trace:
         name = f"{run.configuration.name}, again"
-        self._onlooker.begins(name if threads is None else f"{name}, with 1 thread", None, None, until)
+        self._observer.run_started(name if threads is None else f"{name}, with 1 thread", None, None, until)
         threads = threads or self._request.threads
         return self._executor.run(run.configuration, probe, until=until, threads=threads)[0].trace
 
     def _repeatable_with_one_thread(self, run: TracedRun, probe: Probe, until: int) -> bool:
         first, second = (self._again(run, probe, until, threads=1) for _ in range(2))
-        return _alike(first, second)
+        return _equal(first, second)
 
 
-def _alike(one: Trace, again: Trace) -> bool:
+def _equal(one: Trace, again: Trace) -> bool:
     return compare(one, again, whole=False) is None
 
 
 def _losses_differ(one: Trace, other: Trace, step: int) -> bool:
-    """Whether the losses up to a step differ; the state is left out of it."""
+    """Whether the losses up to a step differ; ignores the state."""
     losses = (
         Trace(steps=step, losses={s: loss for s, loss in trace.losses.items() if s <= step})
         for trace in (one, other)

@@ -64,8 +64,8 @@ def test_what_an_etcd_address_says() -> None:
         ("etcd://host:seven/x", "'host:seven' in"),
         ("etcd://a,,b/x", "'' in 'etcd://a,,b/x'"),
         ("etcd://name:secret@host:0/x", "in 'etcd://name:…@host:0/x'"),
-        ("etcd://host/x?ca=/ca.pem", "etcd:// is in the clear; write etcds://"),
-        ("etcds://host/x?cafile=/ca.pem", "the option 'cafile', which there is not; there are ca, cert, key"),
+        ("etcd://host/x?ca=/ca.pem", "etcd:// is without TLS; write etcds://"),
+        ("etcds://host/x?cafile=/ca.pem", "the unknown option 'cafile'; the options are ca, cert, key"),
         ("etcds://host/x?ca=/no/such.pem", "(ca=/no/such.pem): [Errno 2] No such file"),
     ],
 )
@@ -78,7 +78,7 @@ def test_bad_addresses_are_explained(address: str, said: str) -> None:
 
 def test_a_directory_that_cannot_be_made_is_explained(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreUnusable, match="name a directory that this user may create and write"):
+    with pytest.raises(StoreUnusable, match="give a directory that this user may create and write"):
         open_store(f"file://{tmp_path}/file/store", NO_ENV)
 
 
@@ -157,7 +157,7 @@ def test_wrong_logins_are_explained(guarded: EtcdServer, login: str, prefix: str
 
 
 def test_a_login_where_none_is_known_is_explained(shared_etcd: EtcdServer) -> None:
-    with pytest.raises(StoreUnusable, match="this etcd knows no users: leave name and password out"):
+    with pytest.raises(StoreUnusable, match="this etcd has no users: remove name and password"):
         open_store(f"etcd://trainer:t@{shared_etcd.host}/jobs/1", NO_ENV)
 
 
@@ -215,13 +215,13 @@ def test_both_sides_show_certificates(secured: EtcdServer, files: Path) -> None:
 @pytest.mark.parametrize(
     ("scheme", "options", "said"),
     [
-        ("etcds", "", "name the authority that signed its certificate with ?ca=FILE"),
+        ("etcds", "", "give the authority that signed its certificate with ?ca=FILE"),
         (
             "etcds",
             "?ca={files}/ca.pem",
-            "is TLS spoken there, and a certificate wanted (?cert=FILE&key=FILE)?",
+            "does the server use TLS and require a client certificate (?cert=FILE&key=FILE)?",
         ),
-        ("etcd", "", "is TLS wanted there (etcds://)?"),
+        ("etcd", "", "does the server require TLS (etcds://)?"),
     ],
 )
 def test_what_is_missing_is_explained(
@@ -233,5 +233,5 @@ def test_what_is_missing_is_explained(
 
 
 def test_tls_where_there_is_none_is_explained(shared_etcd: EtcdServer) -> None:
-    with pytest.raises(StoreUnusable, match="is TLS spoken there"):
+    with pytest.raises(StoreUnusable, match="does the server use TLS"):
         open_store(f"etcds://{shared_etcd.host}/jobs/1", NO_ENV)

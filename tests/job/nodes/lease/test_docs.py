@@ -14,5 +14,6 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
     exec(compile(block, str(PAGE), "exec"), {})
     assert capsys.readouterr().out == (
-        "the lease with token 1 is over (10.0.0.2:4100 leads now, with token 2); nothing was written. Stop leading\n"
+        "the lease with token 1 is not in force (10.0.0.2:4100 leads now, with token 2); nothing was written, and this agent "
+        "must stop leading\n"
     )

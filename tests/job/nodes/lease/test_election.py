@@ -212,7 +212,7 @@ def test_a_leader_is_told_that_its_lease_is_over() -> None:
     election = leader(token=5)
     election.handle(TimePassed(), 4.0)
     assert election.handle(LeaseRefused(5), 4.1) == [
-        LeadershipLost("the store says that its lease is over"),
+        LeadershipLost("the store reports that its lease is not in force"),
         Look(),
     ]
 

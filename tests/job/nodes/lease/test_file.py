@@ -33,7 +33,7 @@ def test_it_expires_when_the_time_has_come_and_not_before(tmp_path: Path) -> Non
     one.put("generation", b"1", 1)
     time.advance(110.0)
     assert other.current() == LeaseView(None, 1)
-    with pytest.raises(Deposed, match="nobody leads"):
+    with pytest.raises(Deposed, match="there is no leader"):
         one.put("generation", b"2", 1)
     with pytest.raises(Deposed):
         one.renew(lease)
@@ -111,9 +111,9 @@ def test_a_damaged_lease_is_told_and_not_overwritten(tmp_path: Path, damage: byt
     store = FileStore(tmp_path)
     win(store)
     (tmp_path / "lease.json").write_bytes(damage)
-    with pytest.raises(StoreRefused, match=r"lease\.json is not a lease that this version wrote"):
+    with pytest.raises(StoreRefused, match=r"lease\.json is not a lease file of this version"):
         store.acquire("b", 10)
-    with pytest.raises(StoreUnusable, match="is not a lease that this version wrote"):
+    with pytest.raises(StoreUnusable, match="is not a lease file of this version"):
         FileStore(tmp_path)
     assert (tmp_path / "lease.json").read_bytes() == damage
 

@@ -107,7 +107,7 @@ def test_a_deposed_leader_cannot_write(open_another: OpenStore) -> None:
     old = win(first)
     first.put("generation", b"1", old.token)
     first.release(old)
-    with pytest.raises(Deposed, match="nobody leads"):
+    with pytest.raises(Deposed, match="there is no leader"):
         first.put("generation", b"2", old.token)
     new = win(second, "b")
     with pytest.raises(Deposed, match=f"b leads now, with token {new.token}"):

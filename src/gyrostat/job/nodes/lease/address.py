@@ -1,12 +1,12 @@
 """Addresses of lease stores.
 
     file:///absolute/directory
-    etcd://HOST:PORT[,HOST:PORT…]/PREFIX        in the clear
-    etcds://HOST:PORT[,HOST:PORT…]/PREFIX       over TLS
+    etcd://HOST:PORT[,HOST:PORT…]/PREFIX        without TLS
+    etcds://HOST:PORT[,HOST:PORT…]/PREFIX       with TLS
 
-Who logs in writes etcd://NAME:PASSWORD@HOST…, or better sets GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD, which `ps`
-does not show. For TLS, ?ca=FILE names the authority to trust (the system's, if none is named), ?cert=FILE&key=FILE what
-this side shows; or GYROSTAT_ETCD_CA, GYROSTAT_ETCD_CERT, GYROSTAT_ETCD_KEY. What the address says goes first.
+To authenticate, write etcd://NAME:PASSWORD@HOST…, or better set GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD, which `ps`
+does not show. For TLS, ?ca=FILE is the trusted authority (default: the system's), ?cert=FILE&key=FILE the client certificate;
+or set GYROSTAT_ETCD_CA, GYROSTAT_ETCD_CERT, GYROSTAT_ETCD_KEY. The address takes precedence over the environment.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TLS_OPTIONS = ("ca", "cert", "key")
 
 
 def open_store(address: str, env: Mapping[str, str] = os.environ) -> LeaseStore:
-    """The store at this address, once it has answered. Raises `StoreUnusable`, which says what to do about it."""
+    """Open the store at this address, and check that it answers. Raises `StoreUnusable` with advice."""
     try:
         parts = urlsplit(address)
     except ValueError as error:
@@ -44,7 +44,7 @@ def open_store(address: str, env: Mapping[str, str] = os.environ) -> LeaseStore:
 
 
 def etcd_servers(address: str, parts: SplitResult, env: Mapping[str, str]) -> Servers:
-    """What an etcd address and the environment say, checked as far as that goes without asking a server."""
+    """The servers and credentials of an etcd address and the environment, checked without a request."""
     login, _, hosts = parts.netloc.rpartition("@")
     name, _, password = login.partition(":")
     user = unquote(name) or env.get("GYROSTAT_ETCD_USER") or None
@@ -60,7 +60,7 @@ def _open_etcd(address: str, parts: SplitResult, env: Mapping[str, str]) -> Leas
     prefix = unquote(parts.path).rstrip("/")
     if not prefix:
         raise StoreUnusable(
-            f"{_shown(address)} has no prefix; add one that is the job's own, as in etcd://host:2379/jobs/42"
+            f"{_shown(address)} has no prefix; add one that only this job uses, as in etcd://host:2379/jobs/42"
         )
     store = EtcdStore(etcd_servers(address, parts, env), prefix)
     try:
@@ -99,12 +99,12 @@ def _tls(address: str, parts: SplitResult, env: Mapping[str, str]) -> ssl.SSLCon
     given = dict(parse_qsl(parts.query, keep_blank_values=True))
     if unknown := sorted(given.keys() - set(_TLS_OPTIONS)):
         raise StoreUnusable(
-            f"{_shown(address)} has the option {unknown[0]!r}, which there is not; there are {', '.join(_TLS_OPTIONS)}"
+            f"{_shown(address)} has the unknown option {unknown[0]!r}; the options are {', '.join(_TLS_OPTIONS)}"
         )
     if parts.scheme == "etcd":
         if given:
             raise StoreUnusable(
-                f"{_shown(address)} has options for TLS, but etcd:// is in the clear; write etcds://"
+                f"{_shown(address)} has options for TLS, but etcd:// is without TLS; write etcds://"
             )
         return None
     files = {name: given.get(name) or env.get(f"GYROSTAT_ETCD_{name.upper()}") for name in _TLS_OPTIONS}
@@ -121,23 +121,23 @@ def _tls(address: str, parts: SplitResult, env: Mapping[str, str]) -> ssl.SSLCon
 
 
 def _advice(scheme: str, error: str) -> str:
-    """What to do about it."""
-    broke_off = "is TLS spoken there, and a certificate wanted (?cert=FILE&key=FILE)?"
+    """What to do about the error."""
+    broke_off = "does the server use TLS and require a client certificate (?cert=FILE&key=FILE)?"
     if scheme == "etcd":
-        broke_off = "is TLS wanted there (etcds://)?"
+        broke_off = "does the server require TLS (etcds://)?"
     hints = {
         "authentication failed": "check the user's name and password",
-        "user name is empty": "this etcd wants a login: set GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD",
-        "authentication is not enabled": "this etcd knows no users: leave name and password out",
+        "user name is empty": "this etcd requires authentication: set GYROSTAT_ETCD_USER and GYROSTAT_ETCD_PASSWORD",
+        "authentication is not enabled": "this etcd has no users: remove name and password",
         "permission denied": "grant the user's role readwrite on the prefix",
-        "CERTIFICATE_VERIFY_FAILED": "name the authority that signed its certificate with ?ca=FILE",
+        "CERTIFICATE_VERIFY_FAILED": "give the authority that signed its certificate with ?ca=FILE",
         "SSL": broke_off,
         "EOF": broke_off,
         "reset by peer": broke_off,
         "without response": broke_off,
         "HTTP status 400": broke_off,
-        "HTTP status 404": "is this etcd 3.4 or later, with its gateway on?",
-        "never says": "is this etcd?",
+        "HTTP status 404": "is the server etcd 3.4 or later, with its JSON gateway enabled?",
+        "is not one of etcd": "is the server etcd?",
         "no answer": "is it running, and is the address right?",
     }
     return next((f"; {hint}" for sign, hint in hints.items() if sign in error), "")

@@ -1,11 +1,11 @@
-"""What a lease store promises.
+"""The interface of a lease store.
 
-One lease per job. Whoever acquires it gets a token larger than any before, and holds it until it expires, unless it is
-renewed. Beside the lease lie values, written with `put` under a token: the store itself refuses a token that is not in
-force, so a leader that was deposed without noticing (stopped, cut off, paused with its machine) cannot write any more.
+A job has one lease. The agent that acquires it gets a token larger than any before, and holds the lease until it expires,
+unless it renews it. The store also has values, written with `put` under a token: the store refuses a token that is not in
+force, so a deposed leader that did not notice it (stopped, disconnected, paused with its machine) cannot write any more.
 
-Time is `clock`, seconds since the machine booted: the same for all processes of a machine, never set, and running on
-while the machine sleeps. Times of two machines are never compared.
+Time is `clock`, seconds since the machine booted: the same for all processes of a machine, never set, and running while the
+machine sleeps. Times of two machines are never compared.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ def clock() -> float:
 
 @dataclass(frozen=True)
 class Lease:
-    """Who leads, and the number under which it writes."""
+    """The leader, and the token with which it writes."""
 
     holder: str
     token: int
     """Larger than that of every lease before."""
     expires: float | None = None
-    """Known to its holder: before this instant on its `clock` nobody else can hold the lease."""
+    """Known to its holder: before this time on its `clock` no other agent can hold the lease."""
 
 
 @dataclass(frozen=True)
 class LeaseView:
-    """Who held the lease, if anybody, at one instant of the store's history."""
+    """The holder of the lease, or none, at one point in the store's history."""
 
     lease: Lease | None
     as_of: int
-    """Views and tokens of one store compare: what has the larger number is later. A vacancy is later than the lease whose
-    number it bears."""
+    """Views and tokens of one store are comparable: the larger number is later. A vacancy is later than the lease with the same
+    number."""
 
     @property
     def order(self) -> tuple[int, bool]:
@@ -54,41 +54,41 @@ class LeaseView:
 
 class LeaseWatch(Protocol):
     def close(self) -> None:
-        """No more views are reported once this has returned."""
+        """After this returns, the callback is not called any more."""
 
 
 class LeaseStore(Protocol):
-    """All of this may be called from any thread. Whatever touches the store raises `StoreUnreachable` when it does not answer;
-    it may have done what was asked nevertheless."""
+    """Thread-safe. Every request raises `StoreUnreachable` if the store does not answer; the store may have carried it out
+    nevertheless."""
 
     def acquire(self, holder: str, ttl: float) -> Lease | LeaseView:
-        """Our lease, for `ttl` seconds or as many more as the store needs; or, if somebody holds it, who."""
+        """Acquire the lease for at least `ttl` seconds; a `LeaseView` if another agent holds it."""
 
     def renew(self, lease: Lease) -> Lease:
-        """The same lease, expiring later; `Deposed` if it is not in force any more."""
+        """The same lease with a later expiry; `Deposed` if it is not in force any more."""
 
     def release(self, lease: Lease) -> None:
-        """Let others have it at once. A lease that is not in force any more is left alone."""
+        """Let other agents acquire it at once. No effect if the lease is not in force any more."""
 
     def current(self) -> LeaseView:
-        """Who holds the lease now."""
+        """The current holder."""
 
-    def watch(self, saw: Callable[[LeaseView], None]) -> LeaseWatch:
-        """Call `saw`, from a thread of the watch, with who holds the lease, now and whenever that changes. Lost connections
-        are made again; changes meanwhile are not told one by one, but the newest is."""
+    def watch(self, on_view: Callable[[LeaseView], None]) -> LeaseWatch:
+        """Call `on_view` in a thread of the watch with the current view, and whenever it changes. The watch reconnects; of
+        changes meanwhile only the newest is reported."""
 
     def put(self, key: str, value: bytes, token: int) -> None:
-        """Write durably if the lease with this token is in force, else write nothing and raise `Deposed`."""
+        """Write durably if the lease with this token is in force; otherwise write nothing and raise `Deposed`."""
 
     def get(self, key: str) -> bytes | None:
-        """What was last written under this key; the newest, whoever asks."""
+        """The newest value of this key. Needs no lease."""
 
     def close(self) -> None:
-        """Give up connections. Leases are not released by this."""
+        """Close connections. Does not release leases."""
 
 
 def check_key(key: str) -> str:
-    """The key itself, if every store can hold it."""
+    """Returns the key if every store accepts it; raises otherwise."""
     if len(key) > _LONGEST_KEY or not _KEY.fullmatch(key):
         raise Misuse(
             f"a key in a lease store is words of letters, digits, '.', '_' and '-', joined by '/', at most {_LONGEST_KEY} "
@@ -98,5 +98,7 @@ def check_key(key: str) -> str:
 
 
 def deposed(token: int, now: Lease | None) -> Deposed:
-    leader = "nobody leads" if now is None else f"{now.holder} leads now, with token {now.token}"
-    return Deposed(f"the lease with token {token} is over ({leader}); nothing was written. Stop leading")
+    leader = "there is no leader" if now is None else f"{now.holder} leads now, with token {now.token}"
+    return Deposed(
+        f"the lease with token {token} is not in force ({leader}); nothing was written, and this agent must stop leading"
+    )

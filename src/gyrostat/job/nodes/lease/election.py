@@ -1,20 +1,20 @@
-"""What one agent does about the lease: candidate, leading or following. Pure; `campaign` carries it out.
+"""One agent's part in the election: candidate, leading or following. Pure; `campaign` carries it out.
 
 Events in, instructions out, time as an argument:
 
-    election.handle(Seen(View(None, 7)), now)   →  []              and `wake` says when to come back
-    election.handle(Tick(), now)                →  [Acquire()]
-    election.handle(Won(lease), now)            →  [Lead(8)]
+    election.handle(LeaseSeen(LeaseView(None, 7)), now)   →  []              and `wake` is the time of the next call
+    election.handle(TimePassed(), now)                    →  [Acquire()]
+    election.handle(Won(lease), now)                      →  [Lead(8)]
 
 The rules:
 
-1. A vacancy starts a candidacy after a random wait of some milliseconds, so that of many agents a few try, and the others see
-   the winner in time to keep quiet.
-2. A leader renews when about a third of the time is over. It stops leading a tenth of the lease before it can have
-   expired for anybody else, whether or not an answer is still to come: times count from before the request was sent.
-3. Views may arrive late, from the watch and from answers. Each bears a number; what is older than what is known is ignored.
-4. The watch is only there for speed: an agent that hears nothing looks for itself now and then.
-5. An answer that comes too late to lead by (`Won` or `Renewed` after giving up) is answered by releasing the lease.
+1. When the lease is vacant, an agent tries to acquire it after a random delay of some milliseconds, so that of many agents only
+   a few try, and the others see the winner first.
+2. A leader renews after about a third of the lease's time. It stops leading a tenth of that time before the lease can have
+   expired for any other agent, even if a reply is outstanding: times count from before the request was sent.
+3. Views may arrive late, from the watch and from replies. Each has a number; a view older than the newest known is ignored.
+4. The watch only saves time: an agent without news reads the lease itself at intervals.
+5. A reply that arrives too late (`Won` or `Renewed` after the agent stopped leading) makes the agent release the lease.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from gyrostat.job.nodes.lease.base import Lease, LeaseView
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """How fast a dead leader is noticed, and what that costs."""
+    """How fast the loss of a leader is noticed, and the cost of that."""
 
     ttl: float = 5.0
-    """Seconds after which the lease of a leader that went silent is free. etcd grants 2 at least."""
+    """Seconds after its last renewal at which a lease expires. etcd grants 2 at least."""
     agents: int = 8
-    """About how many there are: candidates spread over 2 ms for each. A wrong number costs a little time, nothing else."""
+    """The approximate number of agents: candidates spread over 2 ms each. A wrong number only costs a little time."""
 
     def __post_init__(self) -> None:
         if not 0.05 <= self.ttl <= 3600:
@@ -44,22 +44,22 @@ class Timing:
 
     @property
     def stagger(self) -> float:
-        """Candidates wait a random time up to this before they try."""
+        """Candidates wait a random time up to this before they try to acquire."""
         return min(0.002 * self.agents, self.ttl / 10)
 
     @property
     def margin(self) -> float:
-        """A leader stops so long before its lease expires: clocks may differ in speed by a tenth."""
+        """A leader stops leading this long before its lease expires: clocks may differ in speed by a tenth."""
         return self.ttl / 10
 
     @property
     def retry(self) -> float:
-        """Between attempts to reach a store that does not answer."""
+        """Seconds between requests to a store that does not answer."""
         return self.ttl / 10
 
     @property
     def look(self) -> float:
-        """How long an agent trusts in the watch to tell it everything."""
+        """Seconds for which an agent relies on the watch before it reads the lease itself."""
         return 2 * self.ttl
 
 
@@ -75,12 +75,12 @@ class Role(StrEnum):
 
 @dataclass(frozen=True)
 class TimePassed:
-    """Nothing happened but time."""
+    """No event, but time has passed."""
 
 
 @dataclass(frozen=True)
 class LeaseSeen:
-    """From the watch, from `current`, or from an `acquire` that was refused (`answer`: an operation ended with it)."""
+    """From the watch, from `current`, or from a refused `acquire` (`answer`: it is the reply to a request)."""
 
     view: LeaseView
     answer: bool = False
@@ -98,7 +98,7 @@ class Renewed:
 
 @dataclass(frozen=True)
 class LeaseRefused:
-    """The store says that the lease with this token is not in force."""
+    """The store replied that the lease with this token is not in force."""
 
     token: int
 
@@ -110,7 +110,7 @@ class Unreachable:
 
 @dataclass(frozen=True)
 class LeaveElection:
-    """This agent takes part no longer."""
+    """This agent leaves the election."""
 
 
 Event = TimePassed | LeaseSeen | Won | Renewed | LeaseRefused | Unreachable | LeaveElection
@@ -118,7 +118,7 @@ Event = TimePassed | LeaseSeen | Won | Renewed | LeaseRefused | Unreachable | Le
 
 @dataclass(frozen=True)
 class Look:
-    """Ask the store who holds the lease."""
+    """Read the lease from the store."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class Renew:
 
 @dataclass(frozen=True)
 class Release:
-    """No answer is waited for."""
+    """Without waiting for a reply."""
 
     lease: Lease
 
@@ -150,7 +150,7 @@ class Follow:
 
 @dataclass(frozen=True)
 class LeadershipLost:
-    """This agent led, and from now on does not."""
+    """This agent led, and stops leading now."""
 
     why: str
 
@@ -159,7 +159,7 @@ Instruction = Look | Acquire | Renew | Release | Lead | Follow | LeadershipLost
 
 
 class Election:
-    """One agent's part. At most one of Look, Acquire and Renew is under way; its answer is the next such event."""
+    """One agent's part. At most one of Look, Acquire and Renew is outstanding; the next event of a reply belongs to it."""
 
     def __init__(self, me: str, timing: Timing, random: random.Random) -> None:
         self.me = me
@@ -175,17 +175,17 @@ class Election:
 
     @property
     def token(self) -> int | None:
-        """Of the lease by which this agent leads."""
+        """The token of the lease if this agent leads."""
         return self._lease.token if self._lease else None
 
     @property
     def leads_until(self) -> float:
-        """This agent may act as leader before this instant, and not from then on."""
+        """This agent may act as leader before this time, not from then on."""
         return -_NEVER if self._lease is None else self._until(self._lease)
 
     @property
     def wake(self) -> float:
-        """When to hand in a `TimePassed` if nothing else happens."""
+        """When to handle a `TimePassed` if no other event occurs."""
         if self.role is Role.GONE:
             return _NEVER
         due = _NEVER if self._asked else self._due
@@ -206,13 +206,13 @@ class Election:
             case Renewed(lease):
                 done = self._extend(lease, now)
             case LeaseRefused(token) if token == self.token:
-                done = self._stop_leading("the store says that its lease is over", now)
+                done = self._stop_leading("the store reports that its lease is not in force", now)
             case Unreachable(why):
                 self._trouble = why
                 self._due = self._soon(now)
             case LeaveElection():
                 return self._leave()
-        return done + self._in_time(now)
+        return done + self._due_actions(now)
 
     def _see(self, view: LeaseView, now: float) -> list[Instruction]:
         known = self._known
@@ -222,7 +222,7 @@ class Election:
         if self._lease is not None:
             if view.lease is not None and view.lease.token == self._lease.token:
                 return []
-            return self._stop_leading(_what_deposed(view), now) + self._see(view, now)
+            return self._stop_leading(_why_deposed(view), now) + self._see(view, now)
         if view.lease is None:
             self.role = Role.CANDIDATE
             self._due = min(self._due, now + self._random.uniform(0, self._timing.stagger))
@@ -237,7 +237,8 @@ class Election:
         return [Follow(view.lease.holder)]
 
     def _see_own(self, lease: Lease) -> list[Instruction]:
-        """A lease in our name by which we do not lead: about to be told `Won`, or given up, or of an earlier life."""
+        """A lease with our name although we do not lead: `Won` is about to arrive, or we gave it up, or an earlier process had
+        it."""
         self.role = Role.CANDIDATE
         if self._former is not None and self._former.token == lease.token:
             former, self._former = self._former, None
@@ -245,7 +246,7 @@ class Election:
         return []
 
     def _win(self, lease: Lease, now: float) -> list[Instruction]:
-        if self.role is Role.GONE or self._is_over(lease) or now >= self._until(lease):
+        if self.role is Role.GONE or self._is_outdated(lease) or now >= self._until(lease):
             self._due = self._soon(now)
             return [Release(lease)]
         if self._known is None or self._known.order < (lease.token, False):
@@ -254,8 +255,8 @@ class Election:
         self._renew_later(lease, now)
         return [Lead(lease.token)]
 
-    def _is_over(self, lease: Lease) -> bool:
-        """The store has already shown something later."""
+    def _is_outdated(self, lease: Lease) -> bool:
+        """The store has already shown a later view."""
         known = self._known
         if known is None or known.order < (lease.token, False):
             return False
@@ -280,8 +281,8 @@ class Election:
         self._due = now
         return [LeadershipLost(why)]
 
-    def _in_time(self, now: float) -> list[Instruction]:
-        """What is due by now, whatever happened."""
+    def _due_actions(self, now: float) -> list[Instruction]:
+        """What is due now, whatever the event was."""
         done: list[Instruction] = []
         if self.role is Role.GONE:
             return done
@@ -317,7 +318,7 @@ class Election:
         return f": {self._trouble}" if self._trouble else ""
 
 
-def _what_deposed(view: LeaseView) -> str:
+def _why_deposed(view: LeaseView) -> str:
     return (
         "its lease is gone from the store"
         if view.lease is None

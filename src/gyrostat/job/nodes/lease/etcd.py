@@ -1,11 +1,11 @@
-"""A lease store in etcd, for agents on any number of machines. Speaks to etcd 3.4 and later.
+"""A lease store in etcd 3.4 or later, for agents on any number of machines.
 
-    PREFIX/leader     exists while somebody leads, attached to an etcd lease; its create revision is the token
-    PREFIX/data/KEY   values, each written by a transaction that demands the leader key of that token
+    PREFIX/leader     exists while an agent leads, attached to an etcd lease; its create revision is the token
+    PREFIX/data/KEY   values, each written by a transaction that requires the leader key with that token
 
-etcd's revisions only grow, and all changes have one order, so tokens grow and views compare by revision. An etcd lease never
-ends earlier than granted, counted from before it was asked for; it may end half a second late, and later while etcd itself
-has no leader. Restoring etcd from an old backup takes revisions back: stop the jobs before.
+etcd's revisions only increase, and all changes have one order, so tokens increase and views compare by revision. An etcd lease
+never expires earlier than granted, counted from before the request; it may expire half a second late, and later while etcd
+itself has no leader. Restoring etcd from an old backup resets revisions: stop the jobs before.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gyrostat.job.nodes.lease.base import Lease, LeaseView, check_key, clock, de
 from gyrostat.job.nodes.lease.etcd_gateway import Gateway, ResponseStream, Servers
 from gyrostat.job.nodes.lease.etcd_messages import EtcdEmpty, Granted, KeptAlive, KeyValue, Range, Txn, decode
 
-_OPENING_S = 10.0
+_OPEN_TIMEOUT_S = 10.0
 _RECONNECT_S = (0.05, 1.0)
 _PUT_ATTEMPTS = 5
 
@@ -44,16 +44,16 @@ class EtcdStore:
         self._data = f"{prefix}/data/"
         self._guard = threading.Lock()
         self._grants: dict[int, int] = {}
-        """Token to etcd's lease, for the leases that were acquired here."""
+        """Token to etcd's lease id, for the leases that were acquired here."""
         self._written: dict[bytes, int] = {}
-        """The revision at which a value was last seen to be written."""
+        """The last known revision of each value."""
 
     def check(self) -> None:
-        """That etcd answers, with more patience than later: many agents start at once. And that we may read and write here,
-        for it looks at permissions also of what it need not do."""
-        patient = Gateway(self._gateway.servers, timeout=_OPENING_S)
-        with contextlib.closing(patient):
-            answer = patient.call(
+        """Check that etcd answers, with a longer timeout than later since many agents start at once, and that this user may
+        read and write here: etcd checks the permissions of both branches of a transaction."""
+        gateway = Gateway(self._gateway.servers, timeout=_OPEN_TIMEOUT_S)
+        with contextlib.closing(gateway):
+            answer = gateway.call(
                 "/v3/kv/txn",
                 {
                     "compare": [{"key": self._leader, "target": "VERSION", "version": -1}],
@@ -82,8 +82,8 @@ class EtcdStore:
         )
         found = None if answer.succeeded else answer.found(0)
         if found is not None and found.lease != grant:
-            return _view(found, answer.header.revision)  # What was granted in vain ends by itself.
-        # Found with our own grant: a first sending did it, and its answer was lost.
+            return _view(found, answer.header.revision)  # The unused grant expires by itself.
+        # Found with our own grant: an earlier attempt succeeded, and its reply was lost.
         token = answer.header.revision if found is None else found.create_revision
         with self._guard:
             self._grants[token] = grant
@@ -120,12 +120,12 @@ class EtcdStore:
         answer = self._gateway.call("/v3/kv/range", {"key": self._leader}, Range)
         return _view(answer.kvs[0] if answer.kvs else None, answer.header.revision)
 
-    def watch(self, saw: Callable[[LeaseView], None]) -> EtcdWatch:
-        return EtcdWatch(self.current, self._watch_from, saw)
+    def watch(self, on_view: Callable[[LeaseView], None]) -> EtcdWatch:
+        return EtcdWatch(self.current, self._watch_from, on_view)
 
     def put(self, key: str, value: bytes, token: int) -> None:
-        """Each write names the revision that it replaces. So one whose answer was lost, and which etcd may still carry out, can
-        not undo the one after it."""
+        """Each write names the revision that it replaces, so a write whose reply was lost, and which etcd may still carry out,
+        cannot undo the next one."""
         path = self._path_of(key)
         for _ in range(_PUT_ATTEMPTS):
             replaced = self._written.get(path, 0)
@@ -165,13 +165,13 @@ class EtcdStore:
         )
 
     def _grant(self, grant: int, ttl: int) -> int:
-        """For how many seconds etcd granted it."""
+        """The seconds that etcd granted."""
         try:
             return self._gateway.call("/v3/lease/grant", {"ID": grant, "TTL": ttl}, Granted).seconds
         except StoreRefused as refusal:
             if "lease already exists" not in str(refusal):
                 raise
-        # A first sending did it, and its answer was lost. etcd may have granted more, never less.
+        # An earlier attempt succeeded, and its reply was lost. etcd may have granted more, never less.
         return ttl
 
     def _revoke(self, grant: int) -> None:
@@ -186,16 +186,16 @@ class EtcdStore:
 
 
 class EtcdWatch:
-    """Implements `base.Watch`: reads, then follows from the next revision on; begins anew when the connection breaks, or when
-    etcd has forgotten (compacted) the revision to follow from."""
+    """Implements `base.LeaseWatch`, in a thread of its own: reads the lease, then watches from the next revision on. Starts
+    over when the connection breaks, or when etcd has compacted that revision."""
 
     def __init__(
         self,
         look: Callable[[], LeaseView],
         follow: Callable[[int], ResponseStream],
-        saw: Callable[[LeaseView], None],
+        on_view: Callable[[LeaseView], None],
     ) -> None:
-        self._look, self._follow, self._saw = look, follow, saw
+        self._look, self._follow, self._on_view = look, follow, on_view
         self._closed = threading.Event()
         self._guard = threading.Lock()
         self._stream: ResponseStream | None = None
@@ -214,7 +214,7 @@ class EtcdWatch:
         while not self._closed.is_set():
             try:
                 view = self._look()
-                self._saw(view)
+                self._on_view(view)
                 self._follow_from(view.as_of + 1)
                 pause, _ = _RECONNECT_S
             except LeaseError:
@@ -233,7 +233,7 @@ class EtcdWatch:
                     return
                 for event in message.events:
                     gone = event.type == "DELETE"
-                    self._saw(_view(None if gone else event.kv, event.kv.mod_revision))
+                    self._on_view(_view(None if gone else event.kv, event.kv.mod_revision))
         finally:
             with self._guard:
                 self._stream = None
@@ -241,7 +241,7 @@ class EtcdWatch:
 
 
 def _created(key: bytes, revision: int) -> dict[str, object]:
-    """A condition: the key was created at this revision; at 0, that there is none."""
+    """A condition: the key was created at this revision; 0: it does not exist."""
     return {"key": key, "target": "CREATE", "create_revision": revision}
 
 
@@ -252,6 +252,6 @@ def _view(leader: KeyValue | None, revision: int) -> LeaseView:
         holder = decode(leader.value, _Leader).holder
     except msgspec.MsgspecError as error:
         raise StoreRefused(
-            f"{leader.key.decode()} in etcd holds what no agent of this version wrote ({error}); name another prefix"
+            f"{leader.key.decode()} in etcd has a value that no agent of this version wrote ({error}); choose another prefix"
         ) from error
     return LeaseView(Lease(holder, leader.create_revision), revision)

@@ -1,10 +1,11 @@
-"""Requests to etcd's v3 API through the JSON gateway that every etcd server has, with the standard library's HTTP client.
+"""Requests to etcd's v3 API through the JSON gateway of every etcd server, with the standard library's HTTP client.
 
-Why not a library: python-etcd3, etcd3-py and etcetra are unmaintained or pin an old gRPC, etcd3gw cannot log in, aetcd is one
-person's and asyncio only. Why not gRPC: forking beside a channel fails now and then, and a lease needs nine requests.
+Why not a library: python-etcd3, etcd3-py and etcetra are unmaintained or pin an old gRPC, etcd3gw cannot authenticate, aetcd
+has one maintainer and is asyncio only. Why not gRPC: forking with an open channel fails at times, and a lease needs nine
+requests.
 
-Servers are tried in turn, beginning with the one that answered last. Every request made here can be sent twice without harm,
-so one that broke off is sent again; if none answers, `StoreUnreachable`.
+Servers are tried in turn, starting with the one that answered last. Every request is idempotent, so a broken one is sent again;
+if no server answers, `StoreUnreachable` is raised.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ _RETRY_CODES = frozenset({1, 4, 8, 10, 14})
 """gRPC's Cancelled, DeadlineExceeded, ResourceExhausted, Aborted, Unavailable: etcd is starting, electing or overloaded."""
 _UNAUTHENTICATED = 16
 _BROKEN = (OSError, http.client.HTTPException, ValueError)
-"""What a connection raises that broke, also when another thread shut it down."""
+"""Raised by a broken connection, also when another thread shut it down."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Servers:
-    """Where etcd is, and how to log in."""
+    """The addresses of etcd, and the credentials."""
 
     endpoints: tuple[tuple[str, int], ...]
     tls: ssl.SSLContext | None = None
@@ -45,7 +46,7 @@ class Servers:
 
 
 class Gateway:
-    """Any number of threads may send requests; each has a connection to itself while it waits."""
+    """Thread-safe; each thread has a connection of its own while it waits."""
 
     def __init__(self, servers: Servers, timeout: float = TIMEOUT_S) -> None:
         self.servers = servers
@@ -56,21 +57,21 @@ class Gateway:
         self._token: str | None = None
 
     def call(self, path: str, request: object, answer: type[M]) -> M:
-        """Send a request to the first server that answers, logging in when that is asked for."""
+        """Send a request to the first server that answers; authenticates if etcd requires it."""
         if self.servers.user is not None and self._token is None:
-            self._log_in()
+            self._authenticate()
         status, data = self._post(path, request)
         if _failure(status, data).code == _UNAUTHENTICATED and self.servers.user is not None:
-            self._log_in()
+            self._authenticate()
             status, data = self._post(path, request)
         return self._decoded(path, status, data, answer)
 
     def stream(self, path: str, request: object) -> ResponseStream:
-        """Send a request that is answered by lines, as long as the connection lasts."""
+        """Send a request whose response is a stream of lines."""
         index, connection = self._connect(self._preferred)
         try:
             connection.request("POST", path, msgspec.json.encode(request), self._headers())
-            # Before the response takes the socket over: `close` must reach it from another thread.
+            # Taken before the response owns the socket: `close` needs it in another thread.
             sock = connection.sock
             response = connection.getresponse()
             if response.status != 200:
@@ -91,7 +92,7 @@ class Gateway:
         for _, connection in idle:
             connection.close()
 
-    def _log_in(self) -> None:
+    def _authenticate(self) -> None:
         path = "/v3/auth/authenticate"
         self._token = None
         status, data = self._post(path, {"name": self.servers.user, "password": self.servers.password})
@@ -124,7 +125,7 @@ class Gateway:
         raise self._unreachable(trouble) from trouble
 
     def _connections(self) -> Iterator[tuple[int, http.client.HTTPConnection]]:
-        """What to try: connections that are open but may have died meanwhile, then a new one to every server in turn."""
+        """Connections to try: an idle one, which may have broken meanwhile, then a new one to every server in turn."""
         with self._guard:
             kept = self._idle.pop() if self._idle else None
             first = self._preferred
@@ -134,7 +135,7 @@ class Gateway:
             yield self._connect(first + offset)
 
     def _connect(self, number: int) -> tuple[int, http.client.HTTPConnection]:
-        """Nothing is sent before the first request."""
+        """Connects with the first request."""
         index = number % len(self.servers.endpoints)
         host, port = self.servers.endpoints[index]
         if self.servers.tls is None:
@@ -151,7 +152,7 @@ class Gateway:
                 return decode(data, answer)
             except msgspec.MsgspecError as error:
                 raise StoreRefused(
-                    f"{self.servers} answered {path} with what etcd never says ({error}): {data[:80]!r}"
+                    f"the response of {self.servers} to {path} is not one of etcd ({error}): {data[:80]!r}"
                 ) from error
         failure = _failure(status, data)
         if failure.code in _RETRY_CODES:
@@ -163,7 +164,7 @@ class Gateway:
 
 
 class ResponseStream:
-    """Lines of an answer that goes on. `close` may be called from another thread and ends the iteration."""
+    """The lines of a streaming response. `close` may be called from another thread and ends the iteration."""
 
     def __init__(
         self, connection: http.client.HTTPConnection, sock: socket.socket, response: http.client.HTTPResponse
@@ -171,7 +172,7 @@ class ResponseStream:
         self._connection, self._sock, self._response = connection, sock, response
 
     def __iter__(self) -> Iterator[Watched]:
-        """Ends when the connection does, or what comes is not a line of a watch."""
+        """Ends when the connection closes, or at a line that is not of a watch."""
         rest = b""
         with contextlib.suppress(msgspec.MsgspecError, *_BROKEN):
             while part := self._response.read1(_PART):
@@ -187,13 +188,13 @@ class ResponseStream:
             self._sock.shutdown(socket.SHUT_RDWR)
 
     def discard(self) -> None:
-        """By the thread that iterated."""
+        """Called by the thread that iterated."""
         self._response.close()
         self._connection.close()
 
 
 def _failure(status: int, data: bytes) -> EtcdFailure:
-    """What a response that is not 200 says."""
+    """The error of a response whose status is not 200."""
     if status == 200:
         return EtcdFailure("", 0)
     try:
@@ -203,7 +204,7 @@ def _failure(status: int, data: bytes) -> EtcdFailure:
 
 
 def _keep_alive(sock: socket.socket) -> None:
-    """A stream may be silent for hours; a server that vanished is to be noticed in about ten seconds."""
+    """A stream may have no data for hours; keep-alive detects a lost server in about ten seconds."""
     sock.settimeout(None)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 4), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):

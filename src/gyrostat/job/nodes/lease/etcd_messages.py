@@ -1,7 +1,7 @@
 """etcd's v3 messages as its JSON gateway writes them: only the fields that are read here.
 
-Bytes are base64 and 64-bit numbers are strings on the wire, and what is zero or empty is left out; msgspec takes care of all
-three (`decode`). Requests are plain dictionaries.
+In JSON, bytes are base64, 64-bit numbers are strings, and zero or empty fields are omitted; msgspec handles all three
+(`decode`). Requests are plain dictionaries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class KeyValue(msgspec.Struct, frozen=True):
 
 
 class EtcdEmpty(msgspec.Struct, frozen=True):
-    """An answer of which only its arrival matters."""
+    """A response without content."""
 
 
 class Range(msgspec.Struct, frozen=True):
@@ -44,14 +44,14 @@ class Txn(msgspec.Struct, frozen=True):
     responses: tuple[TxnPart, ...] = ()
 
     def found(self, part: int) -> KeyValue | None:
-        """What the range request at this place of the branch that was taken found."""
+        """The result of the range request at this position of the executed branch."""
         answer = self.responses[part].response_range
         return answer.kvs[0] if answer is not None and answer.kvs else None
 
 
 class Granted(msgspec.Struct, frozen=True):
     seconds: int = msgspec.field(name="TTL", default=0)
-    """None left means that there is no such lease."""
+    """0: the lease does not exist."""
 
 
 class KeptAlive(msgspec.Struct, frozen=True):

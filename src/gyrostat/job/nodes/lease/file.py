@@ -4,9 +4,9 @@
     data/…        one file per key
     lock          held for the moment of a compare-and-swap, never while leading: the kernel frees it when its holder dies
 
-A lease is over for an observer when the clock says so, or when it has itself seen it unchanged for as long as it lasts. The
-second rule needs no common clock, so the lease also ends after a reboot (which starts the clock anew) or a clock that went
-back; and since nobody can see a lease before it was written, it never ends too early.
+For an observer a lease has expired when the clock says so, or when the observer has seen it unchanged for its time to live. The
+second rule needs no common clock, so a lease also expires after a reboot (which resets the clock) or if the clock went back;
+and since no process can see a lease before it was written, it never expires too early.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LOCK_POLL_S = 0.001
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What lease.json says. Without a holder, the lease was released."""
+    """The content of lease.json. Without a holder, the lease was released."""
 
     format: int
     token: int
@@ -39,14 +39,14 @@ class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ttl: float
     expires: float
     boot: str
-    """Which clock `expires` is on."""
+    """The boot whose clock `expires` refers to."""
 
 
-_NOBODY_YET = _Record(format=1, token=0, holder=None, ttl=0.0, expires=0.0, boot="")
+_NO_LEASE = _Record(format=1, token=0, holder=None, ttl=0.0, expires=0.0, boot="")
 
 
 class FileStore:
-    """Implements `base.LeaseStore`. Tests bring a clock of their own."""
+    """Implements `base.LeaseStore`. Tests pass a clock of their own."""
 
     def __init__(
         self,
@@ -62,20 +62,20 @@ class FileStore:
         self._path = directory / "lease.json"
         self._lock = directory / "lock"
         self._data = directory / "data"
-        self._seen = (_NOBODY_YET, self._clock())
+        self._seen = (_NO_LEASE, self._clock())
         self._seen_guard = threading.Lock()
         try:
             self._data.mkdir(parents=True, exist_ok=True, mode=0o700)
-            with self._alone():
+            with self._locked():
                 self._read()
         except (OSError, LeaseError) as error:
             raise StoreUnusable(
                 f"the lease store file://{directory} cannot be used: {error}; "
-                "name a directory that this user may create and write"
+                "give a directory that this user may create and write"
             ) from error
 
     def acquire(self, holder: str, ttl: float) -> Lease | LeaseView:
-        with self._alone():
+        with self._locked():
             record = self._read()
             if self._in_force(record):
                 return _view(record)
@@ -83,13 +83,13 @@ class FileStore:
             return self._write(_Record(1, record.token + 1, holder, ttl, now + ttl, self._boot))
 
     def renew(self, lease: Lease) -> Lease:
-        with self._alone():
+        with self._locked():
             record = self._read_own(lease.token)
             expires = self._clock() + record.ttl
             return self._write(msgspec.structs.replace(record, expires=expires, boot=self._boot))
 
     def release(self, lease: Lease) -> None:
-        with self._alone():
+        with self._locked():
             record = self._read()
             if record.token == lease.token and record.holder is not None:
                 self._write(msgspec.structs.replace(record, holder=None))
@@ -98,12 +98,12 @@ class FileStore:
         record = self._read()
         return _view(record) if self._in_force(record) else LeaseView(None, record.token)
 
-    def watch(self, saw: Callable[[LeaseView], None]) -> _Poll:
-        return _Poll(self.current, saw, self._poll)
+    def watch(self, on_view: Callable[[LeaseView], None]) -> _Poll:
+        return _Poll(self.current, on_view, self._poll)
 
     def put(self, key: str, value: bytes, token: int) -> None:
         path = self._path_of(key)
-        with self._alone():
+        with self._locked():
             self._read_own(token)
             _replace(path, value)
 
@@ -116,7 +116,7 @@ class FileStore:
             raise StoreUnreachable(f"{key!r} cannot be read: {error}") from error
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """No file stays open."""
 
     def _in_force(self, record: _Record) -> bool:
         now = self._clock()
@@ -133,12 +133,12 @@ class FileStore:
         try:
             return msgspec.json.decode(self._path.read_bytes(), type=_Record)
         except FileNotFoundError:
-            return _NOBODY_YET
+            return _NO_LEASE
         except OSError as error:
             raise StoreUnreachable(f"the lease cannot be read: {error}") from error
         except msgspec.MsgspecError as error:
             raise StoreRefused(
-                f"{self._path} is not a lease that this version wrote ({error}); if no agent of the job runs, remove it"
+                f"{self._path} is not a lease file of this version ({error}); if no agent of the job runs, delete it"
             ) from error
 
     def _read_own(self, token: int) -> _Record:
@@ -156,8 +156,8 @@ class FileStore:
         return self._data / quote(check_key(key), safe="")
 
     @contextlib.contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process or thread is in here. Whoever is stopped in here by a signal keeps others out; they say so."""
+    def _locked(self) -> Iterator[None]:
+        """Exclusive among processes and threads. A holder that is stopped by a signal blocks the others until their timeout."""
         try:
             descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -171,7 +171,7 @@ class FileStore:
                 except BlockingIOError:
                     if time.monotonic() >= deadline:
                         raise StoreUnreachable(
-                            f"{self._lock} is held by another process for more than {LOCK_TIMEOUT_S} s; "
+                            f"{self._lock} has been held by another process for more than {LOCK_TIMEOUT_S} s; "
                             "is one of the job's agents stopped (state T in ps)?"
                         ) from None
                     time.sleep(_LOCK_POLL_S)
@@ -183,12 +183,12 @@ class FileStore:
 
 
 class _Poll:
-    """Implements `base.Watch`: looks again and again."""
+    """Implements `base.LeaseWatch` by polling, in a thread of its own."""
 
     def __init__(
-        self, look: Callable[[], LeaseView], saw: Callable[[LeaseView], None], interval: float
+        self, look: Callable[[], LeaseView], on_view: Callable[[LeaseView], None], interval: float
     ) -> None:
-        self._look, self._saw, self._interval = look, saw, interval
+        self._look, self._on_view, self._interval = look, on_view, interval
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease-watch", daemon=True)
         self._thread.start()
@@ -198,13 +198,13 @@ class _Poll:
         self._thread.join()
 
     def _run(self) -> None:
-        told: LeaseView | None = None
+        reported: LeaseView | None = None
         while not self._closed.is_set():
             with contextlib.suppress(LeaseError):
                 view = self._look()
-                if view != told:
-                    told = view
-                    self._saw(view)
+                if view != reported:
+                    reported = view
+                    self._on_view(view)
             self._closed.wait(self._interval)
 
 
@@ -213,7 +213,7 @@ def _view(record: _Record) -> LeaseView:
 
 
 def _replace(path: Path, data: bytes) -> None:
-    """The whole file or, after a crash, the one before."""
+    """Atomic: after a crash the file has the old content or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
