@@ -244,7 +244,7 @@ def end_of(directory: Path, member: int) -> None:
 
 def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
     """Agent, fork parent and workers of a node are gone at once: the others go on, and another worker takes its place."""
-    leader, other = two_that_train(start("--patience", "1"))
+    leader, other = two_that_train(start("--node-timeout", "1"))
     other.kill()
     end_fork_parent(other.node)
     leader.wait_for("went on after")
@@ -257,7 +257,7 @@ def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path
 
 def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
     """Its workers train on until they are given up; then the others go on, and another worker takes their place."""
-    leader, other = two_that_train(start("--patience", "2"))
+    leader, other = two_that_train(start("--node-timeout", "2"))
     other.kill()
     leader.wait_for("went on after")
     leader.wait_for("in place of worker")
@@ -272,7 +272,7 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_pa
 def test_an_agent_stays_away_from_a_job_without_backups(start: Start, same_bits: Callable[[], None]) -> None:
     """Its workers wait for another for some time, then stop the job at a boundary, with a checkpoint; from that the agents
     that are left go on."""
-    leader, other = two_that_train(start("--patience", "6", "--recovery", "checkpoint"))
+    leader, other = two_that_train(start("--node-timeout", "6", "--recovery", "checkpoint"))
     other.kill()
     leader.wait_for("resumed at step")
     wait_until("steady")
@@ -286,7 +286,7 @@ def test_an_agent_is_back_before_its_workers_are_given_up(
     start: Start, same_bits: Callable[[], None], tmp_path: Path
 ) -> None:
     """It was away for more than half of the time that it may be: nothing has stopped, and nothing does."""
-    agents = start("--patience", "20")
+    agents = start("--node-timeout", "20")
     leader, other = two_that_train(agents)
     other.kill()
     wait_for_steps(tmp_path, after=monotonic() + 10.5)
@@ -307,7 +307,7 @@ def test_the_only_agent_is_back_after_its_workers_have_stopped_the_job(
     start: Start, same_bits: Callable[[], None], tmp_path: Path
 ) -> None:
     """No worker had an agent, so the job has stopped with a checkpoint. Nobody had asked for that: it goes on."""
-    agents = start("--patience", "20", nodes=1)
+    agents = start("--node-timeout", "20", nodes=1)
     only = agents.start("a")
     only.wait_for("leading")
     wait_until("steady")

@@ -1,7 +1,7 @@
 """What this machine offers to jobs: its devices, the cells and tenants that they are divided into, and what each slot means.
 
 Three ways to say so: `cpu:4` or `fast:2@400,slow:2@100` (types of slots, so many of each, perhaps paced at so many samples per
-second), a cell file (docs/cells.md) whose machines are parts of this one, or nothing, and what is there is found. All
+second), a cell file (docs/reference/cells.md) whose machines are parts of this one, or nothing, and what is there is found. All
 become a cell file, for there is one way to share: every VC has its cells, and besides it a twin without any for its
 opportunistic jobs, which live on what nobody uses. The text is kept with every recording; `sim` reads it, too.
 """
