@@ -198,7 +198,7 @@ CASES = {
         + "plain = nn.Linear(2, 1).requires_grad_(False)\noptimizer.add_param_group({'params': list(plain.parameters())})\n"
         "job.track(model=model, plain=plain, optimizer=optimizer)\nplain.requires_grad_(True)\n"
         + LOOP.replace("model(x).sum()", "plain(model(x)).sum()"),
-        "whose gradient nobody reduces",
+        "whose gradient is not reduced",
     ),
     "buffer that comes later": (
         START + "class Late(nn.Linear):\n    def __init__(self):\n        super().__init__(4, 2)\n"

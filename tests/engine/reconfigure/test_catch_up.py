@@ -1,4 +1,4 @@
-"""A newcomer that follows a donor ends with its bits, or learns why it cannot and gets them anyway."""
+"""A newcomer that replays a donor's updates has its bits at the fence, or receives all state there, with the reason."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Replica:
             stream.settle()
             stream.before_update("optimizer", self.optimizer, repeatable=True)
         self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=False)  # what was told must have been copied
+        self.optimizer.zero_grad(set_to_none=False)  # what was sent must have been copied
 
     @property
     def digest(self) -> str:
@@ -97,7 +97,7 @@ class World:
             assert newcomer.caught_up.wait(TIMEOUT)
 
     def end(self) -> list[str | None]:
-        """The fence; why each newcomer had to be told all state."""
+        """The fence; why each newcomer had to receive all state there."""
         self.stream.at_fence()
         self.stream.end({"epoch": 3, "buffer": torch.arange(4)})
         self.stream.join()
@@ -137,7 +137,7 @@ def test_newcomers_have_the_donors_bits_at_the_fence(
     assert {newcomer.replica.digest for newcomer in world.newcomers} == {world.donor.digest}
 
 
-def test_a_difference_is_found_and_all_state_told(build: Build) -> None:
+def test_a_difference_is_found_and_all_state_sent(build: Build) -> None:
     def meddle(replica: Replica) -> None:
         list(replica.model.parameters())[1].data[2] += 1e-6
 
@@ -151,7 +151,7 @@ def test_a_difference_is_found_and_all_state_told(build: Build) -> None:
     assert world.newcomers[0].replica.digest == world.donor.digest
 
 
-def test_what_does_not_fit_is_told_at_the_fence(build: Build) -> None:
+def test_what_does_not_fit_is_sent_at_the_fence(build: Build) -> None:
     """The newcomer's optimizer cannot replay; by the fence the script has mended that."""
 
     def mend(replica: Replica) -> None:
@@ -167,7 +167,7 @@ def test_what_does_not_fit_is_told_at_the_fence(build: Build) -> None:
     assert world.newcomers[0].replica.digest == world.donor.digest
 
 
-def test_a_closure_cannot_be_told(build: Build) -> None:
+def test_a_closure_cannot_be_replayed(build: Build) -> None:
     world = build()
     world.wait()
     world.stream.before_update("optimizer", world.donor.optimizer, repeatable=False)
@@ -204,7 +204,7 @@ def test_newcomers_that_cannot_keep_up(
     assert "could not keep up: 4 updates" in reason
 
 
-def test_a_newcomer_that_goes_away_harms_nobody(tmp_path: Path) -> None:
+def test_a_newcomer_that_goes_away_does_not_disturb_the_donor(tmp_path: Path) -> None:
     plan = NextGeneration(
         generation=2,
         placement=Placement.even(2, 2),
@@ -216,8 +216,7 @@ def test_a_newcomer_that_goes_away_harms_nobody(tmp_path: Path) -> None:
 
     def come_and_go() -> None:
         wire = StateWire(plan, 1, TIMEOUT)
-        told = wire.receive()
-        told.acknowledge()
+        wire.receive().acknowledge()
         wire.close()
 
     newcomer = threading.Thread(target=come_and_go)

@@ -1,4 +1,4 @@
-"""Who runs what after a death, and the contexts from which it goes on."""
+"""The placement after a death, and the backed-up contexts of relocated virtual workers."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from gyrostat.engine.training.backups import ContextBackups
 from gyrostat.engine.training.context import Context
 
 
-def test_everybody_keeps_its_own_and_those_of_the_lost_go_to_who_has_fewest() -> None:
-    standings = [SurvivorReport(9, (0, 1, 2), 4), SurvivorReport(9, (6,), 4)]
-    placement = share_out(standings, 8)
+def test_survivors_keep_their_virtual_workers_and_the_others_go_to_the_one_with_fewest() -> None:
+    reports = [SurvivorReport(9, (0, 1, 2), 4), SurvivorReport(9, (6,), 4)]
+    placement = share_out(reports, 8)
     assert [placement.held_by(worker) for worker in range(2)] == [(0, 1, 2, 5), (3, 4, 6, 7)]
 
 
-def test_who_is_further_keeps_what_two_claim() -> None:
+def test_the_survivor_with_more_completed_collectives_keeps_what_two_claim() -> None:
     """The second worker has passed a fence at which it got virtual worker 1, the first has not."""
-    standings = [SurvivorReport(8, (0, 1), 3), SurvivorReport(9, (1, 2), 3)]
-    assert share_out(standings, 3).held_by(1) == (1, 2)
+    reports = [SurvivorReport(8, (0, 1), 3), SurvivorReport(9, (1, 2), 3)]
+    assert share_out(reports, 3).held_by(1) == (1, 2)
 
 
 @given(st.integers(1, 17), st.integers(1, 6), st.randoms(use_true_random=False))
 def test_every_virtual_worker_is_run_once(ranks: int, workers: int, rng: random.Random) -> None:
-    """Whoever of a placement is lost."""
+    """Whichever workers of a placement die."""
     workers = min(workers, ranks)
     before = Placement.even(ranks, workers)
     survivors = sorted(rng.sample(range(workers), rng.randint(1, workers)))
@@ -65,7 +65,7 @@ def drawn(state: RngState) -> RngState:
     return streams.exchange(before)
 
 
-def test_what_a_pass_changed_is_all_that_travels_and_all_that_is_needed() -> None:
+def test_the_changes_of_a_pass_bring_backups_up_to_date() -> None:
     mine, everybody = contexts(3), ContextBackups()
     elsewhere = ContextBackups()
     for backups in (everybody, elsewhere):

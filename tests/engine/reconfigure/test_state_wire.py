@@ -1,4 +1,4 @@
-"""Memory between a donor and newcomers: who holds it, and how it is given back. What is told through it: test_catchup.py."""
+"""Memory between a donor and newcomers: which process holds it, and how it is released."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gyrostat.engine.state.flatcopy import copy_into
 TIMEOUT = 20.0
 
 
-def test_a_block_is_given_back_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_released_part_by_part(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     pauses: list[float] = []
     shrink = os.ftruncate
@@ -51,7 +51,7 @@ def test_small_blocks_go_in_few_parts_and_large_ones_in_large(size: int, sizes: 
     assert len(found) < 64
 
 
-def test_newcomers_let_go_of_what_comes_once(tmp_path: Path) -> None:
+def test_newcomers_do_not_keep_blocks_that_are_used_once(tmp_path: Path) -> None:
     plan = NextGeneration(
         generation=2,
         placement=Placement.even(2, 2),
@@ -66,9 +66,9 @@ def test_newcomers_let_go_of_what_comes_once(tmp_path: Path) -> None:
     def follow() -> None:
         mine = StateWire(plan, 1, TIMEOUT)
         for _ in range(3):
-            told = mine.receive()
-            sums.append(told.state["x"].sum().item())
-            told.acknowledge()
+            received = mine.receive()
+            sums.append(received.state["x"].sum().item())
+            received.acknowledge()
             held.append(sorted(mine._maps))
         mine.close()
 

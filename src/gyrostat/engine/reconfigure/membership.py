@@ -314,7 +314,7 @@ class Membership:
     # With the lock held.
 
     def _phase_of_change(self) -> MembershipPhase:
-        """How far the change is that nobody has acknowledged."""
+        """The phase of a change that has not been acknowledged."""
         if self._change is None:
             return MembershipPhase.STEADY
         if self._change.prepared is None:

@@ -33,7 +33,7 @@ from gyrostat.engine.script.job import Job
 from gyrostat.engine.script.loaders import Loaders
 from gyrostat.engine.script.loops import Loops
 from gyrostat.engine.script.step import LoopData
-from gyrostat.engine.script.step_reports import StepReports
+from gyrostat.engine.script.step_reporter import StepReporter
 from gyrostat.engine.script.tracked import Tracked
 from gyrostat.engine.script.training_loop import TrainingLoop, TrainingParts
 from gyrostat.engine.supervisor import Supervisor
@@ -84,7 +84,7 @@ class _Common:
     loops: Loops
     tracked: Tracked
     loaders: Loaders
-    reports: StepReports
+    reports: StepReporter
 
 
 def build_job(
@@ -125,7 +125,7 @@ def build_job(
         loops=Loops(),
         tracked=tracked,
         loaders=Loaders(generation, seed=seed, measured_batch_size=assignment.batch_size),
-        reports=StepReports(generation, tracked, supervisor, assignment.probe),
+        reports=StepReporter(generation, tracked, supervisor, assignment.probe),
     )
     return _build_reference(common) if assignment.reference else _build_virtual(common, elastic=elastic)
 

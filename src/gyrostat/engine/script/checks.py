@@ -127,8 +127,8 @@ def check_update(
             if parameter.grad is not None and id(parameter) not in reduced:
                 check_optimizer(name, optimizer, modules)
                 raise Misuse(
-                    f"optimizer {name!r} updates a parameter of shape {tuple(parameter.shape)} whose gradient nobody "
-                    "reduces: it was frozen, or not yet there, at job.track. Track it while it requires a gradient"
+                    f"optimizer {name!r} updates a parameter of shape {tuple(parameter.shape)} whose gradient is not "
+                    "reduced: it was frozen at job.track, or did not exist. Track it while it requires a gradient"
                 )
 
 

@@ -26,7 +26,7 @@ from gyrostat.engine.script.checks import check_update
 from gyrostat.engine.script.exits import Place, places_of, script_place
 from gyrostat.engine.script.loops import Loops
 from gyrostat.engine.script.step import LoopData, Step, StepLoop
-from gyrostat.engine.script.step_reports import StepReports
+from gyrostat.engine.script.step_reporter import StepReporter
 from gyrostat.engine.script.tracked import Tracked
 from gyrostat.engine.state.digest import digest_of, tensor_digests
 from gyrostat.engine.supervisor import Supervisor
@@ -55,7 +55,7 @@ class TrainingParts:
     evaluator: Evaluator
     loops: Loops
     tracked: Tracked
-    reports: StepReports
+    reports: StepReporter
     checkpoints: NoCheckpoints
     transition: NoTransition
     compare_replicas: Callable[[Progress], None]

@@ -1,4 +1,4 @@
-"""What belongs to one virtual worker alone, and moves with it: a few kilobytes.
+"""The state of one virtual worker that is not shared, and moves with it: a few kilobytes.
 
 Parameters, optimizer state and synchronised buffers are shared by all virtual workers of a worker and never saved here.
 """
@@ -20,11 +20,11 @@ class Context:
 
     rng: RngState
     buffers: dict[str, list[torch.Tensor]] = field(default_factory=dict)
-    """By module: buffers of its own, kept only while the module's next forward will not overwrite them."""
+    """By module: its own buffers, kept only if the module's next forward does not overwrite them."""
     local: dict[str, Any] = field(default_factory=dict)
-    """What the script put into `step.local`."""
+    """`step.local`."""
     data: dict[int, Position] = field(default_factory=dict)
-    """By loader: where it stands, with the states of its data workers."""
+    """By loader: its position, with the states of its data workers."""
 
     def to_tree(self) -> dict[str, Any]:
         return {

@@ -32,7 +32,7 @@ from gyrostat.engine.trace import now
 from gyrostat.engine.training.collectives import CollectiveLog, PeerRecovery
 from gyrostat.engine.training.generation import CurrentGeneration
 from gyrostat.engine.training.mean import Mean, Means
-from gyrostat.engine.training.parts import Batches, Buffers, Contexts, Device, Gradients
+from gyrostat.engine.training.parts import Batches, Buffers, ComputeDevice, Contexts, Gradients
 from gyrostat.engine.training.plan import MicroBatch, StepPlan
 from gyrostat.engine.training.relocation import NoRelocation
 from gyrostat.engine.training.reports import (
@@ -59,7 +59,7 @@ class MiniBatchParts:
     relocation: NoRelocation
     recovery: PeerRecovery
     log: CollectiveLog
-    device: Device
+    device: ComputeDevice
 
 
 @dataclass

@@ -110,7 +110,7 @@ class Buffers(Protocol):
     def settle(self) -> None: ...
 
 
-class Device(Protocol):
+class ComputeDevice(Protocol):
     """The device that computes micro-batches."""
 
     def add(self, name: str, module: nn.Module) -> None:

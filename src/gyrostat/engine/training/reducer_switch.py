@@ -83,11 +83,15 @@ class ReducerSwitch:
 
     def sums(self, participations: Sequence[bytes]) -> list[torch.Tensor]:
         """The sums of the last pass, for a worker that missed it."""
-        return [flat for gradients in self._touched(participations) for flat in gradients.reduction.last_sum()]
+        return [
+            flat for gradients in self._touched(participations) for flat in gradients.reduction.last_sum()
+        ]
 
     def room_for_sums(self, participations: Sequence[bytes]) -> list[torch.Tensor]:
         """Where a worker that missed the pass puts them; `settle` uses them."""
-        return [flat for gradients in self._touched(participations) for flat in gradients.reduction.receive_sum()]
+        return [
+            flat for gradients in self._touched(participations) for flat in gradients.reduction.receive_sum()
+        ]
 
     def _touched(self, participations: Sequence[bytes]) -> list[ModuleGradients]:
         """The modules that were reduced in a pass."""

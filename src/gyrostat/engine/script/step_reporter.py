@@ -22,7 +22,7 @@ _DELIVERED_AFTER_NS = 10_000_000_000
 """A report leaves the process of the main worker within this time."""
 
 
-class StepReports:
+class StepReporter:
     """Collects what the passes of a step give, and reports the step at the boundary that follows."""
 
     def __init__(
