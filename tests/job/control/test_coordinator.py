@@ -271,7 +271,7 @@ def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
         EndNewcomer(3, reason),
         TellMember(0, Cancel(2)),
         TellMember(1, Cancel(2)),
-        ReconfigurationRefused(wish(4), reason),
+        ReconfigurationRefused(wish(4), reason, retryable=True),
     ]
     assert successor.prepared(1, 2) == []
     assert (successor.generation, successor.members) == (2, (0, 1))
