@@ -10,8 +10,9 @@ from typer.testing import CliRunner, Result
 
 from gyrostat.cli.main import app
 from gyrostat.core.errors import UsageError
-from gyrostat.job.control.control_socket import RequestFailed, RequestResult
+from gyrostat.job.control.client import RequestFailed
 from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.requests import RequestResult
 
 ROWS = (
     SizeMeasured(workers=1, steps=20, step_seconds=0.5, throughput=64.0, busy=0.9),

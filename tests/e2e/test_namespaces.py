@@ -16,7 +16,7 @@ import pytest
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.engine.checkpoint import list_checkpoints, load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.control_socket import JobClient
+from gyrostat.job.control.client import JobClient
 from tests.conftest import Launch
 from tests.job.agents import TRAINING, Agents
 from tests.job.nodes.lease.etcd_server import BINARY, MISSING, EtcdServer

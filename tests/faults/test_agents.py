@@ -18,7 +18,8 @@ from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
 from gyrostat.engine.checkpoint import list_checkpoints, load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.control_socket import JobClient, RequestResult
+from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.requests import RequestResult
 from tests.conftest import Launch
 from tests.job.agents import PATIENCE_S, TRAINING, AgentProcess, Agents, end_fork_parent
 from tests.job.nodes.lease.conftest import own_etcd, shared_etcd  # noqa: F401

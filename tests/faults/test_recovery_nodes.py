@@ -13,7 +13,7 @@ from time import monotonic
 import pytest
 
 from gyrostat.core.phase import ReconfigurationPhase
-from gyrostat.job.control.control_socket import JobClient
+from gyrostat.job.control.client import JobClient
 from tests.e2e.test_namespaces import ADDRESSES, Network, etcd, network  # noqa: F401
 from tests.faults.test_agents import (
     Start,

@@ -11,7 +11,7 @@ import pytest
 
 from gyrostat.core.phase import JobPhase
 from gyrostat.data.shards.messages import Shard
-from gyrostat.job.control.control_socket import JobClient, RequestFailed
+from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.shard_service import PullShard
 from tests.job.agents import Agents
 

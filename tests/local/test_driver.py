@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
-from gyrostat.job.control.control_socket import Request, RequestResult, Status
+from gyrostat.job.control.requests import Request, RequestResult, Status
 from gyrostat.job.processes.protocol import Channel
 from gyrostat.job.processes.unix_socket import bind_at
 from gyrostat.local import driver as module

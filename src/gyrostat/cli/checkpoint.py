@@ -19,7 +19,8 @@ import typer
 
 from gyrostat.core.errors import CheckpointError, UsageError
 from gyrostat.job.control import run_file
-from gyrostat.job.control.control_socket import NAMES, JobClient, RequestFailed
+from gyrostat.job.control.client import JobClient, RequestFailed
+from gyrostat.job.control.control_socket import NAMES
 
 if TYPE_CHECKING:
     from gyrostat.engine.checkpoint import Description, JobSnapshot

@@ -19,8 +19,10 @@ from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.cli.nodes import read_token
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
 from gyrostat.core.phase import JobPhase
-from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult, Status, running
+from gyrostat.job.control.client import JobClient, RequestFailed
+from gyrostat.job.control.control_socket import running
 from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.requests import RequestResult, Status
 from gyrostat.local.client import ClusterClient, address, connect
 from gyrostat.local.records import JobRecord
 

@@ -16,11 +16,12 @@ import msgspec
 
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
-from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
+from gyrostat.job.control.control_socket import Connection, ControlSocket
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.leader import Leader, LeaderRecord
 from gyrostat.job.control.observer import NullObserver, Observer
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.requests import Request
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.trace_file import join_traces
 from gyrostat.job.processes.output import LogFiles, OutputStream

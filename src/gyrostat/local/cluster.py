@@ -24,7 +24,7 @@ from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.job.control.control_socket import Status
+from gyrostat.job.control.requests import Status
 from gyrostat.local.driver import (
     AttemptBegan,
     Driver,

@@ -28,16 +28,9 @@ from typing import TypeAlias
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.phase import JobPhase
-from gyrostat.job.control.control_socket import (
-    AskStatus,
-    AskStop,
-    Occupy,
-    Reply,
-    RequestResult,
-    Status,
-    control_socket_at,
-)
+from gyrostat.job.control.control_socket import control_socket_at
 from gyrostat.job.control.device_assignment import Slot
+from gyrostat.job.control.requests import AskStatus, AskStop, Occupy, Reply, RequestResult, Status
 from gyrostat.job.processes.protocol import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import connect_to
 from gyrostat.local.host_files import (

@@ -15,15 +15,10 @@ from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.phase import JobPhase
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.control_socket import (
-    ControlSocket,
-    JobClient,
-    RequestFailed,
-    RequestResult,
-    running,
-    runtime_directory,
-)
+from gyrostat.job.control.client import JobClient, RequestFailed
+from gyrostat.job.control.control_socket import ControlSocket, running, runtime_directory
 from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.requests import RequestResult
 from gyrostat.job.processes.protocol import FromWorker, StepReports
 from tests.conftest import Launch
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gyrostat.job.control.control_socket import Reply, RequestResult
 from gyrostat.job.control.replies import IdempotentReplies
+from gyrostat.job.control.requests import Reply, RequestResult
 
 DONE = RequestResult(True, "done")
 

@@ -8,8 +8,8 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.control_socket import AskStatus, Scale, Status
 from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.requests import AskStatus, Scale, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, TermRecord, read_kept
 from gyrostat.job.nodes.lease import Lease, LeaseStore, open_store

@@ -22,7 +22,7 @@ from gyrostat.core.errors import GyrostatError, ScriptFailed, UsageError
 from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, Fault, FaultKind, plan
 from gyrostat.job.chaos.record import Reader, RecordedRun, StepDone, TrainingBegan, WorkerStarted
 from gyrostat.job.chaos.verdict import ChaosVerdict, Round, Struck, differences
-from gyrostat.job.control.control_socket import JobClient
+from gyrostat.job.control.client import JobClient
 from gyrostat.job.processes.protocol import Program
 
 _LOOK_S = 0.02

@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
+from gyrostat.job.control.control_socket import Connection, ControlSocket
+from gyrostat.job.control.requests import Request
 from gyrostat.job.processes.output import LogFiles
 from gyrostat.job.processes.signals import SignalQueue
 from gyrostat.job.processes.start import WorkerSource
@@ -75,7 +76,7 @@ class Loop:
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
         if door is not None:
-            door.attend(self._selector, on_request)
+            door.register(self._selector, on_request)
         self.crew = WorkerPool(source, self._selector, events, boxes, logs, meeting_place)
 
     def turn(self, *deadlines: float | None) -> None:

@@ -26,20 +26,6 @@ from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
 from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, ReconfigurationPhase, transition
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.control_socket import (
-    AskCheckpoint,
-    AskStatus,
-    AskStop,
-    Migrate,
-    Occupy,
-    ProfileJob,
-    ProfileTable,
-    Request,
-    RequestResult,
-    Scale,
-    ScaleBy,
-    Status,
-)
 from gyrostat.job.control.coordinator import (
     Coordinator,
     CoordinatorRecord,
@@ -60,6 +46,20 @@ from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.outcome import Outcome, Tally
 from gyrostat.job.control.profiling import ProfileRequest
 from gyrostat.job.control.replies import IdempotentReplies, Requester, Result
+from gyrostat.job.control.requests import (
+    AskCheckpoint,
+    AskStatus,
+    AskStop,
+    Migrate,
+    Occupy,
+    ProfileJob,
+    ProfileTable,
+    Request,
+    RequestResult,
+    Scale,
+    ScaleBy,
+    Status,
+)
 from gyrostat.job.control.restarts import Restarts
 from gyrostat.job.control.run_request import FIRST_GENERATION, RunRequest
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard, QueuesRecord, ShardService

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from gyrostat.job.control.control_socket import ProfileTable, Reply, RequestResult
+from gyrostat.job.control.requests import ProfileTable, Reply, RequestResult
 
 Result = RequestResult | ProfileTable
 

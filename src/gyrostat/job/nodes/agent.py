@@ -31,16 +31,11 @@ import msgspec
 
 from gyrostat.core.errors import LeaseError, UsageError
 from gyrostat.core.evidence import Evidence
-from gyrostat.job.control.control_socket import (
-    AskCheckpoint,
-    ControlSocket,
-    Reply,
-    Request,
-    runtime_directory,
-)
+from gyrostat.job.control.control_socket import ControlSocket, runtime_directory
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.replies import Requester
+from gyrostat.job.control.requests import AskCheckpoint, Reply, Request
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
 from gyrostat.job.nodes.lease import Campaign, LeaseStore, Timing

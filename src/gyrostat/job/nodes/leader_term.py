@@ -17,10 +17,10 @@ from functools import partial
 import msgspec
 
 from gyrostat.core.errors import LeaseError, UsageError
-from gyrostat.job.control.control_socket import Reply, Status
 from gyrostat.job.control.leader import Leader, LeaderRecord
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.requests import Reply, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.lease import LeaseStore
 from gyrostat.job.nodes.messages import (

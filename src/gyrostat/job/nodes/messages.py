@@ -15,7 +15,7 @@ import msgspec
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
-from gyrostat.job.control.control_socket import Reply, Request
+from gyrostat.job.control.requests import Reply, Request
 from gyrostat.job.processes.protocol import (
     LASTING,
     FromWorker,

@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from gyrostat.core.errors import GyrostatError, UsageError
-from gyrostat.job.control.control_socket import Reply, Request
+from gyrostat.job.control.requests import Reply, Request
 from gyrostat.job.nodes.messages import (
     LARGEST,
     SERVICE,
