@@ -18,7 +18,8 @@ from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
 from gyrostat.job.control.control_socket import Connection, ControlSocket
 from gyrostat.job.control.event_loop import Loop
-from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver, Observer
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.requests import Request
@@ -87,7 +88,7 @@ class _OneMachine:
 
     def run(self) -> Outcome:
         self._leader.begin()
-        self._loop.crew.take_exits()  # those that came while others were started have been read, and wake nobody up
+        self._loop.workers.take_exits()  # those that came while others were started have been read, and wake nobody up
         while True:
             self._leader.tick()
             if self._leader.outcome is not None:
@@ -117,13 +118,13 @@ class _OneMachine:
 
     def start(self, worker_id: WorkerId, assignment: Assignment) -> None:
         self.attempts = worker_id.attempt
-        self._loop.crew.start(worker_id, self._request.spec(assignment))
+        self._loop.workers.start(worker_id, self._request.spec(assignment))
 
     def tell(self, worker_id: WorkerId, message: msgspec.Struct) -> None:
-        self._loop.crew.tell(worker_id, message)
+        self._loop.workers.tell(worker_id, message)
 
     def signal(self, worker_id: WorkerId, number: int) -> None:
-        self._loop.crew.signal(worker_id, number)
+        self._loop.workers.signal(worker_id, number)
 
     def store(self, attempt: int, generation: int) -> str:
         return str(self.traces(attempt) / f"store-{generation}")

@@ -13,7 +13,8 @@ from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.placement import Placement
 from gyrostat.data.shards.messages import Shard
-from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.requests import AskStatus, Reply, RequestResult, Scale, Status
 from gyrostat.job.control.run_request import RunRequest

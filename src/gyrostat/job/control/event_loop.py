@@ -77,16 +77,16 @@ class Loop:
             self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
         if door is not None:
             door.register(self._selector, on_request)
-        self.crew = WorkerPool(source, self._selector, events, boxes, logs, meeting_place)
+        self.workers = WorkerPool(source, self._selector, events, boxes, logs, meeting_place)
 
     def turn(self, *deadlines: float | None) -> None:
         """Wait until something happens, or the first of the deadlines (of the monotonic clock), and take it in."""
-        files, now = self.crew.read_files(), time.monotonic()
+        files, now = self.workers.read_files(), time.monotonic()
         waits = [max(0.0, deadline - now) for deadline in deadlines if deadline is not None]
         patience = min(waits if files is None else [*waits, files], default=None)
         for key, _ in self._selector.select(patience):
             key.data()
-        self.crew.take_exits()
+        self.workers.take_exits()
 
     def _take_signals(self) -> None:
         assert self._signals is not None
@@ -96,7 +96,7 @@ class Loop:
     def close(self) -> None:
         """No worker is left running, and nobody at the door."""
         try:
-            self.crew.close()
+            self.workers.close()
         finally:
             self._selector.close()
             self.inbox.close()

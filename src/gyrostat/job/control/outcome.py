@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
-from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
+from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
 from gyrostat.job.diagnostics.watchdog import Standstill

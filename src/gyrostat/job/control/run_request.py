@@ -19,8 +19,9 @@ from gyrostat.core.job import (
     ReductionOrder,
 )
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.coordinator import Reconfiguration, changes
 from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.control.instructions import Reconfiguration
+from gyrostat.job.control.schedule import scheduled
 from gyrostat.job.diagnostics.poison import LIMIT
 from gyrostat.job.diagnostics.stragglers import StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import WatchdogPolicy
@@ -115,7 +116,7 @@ class RunRequest:
         assert self.checkpoint is not None
         return replace(self, checkpoint=replace(self.checkpoint, resume=True))
 
-    def crew(self) -> Placement:
+    def actual_placement(self) -> Placement:
         """The placement that is really run."""
         return (
             Placement.from_counts([1] * self.placement.virtual_workers) if self.reference else self.placement
@@ -136,10 +137,10 @@ class RunRequest:
             )
         if self.paced and self.reference:
             raise UsageError("plain DDP, the reference, computes; leave out --paced")
-        if not 1 <= self.min_workers <= self.crew().workers:
+        if not 1 <= self.min_workers <= self.actual_placement().workers:
             raise UsageError(
-                f"the fewest workers on which a job trains are 1 to {self.crew().workers}, as many as it begins with; "
-                f"got {self.min_workers}"
+                f"the minimum number of workers is 1 to {self.actual_placement().workers}, the number that the job begins "
+                f"with; got {self.min_workers}"
             )
         if not 0 <= self.heartbeat_timeout_s < math.inf:
             raise UsageError(
@@ -154,7 +155,7 @@ class RunRequest:
 
     def changes(self) -> list[Reconfiguration]:
         """What the schedule asks for."""
-        return changes(self.crew().workers, self.schedule)
+        return scheduled(self.actual_placement().workers, self.schedule)
 
     def assignment(
         self, member: int, store: str, *, joins: bool = False, traces: Path | None = None
@@ -163,7 +164,7 @@ class RunRequest:
 
         One that `joins` is alone until it is told which generation it belongs to. Its part of the trace goes to `traces`.
         """
-        placement = self.crew()
+        placement = self.actual_placement()
         slot = None if self.device_assignment is None else self.device_assignment.slot(member)
         pace = self.paced[min(member, len(self.paced) - 1)] if self.paced else None
         if joins:

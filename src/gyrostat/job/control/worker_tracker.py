@@ -75,9 +75,9 @@ class SendSignal:
 
 @dataclass
 class WorkerTracker:
-    """The state of a crew of workers. `checkpoints`: they stop at a boundary when asked to."""
+    """The state of a members of workers. `checkpoints`: they stop at a boundary when asked to."""
 
-    crew: list[int]
+    members: list[int]
     """Whom the job needs. Who is about to join does not count, and who has left has."""
     checkpoints: bool
     deaths: list[Death] = field(default_factory=list)
@@ -86,7 +86,7 @@ class WorkerTracker:
     codes: dict[int, int] = field(default_factory=dict)
     """Exit codes of those that have exited."""
     _judged: dict[int, tuple[FailureCause, str]] = field(default_factory=dict)
-    spared: dict[int, int] = field(default_factory=dict)
+    recovered_without: dict[int, int] = field(default_factory=dict)
     """Exit codes of those that have died, and without which the others went on."""
     stopped_by: int | None = None
     """The signal by which the user asked to stop."""
@@ -106,7 +106,7 @@ class WorkerTracker:
 
     @property
     def living(self) -> tuple[int, ...]:
-        return tuple(worker for worker in self.crew if worker not in self.codes)
+        return tuple(worker for worker in self.members if worker not in self.codes)
 
     @property
     def over(self) -> bool:
@@ -132,7 +132,7 @@ class WorkerTracker:
 
     def joined(self, workers: Sequence[int]) -> None:
         """These belong to the job from now on."""
-        self.crew += workers
+        self.members += workers
 
     def gave_up(self, reason: str, now: float) -> None:
         """The job cannot go on, through no worker's fault."""
@@ -183,7 +183,7 @@ class WorkerTracker:
 
     def _why_killed(self, worker: int, code: int, evidence: Evidence) -> tuple[FailureCause, str]:
         """Somebody was killed through no fault of ours. It may be that whoever takes over its work would be, too."""
-        summary = f"was killed by {signal.Signals(-code).name}"
+        summary = describe_exit(code)
         if worker in self._overdue:
             return (
                 FailureCause.KILLED,
@@ -200,12 +200,12 @@ class WorkerTracker:
         again = f"{self.poison_limit} workers have died while this micro-batch was running"
         return FailureCause.POISON, f"{summary}; {again}: {running}"
 
-    def why_spared(self, worker: int, code: int, evidence: Evidence | None) -> str | None:
+    def recoverable_death(self, worker: int, code: int, evidence: Evidence | None) -> str | None:
         """How a worker has died, if the others may go on without it.
 
         Not if somebody wants the job to end, nor if whoever took over its work would die of it, too.
         """
-        if not self._can_be_spared(worker) or code > 0:
+        if not self._is_recoverable(worker) or code > 0:
             return None
         self._evidence[worker] = evidence or NO_EVIDENCE
         if code == 0:
@@ -213,25 +213,25 @@ class WorkerTracker:
         cause, summary = self._judged[worker] = self._why_killed(worker, code, evidence or NO_EVIDENCE)
         return summary if cause is FailureCause.KILLED else None
 
-    def _can_be_spared(self, worker: int) -> bool:
+    def _is_recoverable(self, worker: int) -> bool:
         stops = self.stopped_by is not None and not (self.checkpoints and self._training)
-        return worker in self.crew and worker not in self._told and not (self._terminated or stops)
+        return worker in self.members and worker not in self._told and not (self._terminated or stops)
 
     @property
     def ends(self) -> bool:
         """Somebody has failed, and all others are to end."""
         return self._terminated
 
-    def told_of(self, workers: Sequence[int]) -> tuple[str, ...]:
+    def evidence_of(self, workers: Sequence[int]) -> tuple[str, ...]:
         """The evidence that these have left behind."""
         return tuple(
             line for worker in workers if worker in self._evidence for line in self._evidence[worker].told()
         )
 
-    def spare(self, worker: int, code: int) -> None:
+    def recover_without(self, worker: int, code: int) -> None:
         """The others go on without it."""
-        self.crew.remove(worker)
-        self.spared[worker] = code
+        self.members.remove(worker)
+        self.recovered_without[worker] = code
         self._leave_by.pop(worker, None)
 
     def lost(self, worker: int, why: str, now: float) -> None:
@@ -247,7 +247,7 @@ class WorkerTracker:
         self._training = True
         return self._ask_for_checkpoint() if self._checkpoint_asked else []
 
-    def asked(self, number: int, now: float) -> list[SendSignal]:
+    def signalled(self, number: int, now: float) -> list[SendSignal]:
         """The user sent us a signal: pass it on, or, if it is the second one that asks to stop, kill."""
         if number == signal.SIGUSR1:
             self._checkpoint_asked = True
@@ -316,3 +316,7 @@ class WorkerTracker:
         if failure.cause in (FailureCause.VANISHED, FailureCause.PEER_LOST):
             return self._decide_at is not None and now >= self._decide_at
         return True
+
+
+def describe_exit(code: int) -> str:
+    return f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

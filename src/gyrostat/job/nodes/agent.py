@@ -145,7 +145,7 @@ class Agent:
         for worker_id, code in found.children.exited if found else ():
             self._facts.has_gone(worker_id, code)
         if found:
-            self._loop.crew.adopt(found.children.living)
+            self._loop.workers.adopt(found.children.living)
             for worker_id in found.children.living.values():
                 self._local_rank(worker_id)
             self._tell(f"found {len(found.children.living)} workers of the agent before this one")
@@ -182,7 +182,7 @@ class Agent:
 
     def run(self) -> int:
         """The exit code: the job's, or 0 if the node was freed before."""
-        self._loop.crew.take_exits()
+        self._loop.workers.take_exits()
         while self._result is None:
             wish = self._observer.ticked()
             self._loop.turn(*self._deadlines(), None if wish is None else time.monotonic() + wish)
@@ -274,7 +274,7 @@ class Agent:
 
     def _obey(self, instruct: Instruct) -> None:
         """What the leader says."""
-        crew = self._loop.crew
+        workers = self._loop.workers
         match instruct:
             case NodeWelcome(run=run):
                 self._trouble = ""
@@ -286,14 +286,14 @@ class Agent:
                 request = replace(self._request, program=program)
                 rank = self._local_rank(worker_id)
                 spec = request.spec(replace(assignment, host=self._options.host), local_rank=rank)
-                crew.start(
+                workers.start(
                     worker_id,
                     msgspec.structs.replace(spec, worker_id=worker_id, agent=str(self._meeting_place)),
                 )
             case TellWorker(worker_id=worker_id, message=message):
-                crew.tell(worker_id, message)
+                workers.tell(worker_id, message)
             case SignalWorker(worker_id=worker_id, number=number):
-                crew.signal(worker_id, number)
+                workers.signal(worker_id, number)
             case ForwardedReply(number=number, reply=reply):
                 self._answer(number, reply)
             case NodeDismissed():
@@ -303,7 +303,7 @@ class Agent:
 
     def _local_rank(self, worker_id: WorkerId) -> int:
         """The smallest number that no living worker of this node has."""
-        living = set(self._loop.crew.living())
+        living = set(self._loop.workers.living())
         self._ranks = {other: rank for other, rank in self._ranks.items() if other in living}
         taken = set(self._ranks.values())
         self._ranks[worker_id] = next(rank for rank in itertools.count() if rank not in taken)
@@ -312,8 +312,8 @@ class Agent:
     def _belong_to(self, run: str) -> None:
         """Workers of another run of the job, which nobody leads any more, are ended."""
         if run != self._run:
-            for worker_id in self._loop.crew.living():
-                self._loop.crew.signal(worker_id, signal.SIGKILL)
+            for worker_id in self._loop.workers.living():
+                self._loop.workers.signal(worker_id, signal.SIGKILL)
             self._facts = WorkerFactsTable()
         self._run = run
         self._run_file.write_text(run)

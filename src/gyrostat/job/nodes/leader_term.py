@@ -17,7 +17,8 @@ from functools import partial
 import msgspec
 
 from gyrostat.core.errors import LeaseError, UsageError
-from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.requests import Reply, Status

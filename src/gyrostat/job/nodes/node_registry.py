@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.job import Assignment
-from gyrostat.job.control.leader import LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
 from gyrostat.job.nodes.messages import Instruct, SignalWorker, StartWorker, TellWorker
 from gyrostat.job.processes.protocol import Program, WorkerId
 
