@@ -30,6 +30,7 @@ from gyrostat.job.control.instructions import (
     ReconfigurationDone,
     ReconfigurationRefused,
     TellMember,
+    refused_profile,
 )
 from gyrostat.job.control.profiling import ProfileRequest, Profiling
 from gyrostat.job.control.recovery import Recovery
@@ -158,11 +159,11 @@ class Coordinator:
     def request_profile(self, profile: ProfileRequest, now: float) -> list[Instruction]:
         """A profile is requested: the job's speed on each number of workers."""
         if (busy := self.busy()) is not None:
-            return [self._refuse_profile(profile, busy, retryable=True)]
+            return [refused_profile(profile, len(self.members), busy, retryable=True)]
         if (
             impossible := profile.impossible(len(self.members), self.generations.virtual_workers)
         ) is not None:
-            return [self._refuse_profile(profile, impossible)]
+            return [refused_profile(profile, len(self.members), impossible)]
         self._profiling = Profiling.of(profile, len(self.members))
         return self._measure(self._profiling, now)
 
@@ -279,15 +280,7 @@ class Coordinator:
         to_come = (
             [] if self._profiling is not None else [self.generations.change, *self._schedule.changes[:1]]
         )
-        replacing = [
-            change.workers
-            for change in to_come
-            if change is not None
-            and change.request is None
-            and change.at_step is None
-            and not change.without
-            and change.counts is None
-        ]
+        replacing = [change.workers for change in to_come if change is not None and change.is_replacement]
         return max([len(self.members) + self._recovery.missed, *replacing])
 
     # The record for the next leader.
@@ -356,7 +349,7 @@ class Coordinator:
         cancelled: list[Instruction] = []
         if self._profiling is not None:
             profiling, self._profiling = self._profiling, None
-            cancelled.append(self._refuse_profile(profiling.request, reason, retryable=True))
+            cancelled.append(refused_profile(profiling.request, len(self.members), reason, retryable=True))
             back = "back from a profile that was broken off"
             self._schedule.put_first(Reconfiguration(workers=profiling.original_size, reason=back))
         if generations.phase is _Phase.STEADY:
@@ -450,11 +443,6 @@ class Coordinator:
         profiling, self._profiling = self._profiling, None
         if profiling is None:
             return []
-        where = f"the job runs on {len(self.members)} workers and had {profiling.original_size}"
-        return [self._refuse_profile(profiling.request, f"the profile was broken off: {reason}; {where}")]
-
-    def _refuse_profile(
-        self, profile: ProfileRequest, reason: str, *, retryable: bool = False
-    ) -> ReconfigurationRefused:
-        change = Reconfiguration(workers=len(self.members), reason="profile", request=profile.request)
-        return ReconfigurationRefused(change, reason, retryable)
+        size = len(self.members)
+        where = f"the job runs on {size} workers and had {profiling.original_size}"
+        return [refused_profile(profiling.request, size, f"the profile was broken off: {reason}; {where}")]

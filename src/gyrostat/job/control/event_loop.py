@@ -65,26 +65,26 @@ class Loop:
         on_request: Callable[[Request, Connection], None],
         boxes: Path,
         signals: SignalQueue | None = None,
-        door: ControlSocket | None = None,
+        control_socket: ControlSocket | None = None,
         logs: LogFiles | None = None,
-        meeting_place: Path | None = None,
+        agent_socket: Path | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()
-        self._on_signal, self._signals, self._control_socket = on_signal, signals, door
+        self._on_signal, self._signals, self._control_socket = on_signal, signals, control_socket
         self.inbox = Inbox()
         self._selector.register(self.inbox, selectors.EVENT_READ, self.inbox.work_off)
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
-        if door is not None:
-            door.register(self._selector, on_request)
-        self.workers = WorkerPool(source, self._selector, events, boxes, logs, meeting_place)
+        if control_socket is not None:
+            control_socket.register(self._selector, on_request)
+        self.workers = WorkerPool(source, self._selector, events, boxes, logs, agent_socket)
 
     def turn(self, *deadlines: float | None) -> None:
         """Wait until something happens, or the first of the deadlines (of the monotonic clock), and take it in."""
         files, now = self.workers.read_files(), time.monotonic()
         waits = [max(0.0, deadline - now) for deadline in deadlines if deadline is not None]
-        patience = min(waits if files is None else [*waits, files], default=None)
-        for key, _ in self._selector.select(patience):
+        timeout = min(waits if files is None else [*waits, files], default=None)
+        for key, _ in self._selector.select(timeout):
             key.data()
         self.workers.take_exits()
 

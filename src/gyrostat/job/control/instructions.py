@@ -25,6 +25,12 @@ class Reconfiguration:
     counts: tuple[int, ...] | None = None
     """Virtual workers per worker; None: as even as possible."""
 
+    @property
+    def is_replacement(self) -> bool:
+        """The job's own decision to have more workers, in place of lost ones."""
+        own = self.request is None and self.at_step is None
+        return own and not self.without and self.counts is None
+
 
 @dataclass(frozen=True)
 class StartNewcomer:
@@ -99,6 +105,14 @@ class ProfileDone:
 
     profile: ProfileRequest
     rows: tuple[SizeMeasured, ...]
+
+
+def refused_profile(
+    profile: ProfileRequest, workers: int, reason: str, *, retryable: bool = False
+) -> ReconfigurationRefused:
+    """The refusal of a profile, by a job that runs on `workers` workers."""
+    change = Reconfiguration(workers=workers, reason="profile", request=profile.request)
+    return ReconfigurationRefused(change, reason, retryable)
 
 
 @dataclass(frozen=True)
