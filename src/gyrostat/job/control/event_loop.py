@@ -1,10 +1,10 @@
-"""The loop of a process that runs workers: an agent's, or that of `gyrostat run` on one machine.
+"""The event loop of a process that runs workers: an agent, or `gyrostat run` on one machine.
 
-    1. wait until a worker says or prints something or exits, somebody asks for something, a signal arrives, another thread
-       has work for the loop, or a deadline passes
+    1. wait until a worker reports, prints or exits, a request or a signal arrives, another thread posts a call, or a deadline
+       passes
     2. take in what has arrived
 
-What is to be made of it, its owner says through callbacks; all of them are called here, in one thread.
+The owner handles events through callbacks; all of them are called in one thread.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gyrostat.job.processes.worker_pool import WorkerListener, WorkerPool
 
 
 class Inbox:
-    """What other threads want done in the loop, in order."""
+    """Calls that other threads post to the loop, in order."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -37,7 +37,7 @@ class Inbox:
     def post(self, call: Callable[[], None]) -> None:
         """From any thread."""
         self._calls.put(call)
-        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: nobody is left to do it
+        with contextlib.suppress(OSError):  # full: the loop wakes up anyway; closed: the loop has ended
             self._writer.send(b"!")
 
     def fileno(self) -> int:
@@ -80,7 +80,7 @@ class Loop:
         self.workers = WorkerPool(source, self._selector, events, boxes, logs, agent_socket)
 
     def turn(self, *deadlines: float | None) -> None:
-        """Wait until something happens, or the first of the deadlines (of the monotonic clock), and take it in."""
+        """Wait for events until the first of the deadlines (of the monotonic clock), and take them in."""
         files, now = self.workers.read_files(), time.monotonic()
         waits = [max(0.0, deadline - now) for deadline in deadlines if deadline is not None]
         timeout = min(waits if files is None else [*waits, files], default=None)
@@ -94,7 +94,7 @@ class Loop:
             self._on_signal(number)
 
     def close(self) -> None:
-        """No worker is left running, and nobody at the door."""
+        """End all workers, and close all connections."""
         try:
             self.workers.close()
         finally:

@@ -1,8 +1,8 @@
 """The nodes of a job, as its leader sees them: which are connected, and which worker is where.
 
 Implements `WorkerExecutor`. A node whose agent is away keeps its workers, which train on: messages to them wait until an agent
-is back there, and after `node_timeout` seconds the workers count as lost. No I/O: nodes are reached through the function that they
-came with.
+is back there, and after `node_timeout` seconds the workers count as lost. No I/O: a node is reached through the function with
+which it connected.
 """
 
 from __future__ import annotations
