@@ -52,7 +52,7 @@ from gyrostat.job.processes.protocol import (
 
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 60.0
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
 def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "leases.md"
+PAGE = Path(__file__).parents[4] / "docs" / "leases.md"
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
