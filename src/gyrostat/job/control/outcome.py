@@ -370,9 +370,9 @@ def _difference(digests: Mapping[int, str]) -> str | None:
     """Workers hold replicas of the same state: their digests must be equal."""
     if len(set(digests.values())) <= 1:
         return None
-    told = ", ".join(f"worker {worker} {digest[:16]}…" for worker, digest in digests.items())
+    each = ", ".join(f"worker {worker} {digest[:16]}…" for worker, digest in digests.items())
     return (
-        f"the workers ended with different state ({told}); something in the script depends on the worker it "
+        f"the workers ended with different state ({each}); something in the script depends on the worker it "
         "runs in, such as job.is_main or RANK deciding an update; `gyrostat verify` finds the first step and "
         "tensor that differ"
     )

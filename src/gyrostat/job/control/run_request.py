@@ -160,9 +160,9 @@ class RunRequest:
     def assignment(
         self, member: int, store: str, *, joins: bool = False, traces: Path | None = None
     ) -> Assignment:
-        """What the process number `member` is told about the job.
+        """The assignment of worker `member`.
 
-        One that `joins` is alone until it is told which generation it belongs to. Its part of the trace goes to `traces`.
+        A worker that `joins` is alone until it receives its generation. Its part of the trace goes to `traces`.
         """
         placement = self.actual_placement()
         slot = None if self.device_assignment is None else self.device_assignment.slot(member)

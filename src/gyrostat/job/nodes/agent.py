@@ -104,7 +104,7 @@ class Agent:
         request.check()
         self._request, self._options, self._store, self._observer = request, options, store, observer
         self._tell = tell
-        self._fields = {"job": request.name, "node": options.node}
+        self._fields = {"job": request.name}
         self._facts = WorkerFactsTable()
         self._ranks: dict[WorkerId, int] = {}
         self._pending = PendingRequests()
