@@ -20,8 +20,9 @@ from types import TracebackType
 from typing import Self
 
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.control_socket import JobClient, RequestResult
+from gyrostat.job.control.client import JobClient
 from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.requests import RequestResult
 from gyrostat.job.diagnostics.stragglers import StragglerPolicy
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes.protocol import FromWorker, Program, StepReport, StepReports

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from elastic_job import ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.control.coordinator import ReconfigurationDone
+from gyrostat.job.control.instructions import ReconfigurationDone
 from gyrostat.job.processes.protocol import FromWorker, Hello, Started
 from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
 from pairs import Pair, show_progress

@@ -19,7 +19,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.job.control.control_socket import JobClient, Reply, runtime_directory
+from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.control_socket import runtime_directory
+from gyrostat.job.control.requests import Reply
 from gyrostat.job.control.shard_service import Pulled, PullShard
 from gyrostat.job.processes.channel import Channel
 from pairs import Pair, show_progress

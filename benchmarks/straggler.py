@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from elastic_job import SMALL, ElasticJob
 from figures import Figure, Options, Target, main
-from gyrostat.job.control.coordinator import ReconfigurationDone
+from gyrostat.job.control.instructions import ReconfigurationDone
 from gyrostat.job.diagnostics.stragglers import Reaction, Straggler, StragglerPolicy
 from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
 from pairs import Pair, show_progress

@@ -12,7 +12,7 @@ from rich.console import Console
 from gyrostat.cli.display import LiveDisplay, LossCurve, PlainDisplay, ProgressText, sparkline
 from gyrostat.core import logs
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone
+from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone
 from gyrostat.job.control.outcome import Outcome, Tally
 from gyrostat.job.control.worker_tracker import FailureCause, JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler

@@ -10,8 +10,9 @@ from typer.testing import CliRunner, Result
 
 from gyrostat.cli.main import build_app
 from gyrostat.core.errors import UsageError
-from gyrostat.job.control.control_socket import RequestFailed, RequestResult
+from gyrostat.job.control.client import RequestFailed
 from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.requests import RequestResult
 
 ROWS = (
     SizeMeasured(workers=1, steps=20, step_seconds=0.5, throughput=64.0, busy=0.9),
@@ -45,7 +46,7 @@ class FakeCaller:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     FakeCaller.asked = []
-    monkeypatch.setattr("gyrostat.job.control.control_socket.JobClient", FakeCaller)
+    monkeypatch.setattr("gyrostat.job.control.client.JobClient", FakeCaller)
     return FakeCaller.asked
 
 

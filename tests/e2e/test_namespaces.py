@@ -16,7 +16,7 @@ import pytest
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.engine.checkpoint import list_checkpoints, load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.control_socket import JobClient
+from gyrostat.job.control.client import JobClient
 from tests.conftest import Launch
 from tests.job.agents import TRAINING, Agents
 from tests.job.nodes.lease.etcd_server import BINARY, MISSING, EtcdServer
@@ -104,7 +104,7 @@ def test_a_job_on_two_nodes(
         b = agents.start("b", prefix=network.inside("b"))
         b.wait_for(rf"following the agent at {address}")
         with JobClient("job") as job_client:
-            while job_client.status().phase != "steady":
+            while not job_client.status().is_steady:
                 os.sched_yield()
         assert f"on a, b, led at {address}" in gyrostat(network, "b", "status", "job", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "b", "scale", "job", "3", "--agent", address)

@@ -11,7 +11,7 @@ import pytest
 
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import CheckpointPolicy, RecoveryMode
-from gyrostat.job.control.coordinator import ReconfigurationDone
+from gyrostat.job.control.instructions import ReconfigurationDone
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from gyrostat.core.errors import Unplaceable, WrongState
-from gyrostat.job.control.control_socket import RequestResult
 from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.requests import RequestResult
 from gyrostat.local.api.server import ApiServer, serving
 from gyrostat.local.api.tokens import Principal, new_token, write_tokens
 from gyrostat.local.client import ClusterClient

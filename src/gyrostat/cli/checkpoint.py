@@ -148,7 +148,8 @@ def save(
 ) -> None:
     """Request a checkpoint of a running job, wait until it is written, and print its path."""
     from gyrostat.job.control import run_file
-    from gyrostat.job.control.control_socket import NAMES, JobClient, RequestFailed
+    from gyrostat.job.control.client import JobClient, RequestFailed
+    from gyrostat.job.control.control_socket import NAMES
 
     if not directory.exists() and len(directory.parts) == 1 and NAMES.fullmatch(str(directory)):
         with JobClient(str(directory)) as job:

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from gyrostat.core.logs import is_json_record
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
+from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler

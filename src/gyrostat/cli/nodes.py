@@ -51,7 +51,7 @@ def run_as_agent(
         host=host or (own_host(_server(store)) if store.startswith("etcd") else "127.0.0.1"),
         port=port,
         token=read_token(token_file),
-        patience=node_timeout,
+        node_timeout=node_timeout,
         timing=Timing(ttl=ttl, agents=nodes),
     )
     with caught() as signals:

@@ -14,12 +14,14 @@ import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
+from gyrostat.core.phase import JobPhase
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from gyrostat.job.control.control_socket import JobClient, RequestResult, Status
+    from gyrostat.job.control.client import JobClient
     from gyrostat.job.control.profiling import SizeMeasured
+    from gyrostat.job.control.requests import RequestResult, Status
     from gyrostat.local.client import ClusterClient
     from gyrostat.local.records import JobRecord
 
@@ -131,7 +133,8 @@ def status(
 
 def _status_of_all(at: str | None, as_json: bool) -> None:
     from gyrostat.cli import status_page
-    from gyrostat.job.control.control_socket import JobClient, running
+    from gyrostat.job.control.client import JobClient
+    from gyrostat.job.control.control_socket import running
     from gyrostat.local.client import address, connect
 
     alone: dict[str, Status] = {}
@@ -236,7 +239,7 @@ def migrate(
     if cluster is not None:
         with cluster:
             done = cluster.migrate(name, tuple(members or ()))
-        from gyrostat.job.control.control_socket import RequestResult
+        from gyrostat.job.control.requests import RequestResult
 
         _print_answer(
             RequestResult(True, done.text, done.step, done.workers, done.pause_ms, done.prepare_ms), as_json
@@ -253,7 +256,7 @@ def migrate(
 def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
     with _call(name, agent) as job_client:
         answer = job_client.stop()
-    from gyrostat.job.control.control_socket import RequestFailed
+    from gyrostat.job.control.client import RequestFailed
 
     if not answer.done:
         raise RequestFailed(answer.text)
@@ -296,7 +299,7 @@ def _runs_alone(name: str) -> bool:
 
 
 def _call(name: str, agent: str | None) -> JobClient:
-    from gyrostat.job.control.control_socket import JobClient
+    from gyrostat.job.control.client import JobClient
 
     if agent is None:
         return JobClient(name)
@@ -352,7 +355,7 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
 
 
 def _print_answer(answer: RequestResult, as_json: bool) -> None:
-    from gyrostat.job.control.control_socket import RequestFailed
+    from gyrostat.job.control.client import RequestFailed
 
     if not answer.done:
         raise RequestFailed(answer.text)
@@ -367,7 +370,7 @@ def _line(status: Status) -> str:
         f"{status.name}: step {status.step}",
         f"{status.virtual_workers} virtual workers on {status.workers}"
         + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
-        status.phase,
+        status.reconfiguration if status.phase is JobPhase.TRAINING else status.phase,
     ]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4g}")

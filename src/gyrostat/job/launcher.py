@@ -1,7 +1,7 @@
-"""Runs one job on this machine: starts its workers, listens, ends them all, and says what came of it.
+"""Runs one job on this machine, from the start of its workers to the result.
 
-`run_job` is the whole of it. The job is led (`leader`) in the same process whose loop (`loop`) hears its workers; several
-machines need an `agent` each instead. However it ends, by an exception too, no worker is left running.
+`run_job` is the entry. The job is led (`leader`) in the process whose event loop (`event_loop`) listens to its workers; several
+machines need an `agent` each instead. However it ends, also by an exception, no worker is left running.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import msgspec
 
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
-from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
+from gyrostat.job.control.control_socket import Connection, ControlSocket
 from gyrostat.job.control.event_loop import Loop
-from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver, Observer
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.requests import Request
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.trace_file import join_traces
 from gyrostat.job.processes.output import LogFiles, OutputStream
@@ -38,11 +40,10 @@ def run_job(
     observer: Observer | None = None,
     forward_signals: bool = False,
 ) -> Outcome:
-    """Run a job to its end, good or bad; `Outcome.check` raises if it was bad.
+    """Run a job to its end; `Outcome.check` raises if it failed.
 
-    `parent` is a fork parent that is running already (it serves one job at a time); without one, one is
-    started and ended. `forward_signals` takes over SIGINT, SIGTERM, SIGHUP and SIGUSR1 of this process
-    meanwhile.
+    `parent` is a fork server that is running already (it serves one job at a time); the default is one for this job.
+    `forward_signals` handles SIGINT, SIGTERM, SIGHUP and SIGUSR1 of this process meanwhile.
     """
     request.check()
     observer = observer or NullObserver()
@@ -60,7 +61,7 @@ def run_job(
 
 
 class _OneMachine:
-    """A leader whose hands and ears are in the same process: implements `leader.Hands` and `crew.Ears`."""
+    """A leader and its workers on one machine: implements `WorkerExecutor` and `WorkerListener`."""
 
     def __init__(
         self,
@@ -80,25 +81,25 @@ class _OneMachine:
             on_request=self._asked,
             boxes=directory,
             signals=signals,
-            door=ControlSocket(request.name) if request.name else None,
+            control_socket=ControlSocket(request.name) if request.name else None,
             logs=LogFiles(request.log_dir) if request.log_dir else None,
         )
 
     def run(self) -> Outcome:
         self._leader.begin()
-        self._loop.crew.take_exits()  # those that came while others were started have been read, and wake nobody up
+        self._loop.workers.take_exits()  # exits during the start have been read already, and do not wake the loop
         while True:
             self._leader.tick()
             if self._leader.outcome is not None:
                 return self._leader.outcome
-            wish = self._observer.ticked()
-            self._loop.turn(self._leader.deadline(), None if wish is None else time.monotonic() + wish)
+            wait = self._observer.ticked()
+            self._loop.turn(self._leader.deadline(), None if wait is None else time.monotonic() + wait)
 
     def close(self) -> None:
         self._leader.close()
         self._loop.close()
 
-    # Ears.
+    # WorkerListener.
 
     def received(self, worker_id: WorkerId, message: FromWorker) -> None:
         self._leader.heard(worker_id, message)
@@ -112,17 +113,17 @@ class _OneMachine:
     def _asked(self, request: Request, connection: Connection) -> None:
         self._leader.asked(request, connection)
 
-    # Hands.
+    # WorkerExecutor.
 
     def start(self, worker_id: WorkerId, assignment: Assignment) -> None:
         self.attempts = worker_id.attempt
-        self._loop.crew.start(worker_id, self._request.spec(assignment))
+        self._loop.workers.start(worker_id, self._request.spec(assignment))
 
     def tell(self, worker_id: WorkerId, message: msgspec.Struct) -> None:
-        self._loop.crew.send(worker_id, message)
+        self._loop.workers.send(worker_id, message)
 
     def signal(self, worker_id: WorkerId, number: int) -> None:
-        self._loop.crew.signal(worker_id, number)
+        self._loop.workers.signal(worker_id, number)
 
     def reaches(self, worker_id: WorkerId) -> bool:
         return True
@@ -136,5 +137,5 @@ class _OneMachine:
         return path
 
     def keep(self, record: Callable[[], LeaderRecord]) -> bool:
-        """There is no other leader: the job ends with this process."""
+        """There can be no other leader: the job ends with this process."""
         return True

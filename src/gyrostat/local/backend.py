@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
-from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult
+from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.requests import RequestResult
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.home import Home
 from gyrostat.local.layout import MachineLayout

@@ -32,7 +32,7 @@ from gyrostat.core.errors import (
     UsageError,
     WrongState,
 )
-from gyrostat.job.control.control_socket import RequestFailed
+from gyrostat.job.control.client import RequestFailed
 from gyrostat.local.api import messages as m
 from gyrostat.local.home import default_home
 from gyrostat.local.records import EventRecord, JobRecord, JobSpec, JobState

@@ -27,16 +27,10 @@ from typing import TypeAlias
 
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError
-from gyrostat.job.control.control_socket import (
-    AskStatus,
-    AskStop,
-    Occupy,
-    Reply,
-    RequestResult,
-    Status,
-    control_socket_at,
-)
+from gyrostat.core.phase import JobPhase
+from gyrostat.job.control.control_socket import control_socket_at
 from gyrostat.job.control.device_assignment import Slot
+from gyrostat.job.control.requests import AskStatus, AskStop, Occupy, Reply, RequestResult, Status
 from gyrostat.job.processes.channel import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import connect_to
 from gyrostat.local.host_files import (
@@ -457,11 +451,11 @@ class Driver:
                 self._answered(reply)
 
     def _saw(self, status: Status) -> None:
-        training = status.phase not in ("starting", "suspending", "suspended")
+        training = status.phase is JobPhase.TRAINING
         if training and not self._training:
             self._asked_at = None
         self._training = training
-        if training and self._pending is None and not self._stopping:
+        if status.is_steady and self._pending is None and not self._stopping:
             self._settle(tuple(sorted(status.devices)))
         self._tell(StatusSeen(self.job, status))
 
@@ -475,7 +469,7 @@ class Driver:
             self._settle(devices)
             self._tell(JobMoved(self.job, before, devices, answer.pause_ms))
             return
-        busy = answer.text.endswith("retry")
+        busy = answer.retryable
         if not busy or set(before) <= set(devices):
             self._busy_since = None
         elif self._busy_since is None:

@@ -26,8 +26,8 @@ from typing import Protocol
 import msgspec
 
 from gyrostat.core.errors import NoSuchJob, UsageError, WrongState
-from gyrostat.job.control.control_socket import RequestResult
 from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.requests import RequestResult
 from gyrostat.local.home import Home
 from gyrostat.local.records import (
     DEFAULT_VC,

@@ -11,14 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.job import NextGeneration
+from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.coordinator import (
-    Coordinator,
-    CoordinatorRecord,
+from gyrostat.job.control.coordinator import Coordinator
+from gyrostat.job.control.coordinator_record import CoordinatorOptions, CoordinatorRecord
+from gyrostat.job.control.generations import Generations
+from gyrostat.job.control.instructions import (
     EndNewcomer,
     GiveUp,
     Instruction,
-    Phase,
     ProfileDone,
     Reconfiguration,
     ReconfigurationDone,
@@ -26,9 +27,9 @@ from gyrostat.job.control.coordinator import (
     StartNewcomer,
     StragglerNoticed,
     TellMember,
-    changes,
 )
 from gyrostat.job.control.profiling import ProfileRequest
+from gyrostat.job.control.schedule import scheduled
 from gyrostat.job.diagnostics.stragglers import Pace, Reaction, Straggler, StragglerPolicy
 from gyrostat.job.processes.protocol import Cancel, Prepare, SetFence, StepReport, Terminate
 
@@ -36,24 +37,28 @@ ALIKE = {"threads": "1", "seed": "7"}
 
 
 def coordinator(
-    workers: int = 2, *, virtual_workers: int = 8, schedule: list[Reconfiguration] | None = None
+    workers: int = 2,
+    *,
+    virtual_workers: int = 8,
+    schedule: list[Reconfiguration] | None = None,
+    options: CoordinatorOptions | None = None,
 ) -> Coordinator:
-    return Coordinator(
-        virtual_workers,
-        tuple(range(workers)),
-        store=lambda generation: f"store-{generation}",
-        schedule=schedule or [],
+    generations = Generations(
+        virtual_workers, tuple(range(workers)), store=lambda generation: f"store-{generation}"
     )
+    return Coordinator(generations, schedule or [], options)
 
 
-def training(workers: int = 2, virtual_workers: int = 8) -> Coordinator:
-    started = coordinator(workers, virtual_workers=virtual_workers)
+def training(
+    workers: int = 2, virtual_workers: int = 8, options: CoordinatorOptions | None = None
+) -> Coordinator:
+    started = coordinator(workers, virtual_workers=virtual_workers, options=options)
     assert started.started(ALIKE, 0, virtual_workers, 0.0) == []
     return started
 
 
-def phase_of(job: Coordinator) -> Phase:
-    return job.phase
+def phase_of(job: Coordinator) -> ReconfigurationPhase:
+    return job.generations.phase
 
 
 def wish(workers: int, at_step: int | None = None) -> Reconfiguration:
@@ -75,25 +80,25 @@ def plan_for(
 
 def test_scale_out() -> None:
     job, change = training(), wish(4)
-    assert job.asked(change, 1.0) == [StartNewcomer(2), StartNewcomer(3)]
-    assert phase_of(job) is Phase.STARTING
+    assert job.request_change(change, 1.0) == [StartNewcomer(2), StartNewcomer(3)]
+    assert phase_of(job) is ReconfigurationPhase.STARTING_WORKERS
     assert job.ready(3, ALIKE, 2.0) == []
     plan = plan_for(2, (0, 1, 2, 3), (2, 3), donor=1)
     assert job.ready(2, ALIKE, 3.0) == [TellMember(member, Prepare(plan)) for member in (0, 1, 2, 3)]
-    assert phase_of(job) is Phase.CONNECTING
+    assert phase_of(job) is ReconfigurationPhase.CONNECTING
     for member in (0, 3, 1):
         assert job.prepared(member, 2) == []
     assert job.prepared(2, 2) == [TellMember(0, SetFence(2, 0)), TellMember(1, SetFence(2, 0))]
-    assert phase_of(job) is Phase.FENCED
-    assert job.is_newcomer(2)
+    assert phase_of(job) is ReconfigurationPhase.FENCED
+    assert 2 in job.generations.newcomers
     assert job.switched(0, 2, 17, 0.25, 5.0) == []
     assert job.switched(3, 2, 17, 0.5, 5.5) == []
     assert job.switched(2, 2, 17, 0.1, 6.0, "differs") == [
         ReconfigurationDone(change, 17, 2, 4, 0.5, 5.0, (2, 3), "differs")
     ]
     assert job.switched(1, 2, 17, 0.20, 6.1) == []  # the others say so, too
-    assert phase_of(job) is Phase.STEADY
-    assert not job.is_newcomer(2)
+    assert phase_of(job) is ReconfigurationPhase.STEADY
+    assert 2 not in job.generations.newcomers
     assert job.members == (0, 1, 2, 3)
 
 
@@ -101,12 +106,12 @@ def test_a_newcomer_is_lost_or_the_job_ends_when_the_generation_has_begun_for_so
     """Then the change was made, whoever has said so."""
     for what in ("gone", "over"):
         job, change = training(1), wish(2)
-        job.asked(change, 1.0)
+        job.request_change(change, 1.0)
         job.ready(1, ALIKE, 2.0)
         job.prepared(0, 2)
         job.prepared(1, 2)
         assert job.switched(0, 2, 5, 0.1, 3.0) == []
-        last = job.gone(1, "died", 4.0) if what == "gone" else job.over()
+        last = job.newcomer_gone(1, "died", 4.0) if what == "gone" else job.end()
         assert last == [ReconfigurationDone(change, 5, 1, 2, 0.1, 2.0, (1,))]
         assert job.members == (0, 1)
 
@@ -114,7 +119,7 @@ def test_a_newcomer_is_lost_or_the_job_ends_when_the_generation_has_begun_for_so
 def test_scale_in_starts_nobody() -> None:
     job, change = training(4), wish(2)
     plan = plan_for(2, (0, 1), (), donor=1)
-    assert job.asked(change, 1.0) == [TellMember(member, Prepare(plan)) for member in (0, 1, 2, 3)]
+    assert job.request_change(change, 1.0) == [TellMember(member, Prepare(plan)) for member in (0, 1, 2, 3)]
     for member in (0, 1, 2):
         assert job.prepared(member, 2) == []
     assert job.prepared(3, 2) == [TellMember(member, SetFence(2, 0)) for member in (0, 1, 2, 3)]
@@ -123,17 +128,17 @@ def test_scale_in_starts_nobody() -> None:
 
 def test_numbers_are_never_used_twice() -> None:
     job = training(1)
-    job.asked(wish(2), 0.0)
-    assert job.gone(1, "died", 1.0) == [
+    job.request_change(wish(2), 0.0)
+    assert job.newcomer_gone(1, "died", 1.0) == [
         ReconfigurationRefused(wish(2), "the new worker 1 died before it joined")
     ]
-    assert job.asked(wish(2), 2.0) == [StartNewcomer(2)]
+    assert job.request_change(wish(2), 2.0) == [StartNewcomer(2)]
     job.ready(2, ALIKE, 3.0)
-    assert job.gone(2, "died", 4.0) == [
+    assert job.newcomer_gone(2, "died", 4.0) == [
         TellMember(0, Cancel(2)),
         ReconfigurationRefused(wish(2), "the new worker 2 died before it joined"),
     ]
-    job.asked(wish(2), 5.0)
+    job.request_change(wish(2), 5.0)
     assert job.ready(3, ALIKE, 6.0) == [
         TellMember(member, Prepare(plan_for(3, (0, 3), (3,), donor=0))) for member in (0, 3)
     ]
@@ -143,20 +148,20 @@ def test_numbers_are_never_used_twice() -> None:
 
 def test_one_of_two_newcomers_dies() -> None:
     job = training(2)
-    job.asked(wish(4), 0.0)
+    job.request_change(wish(4), 0.0)
     reason = "the new worker 3 was killed by signal 9 before it joined"
-    assert job.gone(3, "was killed by signal 9", 1.0) == [
+    assert job.newcomer_gone(3, "was killed by signal 9", 1.0) == [
         EndNewcomer(2, reason),
         ReconfigurationRefused(wish(4), reason),
     ]
-    assert phase_of(job) is Phase.STEADY
+    assert phase_of(job) is ReconfigurationPhase.STEADY
     assert job.members == (0, 1)
-    assert job.gone(2, "was killed by signal 9", 1.1) == []  # we did that
+    assert job.newcomer_gone(2, "was killed by signal 9", 1.1) == []  # we did that
 
 
 def test_a_newcomer_that_does_not_fit() -> None:
     job = training(1)
-    job.asked(wish(2), 0.0)
+    job.request_change(wish(2), 0.0)
     reason = "the new worker 1 does not fit: its threads is '2', the job's '1'"
     assert job.ready(1, ALIKE | {"threads": "2"}, 1.0) == [
         EndNewcomer(1, reason),
@@ -166,30 +171,32 @@ def test_a_newcomer_that_does_not_fit() -> None:
 
 @pytest.mark.parametrize("workers", [0, 9, -1])
 def test_what_cannot_be(workers: int) -> None:
-    (answer,) = training(2).asked(wish(workers), 0.0)
+    (answer,) = training(2).request_change(wish(workers), 0.0)
     assert isinstance(answer, ReconfigurationRefused)
     assert "ask for 1 to 8" in answer.reason
 
 
 def test_one_change_at_a_time() -> None:
     early = coordinator(2)
-    assert early.asked(wish(3), 0.0) == [
-        ReconfigurationRefused(wish(3), "the job has not begun to train yet; retry")
+    assert early.request_change(wish(3), 0.0) == [
+        ReconfigurationRefused(wish(3), "the job has not begun to train yet; retry", retryable=True)
     ]
     job = training(2)
-    job.asked(wish(3), 0.0)
-    assert job.asked(wish(4), 0.0) == [
-        ReconfigurationRefused(wish(4), "busy with another change (to 3 workers, starting); retry")
+    job.request_change(wish(3), 0.0)
+    assert job.request_change(wish(4), 0.0) == [
+        ReconfigurationRefused(
+            wish(4), "busy with another change (to 3 workers, starting workers); retry", retryable=True
+        )
     ]
-    assert training(2).asked(wish(2), 0.0) == [ReconfigurationDone(wish(2), 0, 2, 2, 0.0, 0.0, ())]
+    assert training(2).request_change(wish(2), 0.0) == [ReconfigurationDone(wish(2), 0, 2, 2, 0.0, 0.0, ())]
 
 
 def test_a_schedule_is_prepared_ahead_and_tried_again() -> None:
-    plan = changes(1, [(10, 2), (20, 2), (30, 1)])
+    plan = scheduled(1, [(10, 2), (20, 2), (30, 1)])
     assert [(change.at_step, change.workers) for change in plan] == [(10, 2), (30, 1)]
     job = coordinator(1, schedule=list(plan))
     assert job.started(ALIKE, 0, 8, 0.0) == [StartNewcomer(1)]
-    assert job.gone(1, "died", 1.0) == [StartNewcomer(2)]
+    assert job.newcomer_gone(1, "died", 1.0) == [StartNewcomer(2)]
     job.ready(2, ALIKE, 2.0)
     job.prepared(0, 2)
     assert job.prepared(2, 2) == [TellMember(0, SetFence(2, 10))]
@@ -199,11 +206,11 @@ def test_a_schedule_is_prepared_ahead_and_tried_again() -> None:
 
 
 def test_a_schedule_that_cannot_be_kept() -> None:
-    job = coordinator(1, schedule=changes(1, [(10, 2)]))
+    job = coordinator(1, schedule=scheduled(1, [(10, 2)]))
     job.started(ALIKE, 0, 8, 0.0)
-    assert job.gone(1, "died", 1.0) == [StartNewcomer(2)]
-    assert job.gone(2, "died", 2.0) == [StartNewcomer(3)]
-    (last,) = job.gone(3, "died", 3.0)
+    assert job.newcomer_gone(1, "died", 1.0) == [StartNewcomer(2)]
+    assert job.newcomer_gone(2, "died", 2.0) == [StartNewcomer(3)]
+    (last,) = job.newcomer_gone(3, "died", 3.0)
     assert last == GiveUp(
         "the new worker 3 died before it joined; workers wait until there are 2 (scheduled: 2 workers from step 10 on)"
     )
@@ -211,22 +218,22 @@ def test_a_schedule_that_cannot_be_kept() -> None:
 
 def test_a_resumed_job_takes_up_its_schedule() -> None:
     """Of what lies before the checkpoint only the last counts, as soon as can be; what lies at it is waited for."""
-    job = coordinator(1, schedule=changes(1, [(10, 2), (20, 4), (40, 1)]))
+    job = coordinator(1, schedule=scheduled(1, [(10, 2), (20, 4), (40, 1)]))
     assert job.started(ALIKE, 25, 8, 0.0) == [StartNewcomer(1), StartNewcomer(2), StartNewcomer(3)]
-    job = coordinator(1, schedule=changes(1, [(10, 2), (20, 4), (40, 1)]))
+    job = coordinator(1, schedule=scheduled(1, [(10, 2), (20, 4), (40, 1)]))
     assert job.started(ALIKE, 20, 8, 0.0) == [StartNewcomer(1)]
 
 
 def test_the_end_of_the_job_ends_newcomers() -> None:
     job = training(1)
-    job.asked(wish(3), 0.0)
-    assert job.over() == [
+    job.request_change(wish(3), 0.0)
+    assert job.end() == [
         EndNewcomer(1, "the job ended before it could join"),
         EndNewcomer(2, "the job ended before it could join"),
         ReconfigurationRefused(wish(3), "the job ended before the change could be made"),
     ]
-    assert job.asked(wish(2), 1.0) == [
-        ReconfigurationRefused(wish(2), "the job has not begun to train yet; retry")
+    assert job.request_change(wish(2), 1.0) == [
+        ReconfigurationRefused(wish(2), "the job has not begun to train yet; retry", retryable=True)
     ]
 
 
@@ -240,17 +247,25 @@ def taken_over(job: Coordinator, now: float = 100.0) -> tuple[Coordinator, list[
 def test_a_new_leader_of_a_steady_job_does_nothing() -> None:
     successor, first = taken_over(training(3))
     assert first == []
-    assert (successor.members, successor.generation, phase_of(successor)) == ((0, 1, 2), 1, Phase.STEADY)
+    assert (successor.members, successor.generations.current, phase_of(successor)) == (
+        (0, 1, 2),
+        1,
+        ReconfigurationPhase.STEADY,
+    )
     assert successor.started(ALIKE, 0, 8, 101.0) == []  # workers say it again
-    assert successor.asked(wish(4), 102.0) == [StartNewcomer(3)]
+    assert successor.request_change(wish(4), 102.0) == [StartNewcomer(3)]
 
 
 def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
     job, reason = training(2), "the job's leader has changed meanwhile; retry"
-    job.asked(wish(4), 0.0)
+    job.request_change(wish(4), 0.0)
     successor, first = taken_over(job)
-    assert first == [EndNewcomer(2, reason), EndNewcomer(3, reason), ReconfigurationRefused(wish(4), reason)]
-    assert successor.asked(wish(4), 101.0) == [StartNewcomer(4), StartNewcomer(5)]
+    assert first == [
+        EndNewcomer(2, reason),
+        EndNewcomer(3, reason),
+        ReconfigurationRefused(wish(4), reason, retryable=True),
+    ]
+    assert successor.request_change(wish(4), 101.0) == [StartNewcomer(4), StartNewcomer(5)]
 
     for member in (2, 3):
         job.ready(member, ALIKE, 1.0)
@@ -261,41 +276,41 @@ def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
         EndNewcomer(3, reason),
         TellMember(0, Cancel(2)),
         TellMember(1, Cancel(2)),
-        ReconfigurationRefused(wish(4), reason),
+        ReconfigurationRefused(wish(4), reason, retryable=True),
     ]
     assert successor.prepared(1, 2) == []
-    assert (successor.generation, successor.members) == (2, (0, 1))
+    assert (successor.generations.current, successor.members) == (2, (0, 1))
 
 
 def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
     job, change = training(2), wish(3)
-    job.asked(change, 0.0)
+    job.request_change(change, 0.0)
     job.ready(2, ALIKE, 1.0)
     for member in (0, 1, 2):
         job.prepared(member, 2)
     successor, first = taken_over(job)
     assert first == [TellMember(0, SetFence(2, 0)), TellMember(1, SetFence(2, 0))]
-    assert successor.request() == "r1"
+    assert successor.generations.change == change
     assert successor.switched(2, 2, 7, 0.5, 103.0) == [ReconfigurationDone(change, 7, 2, 3, 0.5, 3.0, (2,))]
     assert successor.members == (0, 1, 2)
 
 
 def test_who_may_have_missed_something_is_told_again() -> None:
     job = training(2)
-    assert job.retell(0) == []
-    job.asked(wish(3), 0.0)
-    assert job.retell(2) == []
+    assert job.generations.resend(0) == []
+    job.request_change(wish(3), 0.0)
+    assert job.generations.resend(2) == []
     job.ready(2, ALIKE, 1.0)
     plan = plan_for(2, (0, 1, 2), (2,), donor=1)
     job.prepared(0, 2)
-    assert (job.retell(0), job.retell(2)) == ([], [TellMember(2, Prepare(plan))])
+    assert (job.generations.resend(0), job.generations.resend(2)) == ([], [TellMember(2, Prepare(plan))])
     for member in (1, 2):
         job.prepared(member, 2)
-    assert (job.retell(0), job.retell(2)) == ([TellMember(0, SetFence(2, 0))], [])
+    assert (job.generations.resend(0), job.generations.resend(2)) == ([TellMember(0, SetFence(2, 0))], [])
 
 
 def test_a_new_leader_keeps_to_the_schedule() -> None:
-    job = coordinator(1, schedule=changes(1, [(10, 2), (30, 1)]))
+    job = coordinator(1, schedule=scheduled(1, [(10, 2), (30, 1)]))
     job.started(ALIKE, 0, 8, 0.0)
     successor, first = taken_over(job)
     assert first == [EndNewcomer(1, "the job's leader has changed meanwhile; retry"), StartNewcomer(2)]
@@ -305,7 +320,7 @@ def test_a_new_leader_keeps_to_the_schedule() -> None:
 
 
 def test_a_new_leader_of_a_job_that_has_not_begun_waits_for_it() -> None:
-    successor, first = taken_over(coordinator(2, schedule=changes(2, [(3, 1)])))
+    successor, first = taken_over(coordinator(2, schedule=scheduled(2, [(3, 1)])))
     assert first == []
     (prepare, _) = successor.started(ALIKE, 0, 8, 101.0)
     assert isinstance(prepare, TellMember)
@@ -349,7 +364,7 @@ def test_who_leaves_meanwhile_leaves_afterwards_and_together() -> None:
 
 def test_leaving_waits_for_a_change_that_is_under_way() -> None:
     job = training(2)
-    job.asked(wish(3), 0.0)
+    job.request_change(wish(3), 0.0)
     assert job.leaves(0, 0.5) == []
     job.ready(2, ALIKE, 1.0)
     for member in range(3):
@@ -376,7 +391,7 @@ def test_before_there_are_boundaries_a_signal_is_what_it_always_is() -> None:
 
 def test_a_newcomer_that_is_sent_sigterm_does_not_join() -> None:
     job = training(1)
-    job.asked(wish(2), 0.0)
+    job.request_change(wish(2), 0.0)
     reason = "the new worker 1 was asked to leave before it joined"
     assert job.leaves(1, 1.0) == [
         EndNewcomer(1, "was asked to leave"),
@@ -386,7 +401,7 @@ def test_a_newcomer_that_is_sent_sigterm_does_not_join() -> None:
 
 def test_a_schedule_goes_on_after_somebody_left() -> None:
     """Workers wait at its step, so there is a change there even if their number is right by then."""
-    job = coordinator(3, schedule=changes(3, [(10, 4), (20, 3)]))
+    job = coordinator(3, schedule=scheduled(3, [(10, 4), (20, 3)]))
     assert job.started(ALIKE, 0, 8, 0.0) == [StartNewcomer(3)]
     assert job.leaves(1, 0.5) == []
     job.ready(3, ALIKE, 1.0)
@@ -420,12 +435,14 @@ def switch(job: Coordinator, generation: int, step: int, members: Sequence[int])
 
 def test_a_profile_begins_wide_and_comes_back() -> None:
     job, asks = training(2), ProfileRequest(smallest=1, largest=3, steps=2, request="p")
-    assert job.asked_to_profile(asks, 0.0) == [StartNewcomer(2)]
+    assert job.request_profile(asks, 0.0) == [StartNewcomer(2)]
     job.ready(2, ALIKE, 1.0)
     (done,) = switch(job, 2, 5, (0, 1, 2))
     assert isinstance(done, ReconfigurationDone)
     assert done.change.request is None  # nobody is answered yet
-    assert job.asked(wish(1), 2.0) == [ReconfigurationRefused(wish(1), "busy with a profile; retry")]
+    assert job.request_change(wish(1), 2.0) == [
+        ReconfigurationRefused(wish(1), "busy with a profile; retry", retryable=True)
+    ]
     assert run_steps(job, 6, 8) == []
     assert run_steps(job, 9, 9) == [
         TellMember(member, Prepare(plan_for(3, (0, 1), (), donor=1))) for member in (0, 1, 2)
@@ -439,36 +456,36 @@ def test_a_profile_begins_wide_and_comes_back() -> None:
     job.ready(3, ALIKE, 1.0)
     done, told = switch(job, 5, 30, (0, 3))
     assert isinstance(told, ProfileDone)
-    assert told.wish == asks
+    assert told.profile == asks
     assert [(row.workers, row.throughput, row.busy) for row in told.rows] == [
         (1, 16.0, 0.5),
         (2, 16.0, 0.5),
         (3, 16.0, 0.5),
     ]
     assert [row.efficiency for row in told.rows] == [1.0, 0.5, 1 / 3]
-    assert job.asked(wish(2), 9.0) == [ReconfigurationDone(wish(2), 30, 2, 2, 0.0, 0.0, ())]
+    assert job.request_change(wish(2), 9.0) == [ReconfigurationDone(wish(2), 30, 2, 2, 0.0, 0.0, ())]
 
 
 def test_a_profile_of_the_size_it_has_changes_nothing() -> None:
     job = training(2)
-    assert job.asked_to_profile(ProfileRequest(steps=2), 0.0) == []
+    assert job.request_profile(ProfileRequest(steps=2), 0.0) == []
     (told,) = run_steps(job, 1, 5)
     assert isinstance(told, ProfileDone)
     assert [row.workers for row in told.rows] == [2]
-    assert phase_of(job) is Phase.STEADY
+    assert phase_of(job) is ReconfigurationPhase.STEADY
 
 
 @pytest.mark.parametrize(("smallest", "largest"), [(0, 2), (3, 9), (4, 3), (None, 1)])
 def test_profiles_that_cannot_be(smallest: int | None, largest: int | None) -> None:
     asks = ProfileRequest(smallest=smallest, largest=largest, request="p")
-    (answer,) = training(2).asked_to_profile(asks, 0.0)
+    (answer,) = training(2).request_profile(asks, 0.0)
     assert isinstance(answer, ReconfigurationRefused)
     assert answer.change.request == "p"
 
 
 def test_a_profile_is_broken_off_when_somebody_leaves_or_dies() -> None:
     job = training(2)
-    job.asked_to_profile(ProfileRequest(request="p"), 0.0)
+    job.request_profile(ProfileRequest(request="p"), 0.0)
     refused, *then = job.leaves(1, 1.0)
     assert isinstance(refused, ReconfigurationRefused)
     assert refused.reason == (
@@ -476,13 +493,13 @@ def test_a_profile_is_broken_off_when_somebody_leaves_or_dies() -> None:
     )
     assert then == [TellMember(member, Prepare(plan_for(2, (0,), (), donor=0))) for member in (0, 1)]
     job = training(2)
-    job.asked_to_profile(ProfileRequest(largest=3, request="p"), 0.0)
-    (refused,) = job.gone(2, "died", 1.0)
+    job.request_profile(ProfileRequest(largest=3, request="p"), 0.0)
+    (refused,) = job.newcomer_gone(2, "died", 1.0)
     assert isinstance(refused, ReconfigurationRefused)
     assert refused.change.request == "p"
     job = training(2)
-    job.asked_to_profile(ProfileRequest(request="p"), 0.0)
-    (refused,) = job.over()
+    job.request_profile(ProfileRequest(request="p"), 0.0)
+    (refused,) = job.end()
     assert isinstance(refused, ReconfigurationRefused)
 
 
@@ -495,9 +512,9 @@ def slow_steps(
     return job.stepped([StepReport(n, 0, 1.0, 16, float(n), busy) for n in range(first, first + count)], now)
 
 
-def watchful(reaction: Reaction, workers: int = 2) -> Coordinator:
-    job = coordinator(workers)
-    job.pace = Pace(StragglerPolicy(reaction=reaction))
+def watchful(reaction: Reaction, workers: int = 2, pace: Pace | None = None) -> Coordinator:
+    pace = Pace(StragglerPolicy(reaction=reaction)) if pace is None else pace
+    job = coordinator(workers, options=CoordinatorOptions(pace=pace))
     job.started(ALIKE, 0, 8, 0.0)
     return job
 
@@ -547,13 +564,14 @@ def test_virtual_workers_follow_speed_but_not_all_the_time() -> None:
 
 
 def test_steps_of_the_generation_before_say_nothing_of_this_one() -> None:
-    job = watchful(Reaction.REPLACE)
+    pace = Pace(StragglerPolicy(reaction=Reaction.REPLACE))
+    job = watchful(Reaction.REPLACE, pace=pace)
     slow_steps(job, 1, 10, (4.0, 12.0), 100.0)
     for member in (0, 1):
         job.prepared(member, 2)
     job.switched(0, 2, 15, 0.0, 101.0)
     assert slow_steps(job, 11, 5, (4.0, 12.0), 102.0) == []
-    assert job.pace.recent()[1] == 3.0  # as measured before, per virtual worker
+    assert pace.recent()[1] == 3.0  # as measured before, per virtual worker
 
 
 def test_a_straggler_is_removed() -> None:
@@ -591,18 +609,17 @@ def test_a_removed_straggler_may_come_back() -> None:
 
 def test_a_job_that_has_lost_workers_wants_as_many_as_before() -> None:
     """Until others have come in their place; whoever is killed before that does not make it smaller."""
-    job = training(4)
-    job.recovers = True
-    assert job.wants == 4
-    job.died((1,), "worker 1 was killed", 1.0)
-    job.died((3,), "worker 3 was killed", 1.0)
-    assert (list(job.members), job.wants) == ([0, 2], 4)
+    job = training(4, options=CoordinatorOptions(recovers=True))
+    assert job.target_workers == 4
+    job.begin_recovery((1,), "worker 1 was killed", 1.0)
+    job.begin_recovery((3,), "worker 3 was killed", 1.0)
+    assert (list(job.members), job.target_workers) == ([0, 2], 4)
     placement = Placement.even(8, 2)
     for member in (0, 2):
-        job.recovered(member, job.generation + 2, placement, 1, 0.1, 2.0)
-    assert (list(job.members), job.wants) == ([0, 2], 4)
-    assert job.died((0, 2), "all were killed", 3.0) is None
-    assert job.wants == 4
+        job.recovered(member, job.generations.current + 2, placement, 1, 0.1, 2.0)
+    assert (list(job.members), job.target_workers) == ([0, 2], 4)
+    assert job.begin_recovery((0, 2), "all were killed", 3.0) is None
+    assert job.target_workers == 4
 
 
 @dataclass
@@ -639,7 +656,7 @@ class World:
                 case ReconfigurationDone(change=change) | ReconfigurationRefused(change=change):
                     if change.request is not None:
                         del self.unanswered[change.request]  # raises if it is answered twice
-                case ProfileDone(wish=answered):
+                case ProfileDone(profile=answered):
                     assert answered.request is not None
                     del self.unanswered[answered.request]
 
@@ -662,13 +679,15 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 60))):
         time += 1.0
         deeds = ["ask", "leave", "profile", "step", "step"]
-        deeds += ["ready"] * bool(world.starting) + ["die"] * any(job.is_newcomer(m) for m in range(200))
+        deeds += ["ready"] * bool(world.starting) + ["die"] * bool(job.generations.newcomers)
         deeds += ["connect"] * bool(world.connecting) + ["switch"] * bool(world.fenced) + ["take over"]
         match data.draw(st.sampled_from(deeds)):
             case "ask":
                 workers = data.draw(st.integers(0, 9))
                 world.obey(
-                    job.asked(Reconfiguration(workers=workers, reason="", request=world.ask("scale")), time)
+                    job.request_change(
+                        Reconfiguration(workers=workers, reason="", request=world.ask("scale")), time
+                    )
                 )
             case "leave":
                 leaver = data.draw(st.sampled_from(job.members))
@@ -679,7 +698,7 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 wanted = ProfileRequest(
                     smallest=sizes[0], largest=sizes[1], steps=1, request=world.ask("profile")
                 )
-                world.obey(job.asked_to_profile(wanted, time))
+                world.obey(job.request_profile(wanted, time))
             case "step":
                 world.step += 5
                 world.obey(run_steps(job, world.step - 4, world.step, time))
@@ -692,7 +711,7 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 generation = max(world.fenced)
                 assert not world.connecting, "a fence was set before all were connected"
                 assert world.fenced.pop(generation) == set(job.members)
-                newcomers = [m for m in range(200) if job.is_newcomer(m)]
+                newcomers = list(job.generations.newcomers)
                 said: list[int] = []
                 for member in newcomers or [job.members[0]]:
                     if data.draw(st.booleans()) and said:
@@ -705,31 +724,31 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                     world.obey(job.switched(member, generation, world.step, 0.1, time))
                     said.append(member)
                 world.fenced.pop(generation, None)
-                world.generations.append(job.generation)
+                world.generations.append(job.generations.current)
             case "take over":
-                fenced = job.phase is Phase.FENCED
+                fenced = job.generations.phase is ReconfigurationPhase.FENCED
                 before = job.members
                 world.job, first = taken_over(job, time)
                 job = world.job
                 world.obey(first)
                 assert job.members == before
-                assert not fenced or job.phase is Phase.FENCED
+                assert not fenced or job.generations.phase is ReconfigurationPhase.FENCED
             case "die":
                 before = job.members
-                victim = data.draw(st.sampled_from([m for m in range(200) if job.is_newcomer(m)]))
+                victim = data.draw(st.sampled_from(list(job.generations.newcomers)))
                 world.starting.discard(victim)
                 world.connecting.pop(victim, None)
-                world.obey(job.gone(victim, "died", time))
+                world.obey(job.newcomer_gone(victim, "died", time))
                 assert job.members == before
         assert len(set(job.members)) == len(job.members)
         assert world.generations == sorted(set(world.generations))
         assert len(world.unanswered) <= 1
-        if job.phase is Phase.STEADY:
+        if job.generations.phase is ReconfigurationPhase.STEADY:
             assert "scale" not in world.unanswered.values()
             assert world.ended or not leavers & set(job.members), (
                 "somebody waits to leave, and nothing happens"
             )
         if world.ended:
             break
-    world.obey(job.over())
+    world.obey(job.end())
     assert not world.unanswered

@@ -6,14 +6,15 @@ import msgspec
 import pytest
 
 from gyrostat.core.job import NextGeneration
+from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.coordinator import (
-    Coordinator,
-    CoordinatorRecord,
+from gyrostat.job.control.coordinator import Coordinator
+from gyrostat.job.control.coordinator_record import CoordinatorOptions, CoordinatorRecord
+from gyrostat.job.control.generations import Generations
+from gyrostat.job.control.instructions import (
     EndNewcomer,
     GiveUp,
     Instruction,
-    Phase,
     Reconfiguration,
     ReconfigurationDone,
     StartNewcomer,
@@ -26,16 +27,15 @@ ALIKE = {"seed": "7"}
 
 
 def training(
-    workers: int = 3, *, min_workers: int = 1, schedule: list[Reconfiguration] | None = None
+    workers: int = 3,
+    *,
+    recovers: bool = True,
+    min_workers: int = 1,
+    schedule: list[Reconfiguration] | None = None,
 ) -> Coordinator:
-    job = Coordinator(
-        6,
-        tuple(range(workers)),
-        store=lambda generation: f"store-{generation}",
-        schedule=schedule or [],
-        recovers=True,
-        min_workers=min_workers,
-    )
+    generations = Generations(6, tuple(range(workers)), store=lambda generation: f"store-{generation}")
+    options = CoordinatorOptions(recovers=recovers, min_workers=min_workers)
+    job = Coordinator(generations, schedule or [], options)
     job.started(ALIKE, 0, 6, 0.0)
     return job
 
@@ -65,7 +65,7 @@ def all_recovered(job: Coordinator, generation: int, *members: int) -> list[Inst
 
 def test_the_others_are_told_and_then_another_one_is_started() -> None:
     job = training()
-    assert job.died((1,), "worker 1 was killed", 4.0) == rescue(2, 0, 2)
+    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == rescue(2, 0, 2)
     assert (job.busy() or "").startswith("busy: a worker was lost")
     assert all_recovered(job, 2, 0, 2) == [
         SurvivorsGoOn((1,), "worker 1 was killed", 0, 3, 2, 2, 0.2),
@@ -75,9 +75,9 @@ def test_the_others_are_told_and_then_another_one_is_started() -> None:
 
 def test_another_one_dies_meanwhile() -> None:
     job = training()
-    job.died((1,), "worker 1 was killed", 4.0)
+    job.begin_recovery((1,), "worker 1 was killed", 4.0)
     job.recovered(0, 2, Placement.even(6, 2), 0, 0.0, 4.1)
-    assert job.died((2,), "worker 2 was killed", 4.2) == rescue(3, 0)
+    assert job.begin_recovery((2,), "worker 2 was killed", 4.2) == rescue(3, 0)
     assert job.recovered(2, 2, Placement.even(6, 2), 0, 0.0, 4.3) == []  # too late
     told = all_recovered(job, 3, 0)
     assert told == [
@@ -89,9 +89,9 @@ def test_another_one_dies_meanwhile() -> None:
 
 def test_the_one_in_its_place_was_still_to_come_when_another_died() -> None:
     job = training()
-    job.died((1,), "worker 1 was killed", 4.0)
+    job.begin_recovery((1,), "worker 1 was killed", 4.0)
     assert StartNewcomer(3) in all_recovered(job, 2, 0, 2)
-    assert job.died((2,), "worker 2 was killed", 4.2) == [
+    assert job.begin_recovery((2,), "worker 2 was killed", 4.2) == [
         EndNewcomer(3, "worker 2 was killed"),
         *rescue(3, 0),
     ]
@@ -102,36 +102,38 @@ def test_the_one_in_its_place_was_still_to_come_when_another_died() -> None:
 
 
 def test_nobody_is_left() -> None:
-    assert training(1).died((0,), "worker 0 was killed", 4.0) is None
+    assert training(1).begin_recovery((0,), "worker 0 was killed", 4.0) is None
 
 
 def test_nobody_keeps_backups() -> None:
-    job = training()
-    job.recovers = False
-    assert job.died((1,), "worker 1 was killed", 4.0) is None
+    job = training(recovers=False)
+    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) is None
 
 
 def test_too_few_wait_for_others() -> None:
     job = training(min_workers=3)
-    assert job.died((1,), "worker 1 was killed", 4.0) == rescue(2, 0, 2, waits=True)
+    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == rescue(2, 0, 2, waits=True)
     rescued = all_recovered(job, 2, 0, 2)[0]
     assert isinstance(rescued, SurvivorsGoOn)
     assert rescued.waits
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.CONNECTING, Phase.FENCED])
-def test_a_change_that_somebody_asked_for_begins_anew(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase",
+    [ReconfigurationPhase.STARTING_WORKERS, ReconfigurationPhase.CONNECTING, ReconfigurationPhase.FENCED],
+)
+def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhase) -> None:
     job = training()
     wish = Reconfiguration(workers=4, reason="asked for", request="r1")
-    assert job.asked(wish, 1.0) == [StartNewcomer(3)]
-    if phase is not Phase.STARTING:
+    assert job.request_change(wish, 1.0) == [StartNewcomer(3)]
+    if phase is not ReconfigurationPhase.STARTING_WORKERS:
         job.ready(3, ALIKE, 1.1)
-    if phase is Phase.FENCED:
+    if phase is ReconfigurationPhase.FENCED:
         for member in range(4):
             job.prepared(member, 2)
-    assert job.phase is phase
-    generation = 2 if phase is Phase.STARTING else 3
-    assert job.died((1,), "worker 1 was killed", 4.0) == [
+    assert job.generations.phase is phase
+    generation = 2 if phase is ReconfigurationPhase.STARTING_WORKERS else 3
+    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == [
         EndNewcomer(3, "worker 1 was killed"),
         *rescue(generation, 0, 2),
     ]
@@ -142,12 +144,12 @@ def test_a_change_that_somebody_asked_for_begins_anew(phase: Phase) -> None:
 def test_a_generation_that_has_begun_for_some_has_begun() -> None:
     """The newcomer that has not said so yet never will."""
     job = training()
-    job.asked(Reconfiguration(workers=4, reason="asked for", request="r1"), 1.0)
+    job.request_change(Reconfiguration(workers=4, reason="asked for", request="r1"), 1.0)
     job.ready(3, ALIKE, 1.1)
     for member in range(4):
         job.prepared(member, 2)
     job.switched(0, 2, 7, 0.01, 2.0)
-    told = job.died((1,), "worker 1 was killed", 2.1)
+    told = job.begin_recovery((1,), "worker 1 was killed", 2.1)
     assert told is not None
     assert isinstance(told[0], ReconfigurationDone)
     assert told[1:] == [EndNewcomer(3, "worker 1 was killed"), *rescue(3, 0, 2)]
@@ -156,13 +158,13 @@ def test_a_generation_that_has_begun_for_some_has_begun() -> None:
 def test_who_was_asked_to_leave_is_not_replaced() -> None:
     job = training()
     assert isinstance(job.leaves(1, 1.0)[0], TellMember)
-    job.died((1,), "worker 1 took too long", 4.0)
+    job.begin_recovery((1,), "worker 1 took too long", 4.0)
     assert all_recovered(job, 3, 0, 2) == [SurvivorsGoOn((1,), "worker 1 took too long", 0, 3, 2, 2, 0.2)]
 
 
 def test_connections_that_break_among_the_living() -> None:
     job = training()
-    job.lost_by(1, 4.0)
+    job.peer_lost(1, 4.0)
     assert job.tick(4.1) == []
     assert job.tick(4.6) == rescue(2, 0, 1, 2)
     assert all_recovered(job, 2, 0, 1, 2) == [
@@ -172,17 +174,17 @@ def test_connections_that_break_among_the_living() -> None:
 
 def test_mostly_the_death_is_heard_of_in_time() -> None:
     job = training()
-    job.lost_by(1, 4.0)
-    job.died((1,), "worker 1 was killed", 4.1)
+    job.peer_lost(1, 4.0)
+    job.begin_recovery((1,), "worker 1 was killed", 4.1)
     assert job.tick(9.0) == []
 
 
 def test_the_next_leader_goes_on_with_it() -> None:
     job = training()
-    job.died((1,), "worker 1 was killed", 4.0)
+    job.begin_recovery((1,), "worker 1 was killed", 4.0)
     record = msgspec.json.decode(msgspec.json.encode(job.record()), type=CoordinatorRecord)
-    restored = Coordinator.restore(record, store=lambda generation: f"store-{generation}")
-    restored.recovers = True
+    options = CoordinatorOptions(recovers=True)
+    restored = Coordinator.restore(record, lambda generation: f"store-{generation}", options)
     # The leader before may have taken the meeting place of generation 2 with it.
     assert restored.took_over(6.0) == rescue(3, 0, 2)
     assert StartNewcomer(3) in all_recovered(restored, 3, 0, 2)
@@ -191,8 +193,8 @@ def test_the_next_leader_goes_on_with_it() -> None:
 def test_workers_wait_at_a_scheduled_step() -> None:
     """The change is prepared again at once, for nobody goes on without it."""
     job = training(schedule=[Reconfiguration(workers=2, reason="scheduled", at_step=1)])
-    assert job.phase is Phase.CONNECTING
-    job.died((1,), "worker 1 was killed", 4.0)
+    assert job.generations.phase is ReconfigurationPhase.CONNECTING
+    job.begin_recovery((1,), "worker 1 was killed", 4.0)
     told = all_recovered(job, 3, 0, 2)
     assert [type(one.message) for one in told if isinstance(one, TellMember)] == [Prepare, Prepare]
 
@@ -201,26 +203,26 @@ def test_workers_wait_at_a_scheduled_step() -> None:
 def test_who_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
     """All have passed the fence at which worker 2 leaves, but nobody has said so yet."""
     job = training()
-    job.asked(Reconfiguration(workers=2, reason="asked for", request="r1"), 1.0)
+    job.request_change(Reconfiguration(workers=2, reason="asked for", request="r1"), 1.0)
     for member in range(3):
         job.prepared(member, 2)
     if heard_first == "the death":
-        assert job.died((1,), "worker 1 was killed", 2.0) == rescue(3, 0, 2)
+        assert job.begin_recovery((1,), "worker 1 was killed", 2.0) == rescue(3, 0, 2)
         assert job.left(2, 2.1) == rescue(4, 0)
     else:
         assert job.left(2, 2.0) == []
-        assert job.died((1,), "worker 1 was killed", 2.1) == rescue(3, 0)
+        assert job.begin_recovery((1,), "worker 1 was killed", 2.1) == rescue(3, 0)
 
 
 def test_who_is_no_member_any_more_changes_nothing() -> None:
-    assert training().died((7,), "worker 7 was killed", 2.0) == []
+    assert training().begin_recovery((7,), "worker 7 was killed", 2.0) == []
 
 
 def test_too_few_try_again_to_become_more() -> None:
     job = training(min_workers=3)
-    job.died((1,), "worker 1 was killed", 4.0)
+    job.begin_recovery((1,), "worker 1 was killed", 4.0)
     assert StartNewcomer(3) in all_recovered(job, 2, 0, 2)
-    assert job.gone(3, "was killed", 5.0) == [StartNewcomer(4)]
-    assert job.gone(4, "was killed", 6.0) == [StartNewcomer(5)]
-    (last,) = job.gone(5, "was killed", 7.0)
+    assert job.newcomer_gone(3, "was killed", 5.0) == [StartNewcomer(4)]
+    assert job.newcomer_gone(4, "was killed", 6.0) == [StartNewcomer(5)]
+    (last,) = job.newcomer_gone(5, "was killed", 7.0)
     assert isinstance(last, GiveUp)

@@ -10,11 +10,13 @@ import msgspec
 import pytest
 
 from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode
+from gyrostat.core.phase import JobPhase
 from gyrostat.core.placement import Placement
 from gyrostat.data.shards.messages import Shard
-from gyrostat.job.control.control_socket import AskStatus, Reply, RequestResult, Scale, Status
-from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.requests import AskStatus, Reply, RequestResult, Scale, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
 from gyrostat.job.processes.protocol import (
@@ -39,8 +41,8 @@ ALIKE = {"seed": "1"}
 
 
 @dataclass
-class Hands:
-    """Notes what it is to do. `keeps`: whether the lease store can be reached; `away`: the members whose agent is away."""
+class Executor:
+    """Records instructions. `keeps`: whether the lease store can be reached; `away`: the members whose agent is away."""
 
     keeps: bool = True
     away: set[int] = field(default_factory=set)
@@ -84,7 +86,7 @@ class Clock:
 
 
 @dataclass
-class Asker:
+class FakeRequester:
     replies: list[Reply] = field(default_factory=list)
 
     def answer(self, reply: Reply) -> None:
@@ -105,7 +107,7 @@ def request_(tmp_path: Path) -> RunRequest:
     )
 
 
-def training(request: RunRequest, executor: Hands) -> Leader:
+def training(request: RunRequest, executor: Executor) -> Leader:
     leader = Leader(request, executor, NullObserver())
     leader.begin()
     assert executor.take() == [("start", 0, 0), ("start", 1, 0)]
@@ -122,27 +124,27 @@ def say(leader: Leader, member: int, message: FromWorker, attempt: int = 0) -> N
     leader.heard(WorkerId(attempt, member), message)
 
 
-def successor(request: RunRequest, before: Hands) -> tuple[Leader, Hands]:
+def successor(request: RunRequest, before: Executor) -> tuple[Leader, Executor]:
     """The next leader, from what the one before has kept."""
     kept = msgspec.msgpack.decode(msgspec.msgpack.encode(before.record), type=LeaderRecord)
-    executor = Hands()
+    executor = Executor()
     leader = Leader(request, executor, NullObserver())
     leader.take_over(kept)
     return leader, executor
 
 
 def status(leader: Leader) -> Status:
-    asker = Asker()
-    leader.asked(AskStatus(), asker)
-    (reply,) = asker.replies
+    requester = FakeRequester()
+    leader.asked(AskStatus(), requester)
+    (reply,) = requester.replies
     assert isinstance(reply, Status)
     return reply
 
 
 def test_who_wants_to_hear_of_the_first_step_is_told_once_then(request_: RunRequest) -> None:
-    leader = Leader(request_, Hands(), NullObserver())
+    leader = Leader(request_, Executor(), NullObserver())
     leader.begin()
-    early, late = Asker(), Asker()
+    early, late = FakeRequester(), FakeRequester()
     leader.asked(AskStatus(after_a_step=True), early)
     say(leader, 0, started(0))
     assert early.replies == []
@@ -153,29 +155,29 @@ def test_who_wants_to_hear_of_the_first_step_is_told_once_then(request_: RunRequ
 
 
 def test_nothing_is_done_before_it_is_kept(request_: RunRequest) -> None:
-    executor, asker = Hands(), Asker()
+    executor, requester = Executor(), FakeRequester()
     leader = training(request_, executor)
     executor.keeps = False
-    leader.asked(Scale("r", 3), asker)
+    leader.asked(Scale("r", 3), requester)
     leader.tick()
     assert executor.take() == []
-    assert asker.replies == []
+    assert requester.replies == []
     assert leader.deadline() is not None  # it will be tried again
     executor.keeps = True
     leader.tick()
     assert executor.take() == [("start", 2, 0)]
     assert leader.deadline() is None
     executor.keeps = False
-    leader.asked(Scale("other", 1), busy := Asker())
+    leader.asked(Scale("other", 1), busy := FakeRequester())
     assert busy.replies == []  # an answer is kept first, too
 
 
 def test_the_next_leader_finishes_what_was_fenced_and_answers_for_the_one_before(
     request_: RunRequest,
 ) -> None:
-    executor = Hands()
+    executor = Executor()
     leader = training(request_, executor)
-    leader.asked(Scale("r", 3), Asker())
+    leader.asked(Scale("r", 3), FakeRequester())
     say(leader, 2, Ready(ALIKE))
     for member in (0, 1, 2):
         say(leader, member, GenerationPrepared(2))
@@ -186,60 +188,62 @@ def test_the_next_leader_finishes_what_was_fenced_and_answers_for_the_one_before
 
     second, again = successor(request_, executor)
     assert again.take() == [("tell", 0, SetFence), ("tell", 1, SetFence)]
-    asker = Asker()
-    second.asked(Scale("r", 3), asker)  # the client asks again: it is under way
-    assert asker.replies == []
+    requester = FakeRequester()
+    second.asked(Scale("r", 3), requester)  # the client asks again: it is under way
+    assert requester.replies == []
     say(second, 2, Switched(2, 9, 3, 0.25))
-    assert asker.replies == [RequestResult(True, "3 workers since step 9", 9, 3, 250.0, asker_ms(asker))]
+    assert requester.replies == [
+        RequestResult(True, "3 workers since step 9", 9, 3, 250.0, prepare_ms(requester))
+    ]
     assert status(second).members == (0, 1, 2)
 
     third, _ = successor(request_, again)
-    third.asked(Scale("r", 3), late := Asker())  # done long ago
-    assert late.replies == asker.replies
+    third.asked(Scale("r", 3), late := FakeRequester())  # done long ago
+    assert late.replies == requester.replies
 
 
-def asker_ms(asker: Asker) -> float:
+def prepare_ms(requester: FakeRequester) -> float:
     """How long it took to prepare is the clock's business."""
-    (reply,) = asker.replies
+    (reply,) = requester.replies
     assert isinstance(reply, RequestResult)
     return reply.prepare_ms
 
 
 def test_the_next_leader_begins_anew_what_was_not_fenced(request_: RunRequest) -> None:
-    executor = Hands()
+    executor = Executor()
     leader = training(request_, executor)
-    leader.asked(Scale("r", 3), Asker())
+    leader.asked(Scale("r", 3), FakeRequester())
     say(leader, 2, Ready(ALIKE))
     assert {what[2] for what in executor.take()[1:]} == {Prepare}
     second, again = successor(request_, executor)
     assert again.take()[0] == ("signal", 2, 9)
-    second.asked(Scale("r", 3), Asker())
+    second.asked(Scale("r", 3), FakeRequester())
     assert again.take() == [("start", 3, 0)]
 
 
 def test_a_suspended_job_is_resumed_by_the_next_leader(request_: RunRequest) -> None:
-    executor, asker = Hands(), Asker()
+    executor, requester = Executor(), FakeRequester()
     leader = training(request_, executor)
-    leader.asked(Scale("down", 0), asker)
+    leader.asked(Scale("down", 0), requester)
     assert executor.take() == [("tell", 0, Terminate), ("tell", 1, Terminate)]
 
     second, again = successor(request_, executor)  # suspends it in its place
     assert again.take() == [("tell", 0, Terminate), ("tell", 1, Terminate)]
-    second.asked(Scale("down", 0), asker)
+    second.asked(Scale("down", 0), requester)
     say(second, 0, StepReports([StepReport(7, 0, 0.1, 8, 1.0)]))
     for member in (0, 1):
         say(second, member, WorkerEnded(stopped=True))
         second.exited(WorkerId(0, member), 0)
     second.tick()
-    assert [reply.text for reply in asker.replies if isinstance(reply, RequestResult)] == [
+    assert [reply.text for reply in requester.replies if isinstance(reply, RequestResult)] == [
         "suspended after step 7, until it is given workers again"
     ]
 
     third, last = successor(request_, again)
     found = status(third)
-    assert (found.phase, found.workers, found.step) == ("suspended", 0, 7)
+    assert (found.phase, found.workers, found.step) == (JobPhase.SUSPENDED, 0, 7)
     assert last.take() == []
-    third.asked(Scale("up", 1), up := Asker())
+    third.asked(Scale("up", 1), up := FakeRequester())
     assert last.take() == [("start", 0, 1)]
     say(third, 0, started(7), attempt=1)
     (answer,) = up.replies
@@ -253,7 +257,7 @@ def test_a_worker_whose_agent_is_away_is_not_silent(
     """Nobody can hear it. When its agent is back it has as long to answer as any other."""
     clock = Clock()
     monkeypatch.setattr("gyrostat.job.control.leader.time", clock)
-    executor = Hands(away={1})
+    executor = Executor(away={1})
     leader = training(replace(request_, heartbeat_timeout_s=4.0), executor)
 
     def wait(seconds: int) -> list[tuple[str, int, object]]:
@@ -269,8 +273,46 @@ def test_a_worker_whose_agent_is_away_is_not_silent(
     assert ("signal", 1, 9) in wait(2)
 
 
+def test_the_phases_of_a_job(request_: RunRequest, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", logger="gyrostat.job.control.leader")
+    executor = Executor()
+    leader = Leader(request_, executor, NullObserver())
+    phases = [status(leader).phase]
+    leader.begin()
+    phases.append(status(leader).phase)
+    say(leader, 0, started(0))
+    phases.append(status(leader).phase)
+    for member in (0, 1):
+        leader.exited(WorkerId(0, member), -9)
+    leader.tick()  # the first restart is immediate
+    phases.append(status(leader).phase)
+    say(leader, 0, started(0), attempt=1)
+    phases.append(status(leader).phase)
+    say(leader, 0, WorkerEnded(stopped=True), attempt=1)
+    phases.append(status(leader).phase)
+    assert phases == [
+        JobPhase.WAITING_FOR_NODES,
+        JobPhase.STARTING,
+        JobPhase.TRAINING,
+        JobPhase.STARTING,
+        JobPhase.TRAINING,
+        JobPhase.ENDING,
+    ]
+    said = [record.getMessage() for record in caplog.records]
+    assert "starting again, was training" in said  # between the two attempts
+    leader.asked(Scale("late", 1), late := FakeRequester())
+    (refused,) = late.replies
+    assert isinstance(refused, RequestResult)
+    assert refused.retryable
+    for member in (0, 1):
+        leader.exited(WorkerId(1, member), 0)
+    leader.tick()
+    assert status(leader).phase is JobPhase.ENDED
+    assert leader.outcome is not None
+
+
 def test_workers_that_nobody_finds_again_cost_an_attempt(request_: RunRequest) -> None:
-    executor = Hands()
+    executor = Executor()
     training(request_, executor)
     leader, again = successor(request_, executor)
     leader.lost(WorkerId(0, 1), "no agent has shown it for 60 s")
@@ -292,7 +334,7 @@ def stopped_by_nobody(leader: Leader, attempt: int) -> None:
 
 def test_a_job_that_nobody_asked_to_stop_goes_on_from_its_checkpoint(request_: RunRequest) -> None:
     """Its workers had no agent for some time. When there are no restarts left, that is a failure."""
-    executor = Hands()
+    executor = Executor()
     leader = training(replace(request_, restarts=1), executor)
     stopped_by_nobody(leader, 0)
     assert executor.take() == [("start", 0, 1), ("start", 1, 1)]
@@ -304,31 +346,31 @@ def test_a_job_that_nobody_asked_to_stop_goes_on_from_its_checkpoint(request_: R
 
 
 def test_queues_of_shards_are_kept_before_anything_is_handed_out(request_: RunRequest) -> None:
-    executor, asker = Hands(), Asker()
+    executor, requester = Executor(), FakeRequester()
     leader = Leader(request_, executor, NullObserver())
-    leader.asked(OpenShards("train", 100, 10), asker)
-    leader.asked(PullShard("train", "w", 0, epoch=0), asker)
+    leader.asked(OpenShards("train", 100, 10), requester)
+    leader.asked(PullShard("train", "w", 0, epoch=0), requester)
     executor.keeps = False
     leader.tick()
-    assert asker.replies == []
+    assert requester.replies == []
     executor.keeps = True
     leader.tick()
-    opened, pulled = asker.replies
+    opened, pulled = requester.replies
     assert isinstance(opened, RequestResult)
     assert isinstance(pulled, Pulled)
     assert isinstance(pulled.shard, Shard)
 
     second, _ = successor(request_, executor)
     assert not second.has_begun
-    assert status(second).phase == "waiting for nodes"
-    second.asked(PullShard("train", "w", 0, epoch=0), again := Asker())
+    assert status(second).phase is JobPhase.WAITING_FOR_NODES
+    second.asked(PullShard("train", "w", 0, epoch=0), again := FakeRequester())
     second.tick()
     assert again.replies == [pulled]
 
 
 def test_the_next_leader_knows_that_training_has_begun(request_: RunRequest) -> None:
     """Though nothing was to be done when it began: a death is the end of a job that does not train yet, and only of that."""
-    executor = Hands()
+    executor = Executor()
     training(request_, executor)
     assert executor.record is not None
     assert executor.record.coordinator is not None

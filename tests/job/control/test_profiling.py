@@ -24,13 +24,13 @@ def test_a_size_is_measured_after_it_has_settled() -> None:
     profiling.begin(10)
     assert not profiling.add(steps(11, 12, 9.0))
     assert not profiling.add(steps(13, 15, 0.5))
-    assert profiling.wants == 2
+    assert profiling.target == 2
     assert profiling.add([*steps(16, 16, 0.5), *steps(17, 30, 7.0)])
     assert SETTLING == 2
     (row,) = profiling.rows
     assert row.workers == 2
     assert row.steps == 4
-    assert profiling.wants == 1
+    assert profiling.target == 1
 
 
 def test_the_table() -> None:
@@ -39,9 +39,9 @@ def test_the_table() -> None:
     profiling.begin(0)
     assert profiling.add(steps(1, 7, 0.5, busy=(0.25, 0.375)))
     profiling.begin(7)
-    assert profiling.wants == 1
+    assert profiling.target == 1
     assert profiling.add(steps(8, 14, 0.8, busy=(0.8,)))
-    assert profiling.wants == 1  # home again
+    assert profiling.target == 1  # home again
     assert profiling.sizes == []
     assert profiling.table() == (
         SizeMeasured(

@@ -114,7 +114,7 @@ def test_a_crash_after_the_last_word_is_a_failure() -> None:
 def test_a_stop_waits_for_the_boundary_if_there_are_checkpoints() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=True)
     assert watch.began() == []
-    assert watch.asked(SIGTERM, 1.0) == [SendSignal(SIGTERM, (0, 1))]
+    assert watch.signalled(SIGTERM, 1.0) == [SendSignal(SIGTERM, (0, 1))]
     assert watch.deadline() is None
     for worker in (0, 1):
         watch.ended(worker, WorkerEnded(stopped=True))
@@ -149,7 +149,7 @@ def test_workers_that_stop_the_job_unasked_were_orphaned() -> None:
 
 def test_a_stop_has_a_grace_if_there_are_none() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=False)
-    assert watch.asked(SIGINT, 1.0) == [SendSignal(SIGINT, (0, 1))]
+    assert watch.signalled(SIGINT, 1.0) == [SendSignal(SIGINT, (0, 1))]
     watch.exited(0, -SIGINT, 1.1)
     watch.failed(1, LOST, 1.2)
     assert watch.orders(1.2) == []
@@ -161,37 +161,39 @@ def test_a_stop_has_a_grace_if_there_are_none() -> None:
 
 def test_the_second_stop_kills_at_once() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=True)
-    watch.asked(SIGINT, 1.0)
-    assert watch.asked(SIGINT, 1.5) == [SendSignal(SIGKILL, (0, 1))]
+    watch.signalled(SIGINT, 1.0)
+    assert watch.signalled(SIGINT, 1.5) == [SendSignal(SIGKILL, (0, 1))]
 
 
 def test_a_hangup_is_passed_on_as_a_request_to_end() -> None:
-    assert WorkerTracker(list(range(1)), checkpoints=True).asked(SIGHUP, 1.0) == [SendSignal(SIGTERM, (0,))]
+    assert WorkerTracker(list(range(1)), checkpoints=True).signalled(SIGHUP, 1.0) == [
+        SendSignal(SIGTERM, (0,))
+    ]
 
 
 def test_a_stop_before_training_has_a_grace_too() -> None:
     watch = WorkerTracker(list(range(1)), checkpoints=True)
-    watch.asked(SIGTERM, 1.0)
+    watch.signalled(SIGTERM, 1.0)
     assert watch.deadline() == 1.0 + KILL_GRACE_S
 
 
 def test_one_worker_is_asked_for_a_checkpoint_and_nothing_stops() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=True)
     watch.began()
-    assert watch.asked(SIGUSR1, 1.0) == [SendSignal(SIGUSR1, (0,))]
+    assert watch.signalled(SIGUSR1, 1.0) == [SendSignal(SIGUSR1, (0,))]
     assert watch.stopped_by is None
 
 
 def test_a_checkpoint_that_is_asked_for_too_early_is_not_forgotten() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=True)
-    assert watch.asked(SIGUSR1, 1.0) == []
+    assert watch.signalled(SIGUSR1, 1.0) == []
     assert watch.began() == [SendSignal(SIGUSR1, (0,))]
     assert watch.began() == []
 
 
 def test_an_exception_on_the_way_to_a_stop_is_still_a_failure() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=True)
-    watch.asked(SIGTERM, 1.0)
+    watch.signalled(SIGTERM, 1.0)
     watch.failed(1, RAISED, 2.0)
     assert watch.orders(2.0) == [SendSignal(SIGTERM, (0,))]
     failure = watch.failure()

@@ -8,8 +8,8 @@ import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.control_socket import AskStatus, Scale, Status
 from gyrostat.job.control.observer import NullObserver
+from gyrostat.job.control.requests import AskStatus, Scale, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, TermRecord, read_kept
 from gyrostat.job.nodes.lease import Lease, LeaseStore, open_store
@@ -82,8 +82,8 @@ class Node:
 def reign_over(job: RunRequest, store: LeaseStore, a: Node) -> LeaderTerm:
     lease = store.acquire("h:1", 60.0)
     assert isinstance(lease, Lease)
-    seal = LeaseGrant(store=store, token=lease.token, run="run", address="h:1", rendezvous="tcp://h:2")
-    term = LeaderTerm(job, NullObserver(), seal, nodes=2, patience=60.0)
+    grant = LeaseGrant(store=store, token=lease.token, run="run", address="h:1", rendezvous="tcp://h:2")
+    term = LeaderTerm(job, NullObserver(), grant, nodes=2, node_timeout=60.0)
     kept = read_kept(store)
     term.begin("a", a.near, a.session.attending.workers, kept.record if kept is not None else None)
     return term
@@ -148,10 +148,10 @@ def test_when_all_leave_the_job_stops(job: RunRequest, store: LeaseStore) -> Non
 def test_the_next_leader_finds_workers_and_questions_again(job: RunRequest, store: LeaseStore) -> None:
     before, _, _ = trained_by_two(job, store)
     before.take("b", ForwardedRequest(1, Scale("r", 3)))
-    store.release(Lease("h:1", before.seal.token))
+    store.release(Lease("h:1", before.grant.token))
     b = Node("b", [WorkerFacts(WorkerId(0, 1), [])])
     term = reign_over(job, store, b_as_own := Node("a"))
-    assert term.seal.token > before.seal.token
+    assert term.grant.token > before.grant.token
     assert b_as_own.take() == []
     term.came(b.session)
     assert b.take() == [NodeWelcome("run")]

@@ -29,7 +29,7 @@ class Place:
 
 def registry(nodes: Iterable[str]) -> tuple[NodeRegistry, dict[str, Place]]:
     made = NodeRegistry(
-        PROGRAM, store=lambda attempt: f"tcp://h:1/{attempt}", keep=lambda record: True, patience=10.0
+        PROGRAM, store=lambda attempt: f"tcp://h:1/{attempt}", keep=lambda record: True, node_timeout=10.0
     )
     places = {name: Place() for name in nodes}
     for name, where in places.items():

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from gyrostat.core.errors import UsageError
-from gyrostat.job.control.control_socket import AskStatus, Reply, Request, RequestResult, Scale
+from gyrostat.job.control.requests import AskStatus, Reply, Request, RequestResult, Scale
 from gyrostat.job.nodes.messages import (
     LARGEST,
     SERVICE,

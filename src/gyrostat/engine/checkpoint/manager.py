@@ -3,7 +3,8 @@
 Every worker looks for the newest usable checkpoint by itself, then all agree on it; only the main worker writes. All decide
 alike at which boundary one is taken (`schedule.py`): the notice that the writer is free travels with the pass reports,
 as requests do. A written checkpoint is reported at the next boundary, and so is one that could not be written: training goes
-on. Where the job ends or stops, that is raised. One that the script has invalidated (`checkpoint/latecopy.py`) is requested again
+on. Where the job ends or stops, that is raised. One that the script has invalidated (`checkpoint/latecopy.py`) is requested
+again
 in the same way.
 """
 

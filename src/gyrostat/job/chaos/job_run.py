@@ -22,7 +22,7 @@ from gyrostat.job.chaos.plan import Fault, FaultKind
 from gyrostat.job.chaos.record import RecordedRun, RecordReader, StepDone, TrainingBegan, WorkerStarted
 from gyrostat.job.chaos.verdict import InjectedFault, Round
 from gyrostat.job.chaos.victims import WorkerTargets
-from gyrostat.job.control.control_socket import JobClient
+from gyrostat.job.control.client import JobClient
 from gyrostat.job.processes.protocol import Program
 
 _POLL_S = 0.02

@@ -1,10 +1,10 @@
-"""The loop of a process that runs workers: an agent's, or that of `gyrostat run` on one machine.
+"""The event loop of a process that runs workers: an agent, or `gyrostat run` on one machine.
 
-    1. wait until a worker says or prints something or exits, somebody asks for something, a signal arrives, another thread
-       has work for the loop, or a deadline passes
+    1. wait until a worker reports, prints or exits, a request or a signal arrives, another thread posts a call, or a deadline
+       passes
     2. take in what has arrived
 
-What is to be made of it, its owner says through callbacks; all of them are called here, in one thread.
+The owner handles events through callbacks; all of them are called in one thread.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from gyrostat.job.control.control_socket import Connection, ControlSocket, Request
+from gyrostat.job.control.control_socket import Connection, ControlSocket
+from gyrostat.job.control.requests import Request
 from gyrostat.job.processes.output import LogFiles
 from gyrostat.job.processes.signals import SignalQueue
 from gyrostat.job.processes.start import WorkerSource
@@ -25,7 +26,7 @@ from gyrostat.job.processes.worker_pool import WorkerListener, WorkerPool
 
 
 class Inbox:
-    """What other threads want done in the loop, in order."""
+    """Calls that other threads post to the loop, in order."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -36,7 +37,7 @@ class Inbox:
     def post(self, call: Callable[[], None]) -> None:
         """From any thread."""
         self._calls.put(call)
-        with contextlib.suppress(OSError):  # full: it will wake up anyway; closed: nobody is left to do it
+        with contextlib.suppress(OSError):  # full: the loop wakes up anyway; closed: the loop has ended
             self._writer.send(b"!")
 
     def fileno(self) -> int:
@@ -64,28 +65,28 @@ class Loop:
         on_request: Callable[[Request, Connection], None],
         boxes: Path,
         signals: SignalQueue | None = None,
-        door: ControlSocket | None = None,
+        control_socket: ControlSocket | None = None,
         logs: LogFiles | None = None,
-        meeting_place: Path | None = None,
+        agent_socket: Path | None = None,
     ) -> None:
         self._selector = selectors.DefaultSelector()
-        self._on_signal, self._signals, self._control_socket = on_signal, signals, door
+        self._on_signal, self._signals, self._control_socket = on_signal, signals, control_socket
         self.inbox = Inbox()
         self._selector.register(self.inbox, selectors.EVENT_READ, self.inbox.work_off)
         if signals is not None:
             self._selector.register(signals, selectors.EVENT_READ, self._take_signals)
-        if door is not None:
-            door.attend(self._selector, on_request)
-        self.crew = WorkerPool(source, self._selector, events, boxes, logs, meeting_place)
+        if control_socket is not None:
+            control_socket.register(self._selector, on_request)
+        self.workers = WorkerPool(source, self._selector, events, boxes, logs, agent_socket)
 
     def turn(self, *deadlines: float | None) -> None:
-        """Wait until something happens, or the first of the deadlines (of the monotonic clock), and take it in."""
-        files, now = self.crew.read_files(), time.monotonic()
+        """Wait for events until the first of the deadlines (of the monotonic clock), and take them in."""
+        files, now = self.workers.read_files(), time.monotonic()
         waits = [max(0.0, deadline - now) for deadline in deadlines if deadline is not None]
-        patience = min(waits if files is None else [*waits, files], default=None)
-        for key, _ in self._selector.select(patience):
+        timeout = min(waits if files is None else [*waits, files], default=None)
+        for key, _ in self._selector.select(timeout):
             key.data()
-        self.crew.take_exits()
+        self.workers.take_exits()
 
     def _take_signals(self) -> None:
         assert self._signals is not None
@@ -93,9 +94,9 @@ class Loop:
             self._on_signal(number)
 
     def close(self) -> None:
-        """No worker is left running, and nobody at the door."""
+        """End all workers, and close all connections."""
         try:
-            self.crew.close()
+            self.workers.close()
         finally:
             self._selector.close()
             self.inbox.close()

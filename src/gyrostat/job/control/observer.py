@@ -1,10 +1,10 @@
-"""Who looks on while a job runs: the port between `launcher` and whatever shows or keeps what happens."""
+"""`Observer`: the port between a running job and what displays or records its events."""
 
 from __future__ import annotations
 
 from typing import Protocol
 
-from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
+from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
@@ -14,7 +14,7 @@ from gyrostat.job.processes.protocol import FromWorker
 
 
 class Observer(Protocol):
-    """Called from the launcher's loop: must be quick, and waits for nothing."""
+    """Called from the event loop: must be quick, and must not block."""
 
     def heard(self, worker: int, message: FromWorker) -> None:
         """A worker reported something."""
@@ -26,31 +26,29 @@ class Observer(Protocol):
         """The job runs on another number of workers."""
 
     def refused(self, change: Reconfiguration, reason: str) -> None:
-        """A change was asked for, and will not be made."""
+        """A change was requested, and will not be made."""
 
     def noticed(self, straggler: Straggler) -> None:
         """A worker has become slower than the others."""
 
-    def recovered(self, rescued: SurvivorsGoOn) -> None:
+    def recovered(self, done: SurvivorsGoOn) -> None:
         """A worker has died; the others go on."""
 
     def stood_still(self, found: Standstill) -> None:
         """No step has been completed for too long."""
 
     def died(self, failure: JobFailure, wait: float) -> None:
-        """A worker has died; in so many seconds the job starts again from its newest checkpoint."""
+        """A worker has died; in `wait` seconds the job restarts from its newest checkpoint."""
 
     def ticked(self) -> float | None:
-        """Called after every turn of the loop. Returns in how many seconds it wants to be called at the
-        latest.
-        """
+        """Called after every turn of the loop. Returns the seconds after which it must be called again; None: no limit."""
 
     def over(self, outcome: Outcome) -> None:
         """The run is over."""
 
 
 class NullObserver:
-    """Looks away."""
+    """Ignores all events."""
 
     def heard(self, worker: int, message: FromWorker) -> None:
         pass
@@ -67,7 +65,7 @@ class NullObserver:
     def noticed(self, straggler: Straggler) -> None:
         pass
 
-    def recovered(self, rescued: SurvivorsGoOn) -> None:
+    def recovered(self, done: SurvivorsGoOn) -> None:
         pass
 
     def stood_still(self, found: Standstill) -> None:

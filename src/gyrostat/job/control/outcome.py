@@ -1,6 +1,4 @@
-"""What a run came to. `Tally` adds up what workers report while it lasts; `Outcome` is the result, and is
-never changed.
-"""
+"""The result of a run: `Tally` adds up the workers' reports while it runs, `Outcome` is the final result."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
-from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
+from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
 from gyrostat.job.diagnostics.watchdog import Standstill
@@ -28,12 +26,12 @@ from gyrostat.job.processes.protocol import (
 
 _RATE_WINDOW_S = 5.0
 _REPEATED = 10_000
-"""Of so many steps, at most, the last ones may be told twice after a death."""
+"""After a recovery, up to this number of last steps may be reported twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogRecord:
-    """What the script gave to `job.log`."""
+    """The metrics of one call of `job.log`."""
 
     step: int
     metrics: Mapping[str, float]
@@ -41,7 +39,7 @@ class LogRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeRecord:
-    """What `verify` asked for: digests of the state after `step` steps."""
+    """Digests of the state after `step` steps, for `verify`."""
 
     step: int
     digest: str
@@ -53,14 +51,14 @@ class CheckpointRecord:
     step: int
     path: str
     seconds: float
-    """Until it was in place."""
+    """Seconds until it was in place."""
     blocked: float
-    """For which training stood still."""
+    """Seconds for which training stood still."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """All that is known about a run once it is over. Times are seconds since it was asked for."""
+    """The result of a run. Times are seconds since it was requested."""
 
     virtual_workers: int
     workers: int
@@ -124,7 +122,7 @@ class Outcome:
         return ScriptFailed.exit_code if self.stopped_by is None else 128 + self.stopped_by
 
     def check(self) -> Outcome:
-        """Itself, if all went well; raises otherwise."""
+        """Itself, if the run succeeded; raises otherwise."""
         if self.failure is not None:
             raise ScriptFailed("\n".join(filter(None, [str(self.failure), self.failure.traceback])))
         if self.diverged is not None:
@@ -137,7 +135,7 @@ class Outcome:
 
 @dataclass
 class Tally:
-    """Adds up. `asked_at` is the monotonic time of the request."""
+    """The sums so far. `asked_at` is the monotonic time of the request."""
 
     virtual_workers: int
     workers: int
@@ -170,7 +168,7 @@ class Tally:
         return sum(step.samples for step in window[:-1]) / seconds if seconds > 0 else None
 
     def add(self, worker: int, message: FromWorker, now: float) -> None:
-        """Take in what a worker reports."""
+        """Add a worker's report."""
         match message:
             case Started() if self.started is None:
                 self.started = message
@@ -204,23 +202,23 @@ class Tally:
         self.samples += sum(step.samples for step in new)
 
     def may_repeat(self) -> None:
-        """Somebody has died: whoever speaks for the job from now on may say some things again."""
+        """A worker was lost: the one that reports for the job from now on may repeat some reports."""
         self._repeats = True
 
-    def recovered(self, rescued: SurvivorsGoOn, how: str, evidence: tuple[str, ...], now: float) -> None:
+    def recovered(self, result: SurvivorsGoOn, how: str, evidence: tuple[str, ...], now: float) -> None:
         """Workers have died, and the others went on."""
-        self.workers = rescued.after
+        self.workers = result.after
         self.events.append(
             Event(
                 kind=EventKind.FAILURE,
-                step=rescued.step,
+                step=result.step,
                 at=now - self.asked_at,
-                reason=rescued.reason,
-                from_workers=rescued.before,
-                to_workers=rescued.after,
-                pause_ms=rescued.paused * 1e3,
+                reason=result.reason,
+                from_workers=result.before,
+                to_workers=result.after,
+                pause_ms=result.paused * 1e3,
                 recovered_from=how,
-                micro_batches_redone=rescued.redone,
+                micro_batches_redone=result.redone,
                 evidence=evidence,
             )
         )
@@ -251,20 +249,20 @@ class Tally:
         self._note(EventKind.STANDSTILL, now, str(found), evidence=found.stack_lines())
 
     def died(self, failure: JobFailure, now: float) -> None:
-        """A worker has died, and the job starts again from its newest checkpoint."""
+        """A worker has died, and the job restarts from its newest checkpoint."""
         self._restarting = (failure, now)
         self.finished.clear()
-        self.events.pop()  # that it was the end: it was not
+        self.events.pop()  # the end, which it was not
 
     def suspended(self, now: float) -> None:
-        """It has no workers any more, and its newest checkpoint waits for some."""
+        """It has no workers any more; its newest checkpoint holds its state."""
         self.finished.clear()
-        self.events.pop()  # that it was the end: it was not
+        self.events.pop()  # the end, which it was not
         self._note(EventKind.RESIZE, now, "scaled to zero: suspended", to_workers=0)
         self.workers = 0
 
     def resumed(self, step: int, now: float, took: float) -> None:
-        """It has workers again, and begins at `step`."""
+        """It has workers again, and continues at `step`."""
         self.steps = [done for done in self.steps if done.step <= step]
         self.events.append(
             Event(
@@ -280,7 +278,7 @@ class Tally:
         )
 
     def _restarted(self, message: Started) -> None:
-        """It has begun again: what came after the checkpoint is done once more."""
+        """The job has restarted: steps after the checkpoint are run again."""
         if self._restarting is None:
             return
         (failure, since), self._restarting = self._restarting, None
@@ -303,7 +301,7 @@ class Tally:
         )
 
     def refused(self, change: Reconfiguration, reason: str, now: float) -> None:
-        """A change was asked for, and could not be made."""
+        """A requested change could not be made."""
         self._note(
             EventKind.RESIZE, now, f"not to {change.workers} workers: {reason}", to_workers=self.workers
         )
@@ -324,7 +322,7 @@ class Tally:
         elif stopped or stopped_by is not None:
             self._note(EventKind.STOP, now, "asked to stop", to_workers=0)
         began = self.started.at if self.started else self.asked_at
-        self.steps.sort(key=lambda step: step.step)  # who leaves tells its last ones late
+        self.steps.sort(key=lambda step: step.step)  # a worker that leaves reports its last steps late
         digests = {worker: self.finished[worker].digest for worker in sorted(self.finished)}
         return Outcome(
             virtual_workers=self.virtual_workers,
@@ -374,12 +372,12 @@ class Tally:
 
 
 def _difference(digests: Mapping[int, str]) -> str | None:
-    """Workers hold replicas of the same state, so their digests are equal or something is wrong."""
+    """Workers hold replicas of the same state: their digests must be equal."""
     if len(set(digests.values())) <= 1:
         return None
-    told = ", ".join(f"worker {worker} {digest[:16]}…" for worker, digest in digests.items())
+    each = ", ".join(f"worker {worker} {digest[:16]}…" for worker, digest in digests.items())
     return (
-        f"the workers ended with different state ({told}); something in the script depends on the worker it "
+        f"the workers ended with different state ({each}); something in the script depends on the worker it "
         "runs in, such as job.is_main or RANK deciding an update; `gyrostat verify` finds the first step and "
         "tensor that differ"
     )

@@ -1,8 +1,8 @@
-"""How fast a job runs on each number of workers, measured while it trains (EDL §5.2): decided purely.
+"""The profile of a job: its throughput on each number of workers, measured while it trains (EDL §5.2). Decided purely.
 
-It begins with the most workers and goes down one by one, for leaving costs less than joining. On every size some steps
-pass until things have settled, and then some are measured. In the end the job goes back to the size that it had.
-`coordinator` carries the changes out, as any others.
+It begins with the largest size and removes workers one by one, because leaving costs less than joining. On every size some
+steps are skipped until speed has settled, and then some are measured. At the end the job returns to its original size.
+`coordinator` makes the changes, like any others.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import pairwise
 from gyrostat.job.processes.protocol import StepReport
 
 SETTLING = 2
-"""Steps that are not measured: the first after a change waits for newcomers' first, and caches are cold."""
+"""Steps that are skipped after a change: caches are cold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,82 +24,91 @@ class SizeMeasured:
 
     workers: int
     steps: int
-    """So many were measured."""
+    """Measured steps."""
     step_seconds: float
     """The median."""
     throughput: float
     """Samples per second."""
     busy: float
-    """For which share of the time a worker ran its virtual workers, on average; otherwise it waited or exchanged."""
+    """The share of the time in which a worker ran its virtual workers, on average; the rest is waiting and communication."""
     efficiency: float = 1.0
-    """Throughput per worker, relative to the size of this profile where that is best."""
+    """Throughput per worker, relative to the best size of this profile."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileRequest:
-    """Somebody wants to know."""
+    """A requested profile."""
 
     smallest: int | None = None
-    """With `largest`: measure all sizes between them; without: the size that the job has."""
+    """With `largest`: measure all sizes between them. The default is the current size."""
     largest: int | None = None
     steps: int = 20
     request: str | None = None
 
     def ends(self, workers: int) -> tuple[int, int]:
-        """The fewest and the most workers, for a job that has so many."""
+        """The smallest and the largest size, for a job that runs on `workers` workers."""
         smallest = workers if self.smallest is None else self.smallest
         return smallest, workers if self.largest is None else self.largest
+
+    def impossible(self, workers: int, virtual_workers: int) -> str | None:
+        """Why a job that runs on `workers` workers cannot be profiled so; None: it can."""
+        smallest, largest = self.ends(workers)
+        if not 1 <= smallest <= largest <= virtual_workers:
+            return (
+                f"there is no size from {smallest} to {largest} to measure; sizes are 1 to {virtual_workers}, the number of "
+                "virtual workers"
+            )
+        return f"a size is measured over at least one step, not over {self.steps}" if self.steps < 1 else None
 
 
 @dataclass
 class Profiling:
     """A profile under way."""
 
-    wish: ProfileRequest
-    home: int
-    """The size to which the job goes back."""
+    request: ProfileRequest
+    original_size: int
+    """The size to which the job returns."""
     sizes: list[int]
-    """Still to be measured, in this order; the first one is under way."""
+    """Sizes still to be measured, in this order; the first one is under way."""
     rows: list[SizeMeasured] = field(default_factory=list)
     _first: int = 0
     _seen: dict[int, StepReport] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, wish: ProfileRequest, workers: int) -> Profiling:
-        """For a job that runs on so many workers now."""
-        smallest, largest = wish.ends(workers)
-        return cls(wish, workers, list(range(largest, smallest - 1, -1)))
+    def of(cls, request: ProfileRequest, workers: int) -> Profiling:
+        """For a job that runs on `workers` workers now."""
+        smallest, largest = request.ends(workers)
+        return cls(request, workers, list(range(largest, smallest - 1, -1)))
 
     @property
-    def wants(self) -> int:
-        """On how many workers the job should run now."""
-        return self.sizes[0] if self.sizes else self.home
+    def target(self) -> int:
+        """The number of workers on which the job should run now."""
+        return self.sizes[0] if self.sizes else self.original_size
 
     def begin(self, step: int) -> None:
-        """The job runs on the wanted size since boundary `step`."""
+        """The job runs on the target size since boundary `step`."""
         self._first = step + SETTLING
         self._seen = {}
 
     def add(self, steps: Sequence[StepReport]) -> bool:
-        """Some steps are complete. True: this size is measured, and the next one is wanted."""
-        last = self._first + self.wish.steps
+        """Steps are complete. True: this size is measured, the next one is to follow."""
+        last = self._first + self.request.steps
         self._seen |= {step.step: step for step in steps if self._first <= step.step <= last}
-        if len(self._seen) <= self.wish.steps:
+        if len(self._seen) <= self.request.steps:
             return False
         self.rows.append(measured(self.sizes.pop(0), [self._seen[step] for step in sorted(self._seen)]))
         return True
 
     def table(self) -> tuple[SizeMeasured, ...]:
-        """What was found, from the fewest workers to the most."""
+        """The profile, from the smallest size to the largest."""
         best = max(row.throughput / row.workers for row in self.rows)
         rows = sorted(self.rows, key=lambda row: row.workers)
         return tuple(replace(row, efficiency=row.throughput / row.workers / best) for row in rows)
 
 
 def measured(workers: int, steps: Sequence[StepReport]) -> SizeMeasured:
-    """What consecutive steps say; the first is there for the time at which it was complete. Medians, so that an evaluation or
-    a checkpoint between two of them does not count.
-    """
+    """The measurement of one size, from consecutive steps; of the first one only the time of completion counts. Medians, so
+    that an evaluation or a checkpoint between two steps does not count."""
     seconds = statistics.median(later.at - earlier.at for earlier, later in pairwise(steps))
     seconds = max(seconds, 1e-9)
     busy = [statistics.fmean(step.busy) for step in steps[1:] if step.busy]

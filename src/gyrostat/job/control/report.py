@@ -1,8 +1,8 @@
 """The report of a run: one JSON object, each of its members on a line of its own, written beside and renamed
 into place.
 
-`steps`, `samples`, `seconds`, `throughput`, `digest`, `losses` and `events` are always there; DESIGN.md says
-what they mean. Members are only ever added.
+`steps`, `samples`, `seconds`, `throughput`, `digest`, `losses` and `events` always exist; DESIGN.md defines them. Members are
+only ever added.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gyrostat.job.control.run_request import RunRequest
 
 
 def report(outcome: Outcome, request: RunRequest | None = None) -> dict[str, object]:
-    """The report as an object that any JSON encoder takes. What was asked for stands first, if `request` is given."""
+    """The report as an object that any JSON encoder takes. The request comes first, if it is given."""
     return _asked(request) | {
         "virtual_workers": outcome.virtual_workers,
         "workers": outcome.workers,
@@ -52,7 +52,7 @@ def write_report(path: Path, outcome: Outcome, request: RunRequest | None = None
 
 
 def write_json(path: Path, content: Mapping[str, object]) -> None:
-    """Whoever looks sees the old file or the whole new one."""
+    """Atomic: a reader sees the old file or the complete new one."""
     members = (
         f"  {msgspec.json.encode(name).decode()}: {msgspec.json.encode(value).decode()}"
         for name, value in content.items()
@@ -70,7 +70,7 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Better to hear before the run than after it that its report has no place."""
+    """Raise `UsageError` before the run if its report cannot be written."""
     if not path.parent.is_dir():
         raise UsageError(f"the report cannot be written to {path}: there is no directory {path.parent}")
     if path.is_dir():

@@ -1,8 +1,7 @@
-"""How often, and how soon, a job is started again after a death: decided purely.
+"""How often, and after which delay, a job is restarted after a failure: decided purely.
 
-As under torchrun the number of restarts is limited, over the whole job. The first one after some progress comes at once. If
-the job then dies again before it has completed a step that it had not before, the next waits, twice as long every time, up to
-a cap: what kills it may pass, and meanwhile nobody is kept busy in vain.
+As under torchrun the number of restarts is limited, over the whole job. The first one after some progress is immediate. If the
+job fails again before it has completed a new step, the next one is delayed, twice as long every time, up to a limit.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ class Restarts:
     limit: int
     made: int = 0
     in_vain: int = 0
-    """Since the last progress."""
+    """Restarts since the last progress."""
     furthest: int = -1
-    """The last step that was complete at a death."""
+    """The last step that was complete at a failure."""
 
     def died(self, step: int) -> float | None:
-        """The job has died after `step` steps. In how many seconds it is to be started again; None: no more."""
+        """The job has failed after `step` steps. Returns the delay of the restart in seconds; None: no restart is left."""
         if self.made >= self.limit:
             return None
         self.in_vain = 0 if step > self.furthest else self.in_vain + 1

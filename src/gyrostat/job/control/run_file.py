@@ -1,8 +1,7 @@
-"""`run.json` in a checkpoint directory: which process runs the job there, for whoever wants to ask it for a
-checkpoint.
+"""`run.json` in a checkpoint directory: the process that runs the job there, for requests of a checkpoint.
 
-The file is locked for as long as that process lives, however it ends. So a second run in the same directory
-is refused, and what a killed one left behind is recognised.
+The file is locked while that process lives, however it ends. So a second run in the same directory is refused, and a file
+that a killed run left is recognised.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ class RunFile(msgspec.Struct, frozen=True, kw_only=True):
 
 @contextlib.contextmanager
 def holding(directory: Path, program: str) -> Iterator[None]:
-    """While this lasts, `directory` is this process's."""
+    """Hold the lock on `directory`."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / NAME
     with path.open("a+b") as file:
@@ -49,13 +48,13 @@ def holding(directory: Path, program: str) -> Iterator[None]:
 
 
 def find(directory: Path) -> RunFile | None:
-    """The run that is going on with this checkpoint directory, if there is one."""
+    """The run that uses this checkpoint directory now, if any."""
     try:
         with (directory / NAME).open("rb") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             except BlockingIOError:
                 return msgspec.json.decode(file.read(), type=RunFile)
-            return None  # nobody holds it: left behind by a run that was killed
+            return None  # not locked: left by a run that was killed
     except (FileNotFoundError, msgspec.DecodeError):
         return None

@@ -1,4 +1,4 @@
-"""What to run, and how: `RunRequest`, from which every worker's assignment is made."""
+"""`RunRequest`: a program and all options of its run, from which each worker's assignment is made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from gyrostat.core.job import (
     ReductionOrder,
 )
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.coordinator import Reconfiguration, changes
 from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.control.instructions import Reconfiguration
+from gyrostat.job.control.schedule import scheduled
 from gyrostat.job.diagnostics.poison import LIMIT
 from gyrostat.job.diagnostics.stragglers import StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import WatchdogPolicy
@@ -31,12 +32,12 @@ FIRST_GENERATION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RunRequest:
-    """What to run, and how."""
+    """A program, and all options of its run."""
 
     program: Program
     placement: Placement
     virtual_workers_given: bool = True
-    """False: the script may choose their number itself."""
+    """False: the script may choose the number."""
     threads: int = 1
     reduction: ReductionOrder | None = None
     determinism: Determinism = Determinism.ELASTIC
@@ -48,7 +49,7 @@ class RunRequest:
     probe: Probe | None = None
     stop_after: int | None = None
     cwd: Path | None = None
-    """Where workers run; here if None."""
+    """The workers' directory; None: the current one."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Set for the workers on top of this process's environment."""
     worker_env: Mapping[int, Mapping[str, str]] = field(default_factory=dict)
@@ -58,46 +59,46 @@ class RunRequest:
     check_fingerprint: bool = True
     """False: workers whose bits differ are let in. For tests."""
     log_dir: Path | None = None
-    """Where what each worker prints is kept as well."""
+    """The directory of the workers' output files."""
     trace: Path | None = None
-    """Where to write a trace of where time went."""
+    """The file of a time trace."""
     timeout_s: float = 1800.0
-    """How long a collective may wait for a silent peer."""
+    """Timeout of a collective, in seconds."""
     name: str | None = None
-    """By which others can ask the running job for something; without one nobody can."""
+    """The name under which clients find the job; None: it takes no requests."""
     schedule: Sequence[tuple[int, int]] = ()
-    """(step, workers): from that step's boundary on, so many."""
+    """(step, workers): the number of workers from that step's boundary on."""
 
     device_assignment: DeviceAssignment | None = None
-    """Where a scheduler hands out devices: which worker sits on which."""
+    """Which worker runs on which device, if a scheduler assigns devices."""
     paced: Sequence[float] = ()
     """Samples per second of worker 0, 1, 2 …, which wait instead of computing; the last one's is that of all others, too."""
     batch_size: int | None = None
-    """What the script's loaders take instead of what it says."""
+    """Replaces the batch size of the script's loaders."""
     grace_s: float = 30.0
-    """How long a worker that was sent SIGTERM may take to leave at a boundary."""
+    """Seconds within which a worker that was sent SIGTERM must leave at a boundary."""
     stragglers: StragglerPolicy = field(default_factory=StragglerPolicy)
-    """When a worker is too slow, and what is done then."""
+    """When a worker counts as slow, and the response."""
     recovery: RecoveryMode = RecoveryMode.PEERS
-    """What becomes of the job if a worker dies."""
+    """How the job recovers from a worker's death."""
     min_workers: int = 1
-    """With fewer workers than that it waits for others."""
+    """With fewer workers the job waits for others."""
     heartbeat_timeout_s: float = 60.0
-    """A worker that does not answer for so long is given up; 0: never."""
+    """Seconds after which a worker that does not answer counts as lost; 0: never."""
     restarts: int = 0
-    """How often a job that checkpoints is started again when a worker has died, through no fault of its script."""
+    """The maximum number of restarts from a checkpoint, after failures that are not the script's."""
     watchdog: WatchdogPolicy | None = None
-    """When training stands still, and what is done then."""
+    """When training counts as standing still, and the response."""
     poison_limit: int = LIMIT
-    """The job ends when so many workers have died while the same micro-batch was running; 0: never."""
+    """The job ends when this number of workers have died while they ran the same micro-batch; 0: never."""
 
     @property
     def recovers(self) -> bool:
-        """Workers can go on without one that dies."""
+        """Survivors can train on without a worker that dies."""
         return self.recovery is not RecoveryMode.CHECKPOINT and not self.reference
 
     def again(self, virtual_workers: int, workers: int) -> RunRequest:
-        """The same job once more after a death, from its newest checkpoint, on as many workers as it had."""
+        """The next attempt after a failure: from the newest checkpoint, on the same number of workers."""
         same = (
             self
             if self.schedule or workers == self.placement.workers
@@ -106,23 +107,23 @@ class RunRequest:
         return same.resuming()
 
     def resumed(self, virtual_workers: int, workers: int, step: int) -> RunRequest:
-        """The same job after a suspension: on so many workers, and then what its schedule has after `step`."""
+        """The next attempt after a suspension: on `workers` workers, with the rest of the schedule after `step`."""
         rest = tuple(entry for entry in self.schedule if entry[0] > step)
         return replace(self, placement=Placement.even(virtual_workers, workers), schedule=rest).resuming()
 
     def resuming(self) -> RunRequest:
-        """From its newest checkpoint, whatever was said at first."""
+        """From the newest checkpoint, whatever the original request said."""
         assert self.checkpoint is not None
         return replace(self, checkpoint=replace(self.checkpoint, resume=True))
 
-    def crew(self) -> Placement:
-        """The placement that is really run."""
+    def actual_placement(self) -> Placement:
+        """The placement that is run: for a reference run, one process per virtual worker."""
         return (
             Placement.from_counts([1] * self.placement.virtual_workers) if self.reference else self.placement
         )
 
     def check(self) -> None:
-        """Refuse what cannot be run, before anything is started."""
+        """Raise `UsageError` for what cannot be run."""
         if self.threads < 1:
             raise UsageError(f"a worker needs at least one thread, got {self.threads}")
         if (self.pool is not None) != (self.determinism is Determinism.HETEROGENEOUS):
@@ -136,10 +137,10 @@ class RunRequest:
             )
         if self.paced and self.reference:
             raise UsageError("plain DDP, the reference, computes; leave out --paced")
-        if not 1 <= self.min_workers <= self.crew().workers:
+        if not 1 <= self.min_workers <= self.actual_placement().workers:
             raise UsageError(
-                f"the fewest workers on which a job trains are 1 to {self.crew().workers}, as many as it begins with; "
-                f"got {self.min_workers}"
+                f"the minimum number of workers is 1 to {self.actual_placement().workers}, the number that the job begins "
+                f"with; got {self.min_workers}"
             )
         if not 0 <= self.heartbeat_timeout_s < math.inf:
             raise UsageError(
@@ -154,16 +155,16 @@ class RunRequest:
 
     def changes(self) -> list[Reconfiguration]:
         """What the schedule asks for."""
-        return changes(self.crew().workers, self.schedule)
+        return scheduled(self.actual_placement().workers, self.schedule)
 
     def assignment(
         self, member: int, store: str, *, joins: bool = False, traces: Path | None = None
     ) -> Assignment:
-        """What the process number `member` is told about the job.
+        """The assignment of worker `member`.
 
-        One that `joins` is alone until it is told which generation it belongs to. Its part of the trace goes to `traces`.
+        A worker that `joins` is alone until it receives its generation. Its part of the trace goes to `traces`.
         """
-        placement = self.crew()
+        placement = self.actual_placement()
         slot = None if self.device_assignment is None else self.device_assignment.slot(member)
         pace = self.paced[min(member, len(self.paced) - 1)] if self.paced else None
         if joins:
@@ -194,7 +195,7 @@ class RunRequest:
         )
 
     def spec(self, assignment: Assignment, local_rank: int | None = None) -> WorkerSpec:
-        """What a worker with this assignment is told, with what is this machine's own: directory and environment."""
+        """The specification of a worker: its assignment, and this machine's directory and environment."""
         workers = str(assignment.placement.workers)
         local_rank = assignment.member if local_rank is None else local_rank
         slot = None if self.device_assignment is None else self.device_assignment.slot(assignment.member)

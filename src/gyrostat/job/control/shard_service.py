@@ -1,12 +1,11 @@
-"""Shards served by a job's leader, to whoever pulls: workers without common steps, or programs of any framework.
+"""Shards served by a job's leader, to workers without common steps or to programs of any framework.
 
-The queues are those of `data.shards`, under a name; every sample is with one worker, or done, or to do. A worker reports what
-it has trained and asks for more in one request, `PullShard`, with a number that it counts up. If it hears nothing (a leader has
-died) it asks again with the same number, and gets the answer that it would have got: nothing is handed out twice.
+The queues are those of `data.shards`, each with a name; every sample is leased to one worker, done, or to do. A worker reports
+the samples that it has trained and requests more in one message, `PullShard`, with a number that it counts up. Without a reply
+(the leader has died) it sends the message again with the same number, and gets the same reply: no shard is given out twice.
 
-`ShardService` is pure; it is part of the leader's record, which is kept before anything is answered. So queues survive the
-leader.
-All requests of one turn of the leader's loop are kept together.
+`ShardService` is pure. It is part of the leader's record, which is kept before any reply is sent, so queues survive the leader.
+One record serves all requests of a turn of the leader's loop.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class OpenShards(msgspec.Struct, frozen=True, tag=True):
-    """Serve queues under this name. Asked again with the same values, nothing happens; with others, it is refused."""
+    """Serve queues under this name. Idempotent; refused if the name is in use with other values."""
 
     queues: str
     samples: int
@@ -35,30 +34,30 @@ class OpenShards(msgspec.Struct, frozen=True, tag=True):
 
 
 class PullShard(msgspec.Struct, frozen=True, tag=True):
-    """What a worker has trained since its last request, and whether it wants more."""
+    """The samples that a worker has trained since its last request; requests more."""
 
     queues: str
     worker: str
     number: int
     """Of this worker's request: one more than that of the last, or the same if that was not answered."""
     epoch: int | None
-    """A shard of this epoch is wanted; None: none is."""
+    """The epoch of the requested shard; None: no shard is requested."""
     term: int = 0
     offsets: tuple[tuple[int, int], ...] = ()
     """(lease, samples) of each shard that it holds, as in `data.shards.messages.Report`."""
     leaves: bool = False
-    """It goes: what it holds and has not reported goes back."""
+    """The worker leaves: its samples that are not reported return to the queue."""
 
 
 class Pulled(msgspec.Struct, frozen=True, tag=True):
-    """What came of it."""
+    """The reply to `PullShard`."""
 
     accepted: bool
-    """The report holds. If not, the update that it was made with must be dropped, and nothing is handed out."""
+    """The report is valid. If not, the update that was made with these samples must be dropped."""
     reason: str = ""
     shard: Shard | None = None
     wait: bool = False
-    """Nothing now, but some may come back."""
+    """No shard is free now, but one may return."""
     epoch_over: bool = False
 
 
@@ -77,7 +76,7 @@ class ShardService:
         self._answered: dict[str, dict[str, tuple[int, Pulled]]] = {}
 
     def open(self, request: OpenShards) -> str | None:
-        """Why it cannot be; None: it is."""
+        """The reason of a refusal; None: the queues are open."""
         known = self._opened.get(request.queues)
         if known is not None:
             return None if known == request else f"{request.queues!r} is open with other values: {known}"
@@ -90,7 +89,7 @@ class ShardService:
         return None
 
     def pull(self, request: PullShard, now: float) -> Pulled:
-        """One worker's turn."""
+        """Handle one worker's request."""
         queues = self._queues.get(request.queues)
         if queues is None:
             return Pulled(False, f"there are no queues named {request.queues!r}: open them first")
@@ -134,17 +133,17 @@ class ShardService:
 
     @staticmethod
     def restore(record: dict[str, QueuesRecord], now: float) -> ShardService:
-        """As it was; whoever holds a shard has its lease anew."""
-        backend = ShardService()
+        """As it was; the leases of shards begin again."""
+        service = ShardService()
         for name, kept in record.items():
-            backend.open(kept.opened)
-            backend._queues[name].restore(kept.state, now=now)
-            backend._answered[name] = dict(kept.answered)
-        return backend
+            service.open(kept.opened)
+            service._queues[name].restore(kept.state, now=now)
+            service._answered[name] = dict(kept.answered)
+        return service
 
 
 def _make(request: OpenShards) -> Queues:
-    # They need NumPy, which every command would have to wait for.
+    # These import NumPy, which would delay every command.
     from gyrostat.data.shards.layout import ShardLayout
     from gyrostat.data.shards.queues import Queues
 

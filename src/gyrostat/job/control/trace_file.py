@@ -1,4 +1,4 @@
-"""Joins what the workers traced into one file that chrome://tracing and Perfetto read."""
+"""Joins the workers' traces into one file for chrome://tracing and Perfetto."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def join_traces(parts: Path, file: Path) -> None:
-    """Write all parts that are there; a worker that was killed has left none. Time begins at the first span."""
+    """A worker that was killed has left no part. Time begins at the first span."""
     events = [event for part in sorted(parts.glob("worker-*.json")) for event in json.loads(part.read_text())]
     begin = min((event["ts"] for event in events if "ts" in event), default=0)
     for event in events:

@@ -1,13 +1,13 @@
-"""Who failed, and what to do about the others: decided purely, carried out by `launcher`.
+"""Which worker failed, and what to do with the others: decided purely, carried out by `leader`.
 
-Facts go in (a worker said it failed, a worker exited, the user sent a signal), orders come out (send these
-workers that signal), with time as an argument. Three things make it more than a loop:
+Facts go in (a worker reported a failure, a worker exited, the user sent a signal), signals to send come out, with time as an
+argument. Three rules:
 
-1. A worker whose peer went away fails too, often sooner than the news of the peer's death arrives. So a lost
-   peer is only blamed when, some time later, nobody else has turned up who could be.
-2. What dies because we or the user signalled it has not failed.
-3. The first stop signal is passed on and workers may take their time, to reach a boundary and checkpoint; if
-   they do not checkpoint, or have not begun, they have a grace. The second one kills.
+1. A worker whose peer was lost fails too, often before the peer's exit is known. So a lost peer is blamed only if no other
+   failure is found for some time.
+2. A worker that ends because it was sent a signal, by the leader or the user, has not failed.
+3. The first stop signal is passed on, and workers may take their time to reach a boundary and checkpoint; if they do not
+   checkpoint, or have not begun, they are killed after a grace period. The second stop signal kills.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ KILL_GRACE_S = 5.0
 
 
 class FailureCause(StrEnum):
-    """How a worker failed, the most telling first."""
+    """How a worker failed, the most specific first."""
 
     RAISED = "raised"
     EXITED = "exited"
     KILLED = "killed"
     POISON = "poison"
-    """Killed, as others were before it, while it ran a certain micro-batch."""
+    """Killed, like others before it, while it ran a certain micro-batch."""
     MEMORY = "out of memory"
     VANISHED = "vanished"
-    """Left with exit code 0, but without a word and before the others."""
+    """Exited with code 0 before its script had ended."""
     PEER_LOST = "peer lost"
     ORPHANED = "orphaned"
     """Stopped the job, with a checkpoint, because its agent was away."""
 
 
-_MOST_TELLING = (
+_MOST_SPECIFIC = (
     (FailureCause.POISON, FailureCause.MEMORY),
     (FailureCause.RAISED, FailureCause.EXITED, FailureCause.KILLED),
     (FailureCause.VANISHED,),
@@ -51,17 +51,17 @@ _MOST_TELLING = (
 
 @dataclass(frozen=True, kw_only=True)
 class JobFailure:
-    """Why a run failed, and which worker is to blame."""
+    """Why a run failed, and which worker caused it."""
 
     worker: int
     cause: FailureCause
     summary: str
-    """One line: what happened."""
+    """One line."""
     traceback: str | None = None
     exit_code: int = 1
-    """What the command line returns for it."""
+    """The exit code of the command."""
     evidence: Evidence = NO_EVIDENCE
-    """What it left behind."""
+    """What is known of its last moments."""
 
     def __str__(self) -> str:
         return f"worker {self.worker} {self.summary}"
@@ -77,26 +77,26 @@ class SendSignal:
 
 @dataclass
 class WorkerTracker:
-    """The state of a crew of workers. `checkpoints`: they stop at a boundary when asked to."""
+    """The workers of one attempt. `checkpoints`: they stop at a boundary when requested."""
 
-    crew: list[int]
-    """Whom the job needs. Who is about to join does not count, and who has left has."""
+    members: list[int]
+    """All that have been members, those included that have left; new workers only when they have joined."""
     checkpoints: bool
     deaths: list[Death] = field(default_factory=list)
     """Those of earlier attempts included."""
     poison_limit: int = LIMIT
     codes: dict[int, int] = field(default_factory=dict)
-    """Exit codes of those that have exited."""
+    """Exit codes."""
     _judged: dict[int, tuple[FailureCause, str]] = field(default_factory=dict)
-    spared: dict[int, int] = field(default_factory=dict)
-    """Exit codes of those that have died, and without which the others went on."""
+    recovered_without: dict[int, int] = field(default_factory=dict)
+    """Exit codes of members that died and from whose loss the others recovered."""
     stopped_by: int | None = None
     """The signal by which the user asked to stop."""
     stopped: bool = False
     """Some worker left early at a boundary."""
     _training: bool = False
     _checkpoint_asked: bool = False
-    _told: set[int] = field(default_factory=set)
+    _reported: set[int] = field(default_factory=set)
     _suspects: list[JobFailure] = field(default_factory=list)
     _decide_at: float | None = None
     _kill_at: float | None = None
@@ -108,7 +108,7 @@ class WorkerTracker:
 
     @property
     def living(self) -> tuple[int, ...]:
-        return tuple(worker for worker in self.crew if worker not in self.codes)
+        return tuple(worker for worker in self.members if worker not in self.codes)
 
     @property
     def over(self) -> bool:
@@ -121,7 +121,7 @@ class WorkerTracker:
 
     def failed(self, worker: int, message: Failed, now: float) -> None:
         """A worker's script raised."""
-        self._told.add(worker)
+        self._reported.add(worker)
         lost_peer = message.kind is FailureKind.PEER_LOST
         failure = JobFailure(
             worker=worker,
@@ -133,34 +133,34 @@ class WorkerTracker:
         self._suspect(failure, now)
 
     def joined(self, workers: Sequence[int]) -> None:
-        """These belong to the job from now on."""
-        self.crew += workers
+        """These are members from now on."""
+        self.members += workers
 
     def gave_up(self, reason: str, now: float) -> None:
-        """The job cannot go on, through no worker's fault."""
+        """The job cannot continue, and no worker caused it."""
         self._suspect(
             JobFailure(worker=self.living[0], cause=FailureCause.EXITED, summary=f"cannot go on: {reason}"),
             now,
         )
 
     def ended(self, worker: int, message: WorkerEnded) -> None:
-        """A worker says that it leaves in good order."""
-        self._told.add(worker)
+        """A worker reports that it ends as intended."""
+        self._reported.add(worker)
         self.stopped |= message.stopped
         if message.stopped and self.stopped_by is None and not self._terminated:
             self.stopped_by = message.asked_by  # directly, or by the leader before this one
 
     def leaving(self, worker: int, until: float) -> None:
-        """A worker will leave at a boundary; if that does not come in time, it is killed."""
+        """A worker will leave at a boundary; if it has not by `until`, it is killed."""
         self._leave_by.setdefault(worker, until)
 
     def hangs(self, where: Mapping[int, str]) -> list[SendSignal]:
-        """Nothing goes on because these workers hang: they are ended."""
+        """These workers hang and block the job: they are killed."""
         self._hung |= where
         return [SendSignal(signal.SIGKILL, tuple(where))]
 
     def exited(self, worker: int, code: int, now: float, evidence: Evidence | None = None) -> None:
-        """A worker has gone: its exit code, or the negated signal that killed it."""
+        """A worker has exited. `code`: its exit code, or the negated signal that killed it."""
         self.codes[worker] = code
         self._evidence[worker] = evidence = evidence or NO_EVIDENCE
         self._leave_by.pop(worker, None)
@@ -170,7 +170,7 @@ class WorkerTracker:
             judged = self._judged.get(worker)
             cause, summary = judged or self._why_killed(worker, code, evidence)
             self._suspect(JobFailure(worker=worker, cause=cause, summary=summary, exit_code=128 - code), now)
-        elif worker in self._told:
+        elif worker in self._reported:
             return
         elif code > 0:
             failure = JobFailure(
@@ -186,8 +186,8 @@ class WorkerTracker:
             )
 
     def _why_killed(self, worker: int, code: int, evidence: Evidence) -> tuple[FailureCause, str]:
-        """Somebody was killed through no fault of ours. It may be that whoever takes over its work would be, too."""
-        summary = f"was killed by {signal.Signals(-code).name}"
+        """The cause of a kill from outside. A worker that took over its work may die of it, too."""
+        summary = describe_exit(code)
         if worker in self._overdue:
             return (
                 FailureCause.KILLED,
@@ -204,12 +204,10 @@ class WorkerTracker:
         again = f"{self.poison_limit} workers have died while this micro-batch was running"
         return FailureCause.POISON, f"{summary}; {again}: {running}"
 
-    def why_spared(self, worker: int, code: int, evidence: Evidence | None) -> str | None:
-        """How a worker has died, if the others may go on without it.
-
-        Not if somebody wants the job to end, nor if whoever took over its work would die of it, too.
-        """
-        if not self._can_be_spared(worker) or code > 0:
+    def recoverable_death(self, worker: int, code: int, evidence: Evidence | None) -> str | None:
+        """How a worker has died, if the others can recover; None if they must not: the job is being stopped, or a worker
+        that took over its work would die of it, too."""
+        if not self._is_recoverable(worker) or code > 0:
             return None
         self._evidence[worker] = evidence or NO_EVIDENCE
         if code == 0:
@@ -217,29 +215,29 @@ class WorkerTracker:
         cause, summary = self._judged[worker] = self._why_killed(worker, code, evidence or NO_EVIDENCE)
         return summary if cause is FailureCause.KILLED else None
 
-    def _can_be_spared(self, worker: int) -> bool:
+    def _is_recoverable(self, worker: int) -> bool:
         stops = self.stopped_by is not None and not (self.checkpoints and self._training)
-        return worker in self.crew and worker not in self._told and not (self._terminated or stops)
+        return worker in self.members and worker not in self._reported and not (self._terminated or stops)
 
     @property
     def ends(self) -> bool:
-        """Somebody has failed, and all others are to end."""
+        """A worker has failed, and all others must end."""
         return self._terminated
 
-    def told_of(self, workers: Sequence[int]) -> tuple[str, ...]:
-        """The evidence that these have left behind."""
+    def evidence_of(self, workers: Sequence[int]) -> tuple[str, ...]:
+        """The evidence of these workers."""
         return tuple(
             line for worker in workers if worker in self._evidence for line in self._evidence[worker].told()
         )
 
-    def spare(self, worker: int, code: int) -> None:
-        """The others go on without it."""
-        self.crew.remove(worker)
-        self.spared[worker] = code
+    def recover_without(self, worker: int, code: int) -> None:
+        """The others recover without this member."""
+        self.members.remove(worker)
+        self.recovered_without[worker] = code
         self._leave_by.pop(worker, None)
 
     def lost(self, worker: int, why: str, now: float) -> None:
-        """A worker is out of reach, and given up."""
+        """A worker is out of reach, and counts as lost."""
         self.codes[worker] = -signal.SIGKILL
         if not self._terminated and self.stopped_by is None:
             self._suspect(
@@ -247,12 +245,12 @@ class WorkerTracker:
             )
 
     def began(self) -> list[SendSignal]:
-        """Training has begun: from now on there are boundaries, and a checkpoint can be asked for."""
+        """Training has begun: from now on a checkpoint can be requested."""
         self._training = True
         return self._ask_for_checkpoint() if self._checkpoint_asked else []
 
-    def asked(self, number: int, now: float) -> list[SendSignal]:
-        """The user sent us a signal: pass it on, or, if it is the second one that asks to stop, kill."""
+    def signalled(self, number: int, now: float) -> list[SendSignal]:
+        """The user has sent a signal: pass it on, or, if it is the second stop signal, kill."""
         if number == signal.SIGUSR1:
             self._checkpoint_asked = True
             return self._ask_for_checkpoint() if self._training else []
@@ -265,12 +263,12 @@ class WorkerTracker:
         return [SendSignal(signal.SIGINT if number == signal.SIGINT else signal.SIGTERM, self.living)]
 
     def _ask_for_checkpoint(self) -> list[SendSignal]:
-        """One worker, and the engine tells the others: two that were asked would make two checkpoints."""
+        """One worker only, which informs the others: two would make two checkpoints."""
         self._checkpoint_asked = False
         return [SendSignal(signal.SIGUSR1, self.living[:1])]
 
     def orders(self, now: float) -> list[SendSignal]:
-        """What is to be done now: end the others once somebody has failed, and kill who does not end."""
+        """The signals to send now: end the others after a failure, and kill workers that do not end."""
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             return [SendSignal(signal.SIGKILL, self.living)]
@@ -284,17 +282,15 @@ class WorkerTracker:
             self._terminated = True
             self._decide_at = None
             self._kill_at = now + KILL_GRACE_S
-            others = tuple(worker for worker in self.living if worker not in self._told)
+            others = tuple(worker for worker in self.living if worker not in self._reported)
             return [SendSignal(signal.SIGTERM, others)] if others else []
         if self._decide_at is not None and now >= self._decide_at:
-            self._decide_at = None  # nobody misses the one that vanished
+            self._decide_at = None  # no worker misses the one that vanished
         return []
 
     def failure(self) -> JobFailure | None:
-        """Whom to blame: the first one that failed by itself, else one that vanished, else one that lost a
-        peer.
-        """
-        for causes in _MOST_TELLING:
+        """The failure to report: the first worker that failed by itself, else one that vanished, else one that lost a peer."""
+        for causes in _MOST_SPECIFIC:
             for failure in self._suspects:
                 if failure.cause in causes and not self._excused(failure):
                     return replace(failure, evidence=self._evidence.get(failure.worker, NO_EVIDENCE))
@@ -308,9 +304,7 @@ class WorkerTracker:
         return JobFailure(worker=min(self.codes), cause=FailureCause.ORPHANED, summary=summary)
 
     def _excused(self, failure: JobFailure) -> bool:
-        """A worker that leaves without a word fails only if another misses it; after a stop, nobody is to be
-        blamed for missing somebody.
-        """
+        """A worker that vanished has failed only if another one lost a peer; after a stop signal, a lost peer is no failure."""
         if failure.cause is FailureCause.VANISHED:
             return all(other.cause is not FailureCause.PEER_LOST for other in self._suspects)
         return failure.cause is FailureCause.PEER_LOST and self.stopped_by is not None
@@ -327,3 +321,7 @@ class WorkerTracker:
         if failure.cause in (FailureCause.VANISHED, FailureCause.PEER_LOST):
             return self._decide_at is not None and now >= self._decide_at
         return True
+
+
+def describe_exit(code: int) -> str:
+    return f"exited with {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"

@@ -1,22 +1,23 @@
-"""The agent of one node: it runs workers there, and one of the job's agents leads.
+"""The agent of one node: it runs the job's workers there. One of the job's agents leads.
 
-Agents are alike. Each has a fork parent, a crew of workers, a door, a port for the others (`service`), and campaigns for the
-job's lease. Whoever holds it leads (`reign`): its `leader` decides, and a `company` carries that out on all nodes, its own
-included. The others attend the leader: they report what their workers say and how they exit, and do what they are told.
+Each agent has a fork server, a worker pool, a control socket and a port for the others (`service`), and campaigns for the job's
+lease. The agent that holds the lease leads (`leader_term`): its `leader` decides, and its `node_registry` carries the decisions
+out on all nodes, its own included. The others follow: they report messages and exits of their workers, and carry out
+instructions.
 
-Workers do not need an agent to train. If one is killed, its fork parent and workers live on; started again with the same
-command, it finds them through its runtime directory. If it led, another agent takes the lease when that expires, reads the
-record that was kept under it, hears from all nodes what their workers know, and goes on. Requests that nobody has answered are
-asked again by the agents at whose doors they came.
+Workers do not need an agent to train. If an agent is killed, its fork server and workers live on; started again with the same
+command, it finds them through its runtime directory (`agent_home`). If it led, another agent takes the lease when that expires,
+reads the record that was kept under it, gets all nodes' reports, and continues. Requests without a reply are sent to the new
+leader by the agents that received them (`pending_requests`).
 
-Everything is decided in one thread, that of the loop; threads of the service and of the campaign only post what happens.
+All decisions are made in one thread, that of the event loop; threads of the service and of the campaign only post events.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import itertools
+import logging
 import math
 import secrets
 import signal
@@ -26,23 +27,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
 
 import msgspec
 
 from gyrostat.core.errors import LeaseError, UsageError
 from gyrostat.core.evidence import Evidence
-from gyrostat.job.control.control_socket import (
-    AskCheckpoint,
-    ControlSocket,
-    Reply,
-    Request,
-    runtime_directory,
-)
+from gyrostat.job.control.control_socket import ControlSocket, runtime_directory
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.replies import Requester
+from gyrostat.job.control.requests import AskCheckpoint, Reply, Request
 from gyrostat.job.control.run_request import RunRequest
+from gyrostat.job.nodes.agent_home import locked_home
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
 from gyrostat.job.nodes.lease import Campaign, LeaseStore, Timing
 from gyrostat.job.nodes.messages import (
@@ -62,11 +58,14 @@ from gyrostat.job.nodes.messages import (
     WorkerGone,
     WorkerSaid,
 )
+from gyrostat.job.nodes.pending_requests import PendingRequests, ServiceRequester, SignalRequester
 from gyrostat.job.nodes.service import LeaderLink, NodeSession, Service
 from gyrostat.job.processes.output import LogFiles, OutputStream
 from gyrostat.job.processes.protocol import FromWorker, WorkerId
 from gyrostat.job.processes.signals import SignalQueue
 from gyrostat.job.processes.start import WorkerForkServer
+
+logger = logging.getLogger(__name__)
 
 _ATTEND_AGAIN_S = 0.2
 _CLAIM_AGAIN_S = 0.25
@@ -74,24 +73,25 @@ _CLAIM_AGAIN_S = 0.25
 
 @dataclass(frozen=True, kw_only=True)
 class NodeOptions:
-    """One node's part in a job on several."""
+    """One node of a job on several."""
 
     node: str
     """Its name; no two agents of a job have the same."""
     nodes: int
-    """So many agents are waited for before the job begins."""
+    """The number of agents for which the job waits before it starts."""
     host: str
-    """Where this node is reached by the others."""
+    """The address at which the other nodes reach this one."""
     port: int = 0
     token: str | None = None
-    patience: float = 60.0
-    """Seconds for which an agent may be away before its workers are given up, and killed by their fork parent. If no worker has
+    node_timeout: float = 60.0
+    """Seconds for which an agent may be away before its workers count as lost, and their fork server kills them. If no worker
+    has
     an agent for half the time, the job stops with a checkpoint."""
     timing: Timing = field(default_factory=Timing)
 
 
 class Agent:
-    """Runs from entering `with` to leaving it; `run` returns when the job is over, or the node has been freed."""
+    """A context manager. `run` returns when the job has ended, or the node is free."""
 
     def __init__(
         self,
@@ -107,12 +107,12 @@ class Agent:
         request.check()
         self._request, self._options, self._store, self._observer = request, options, store, observer
         self._tell = tell
+        self._fields = {"job": request.name}
         self._facts = WorkerFactsTable()
         self._ranks: dict[WorkerId, int] = {}
-        self._questions: dict[int, tuple[Request, Requester]] = {}
-        self._asked = 0
+        self._pending = PendingRequests()
         self._claim: int | None = None
-        """The token under which this agent is about to lead."""
+        """The token of the lease under which this agent is about to lead."""
         self._term: LeaderTerm | None = None
         self._link: LeaderLink | None = None
         self._holder: str | None = None
@@ -127,24 +127,24 @@ class Agent:
     def _open(self, stack: contextlib.ExitStack, signals: SignalQueue | None) -> None:
         name = f"{self._request.name}.{self._options.node}"
         home = runtime_directory() / name
-        stack.enter_context(_alone_in(home, name))
+        stack.enter_context(locked_home(home, name))
         parents = home / "forkparent.socket"
         found = WorkerForkServer.adopt(parents)
-        self._source = found or WorkerForkServer(outlives=(parents, self._options.patience))
+        self._source = found or WorkerForkServer(outlives=(parents, self._options.node_timeout))
         stack.callback(self._source.close)
         self._run_file = home / "run"
         self._run = self._run_file.read_text() if found and self._run_file.exists() else None
-        self._meeting_place = home / "agent.socket"
+        self._agent_socket = home / "agent.socket"
         self._loop = Loop(
             self._source,
             self,
             on_signal=self._signalled,
-            on_request=self._take_question,
+            on_request=self._take_request,
             boxes=home,
             signals=signals,
-            door=ControlSocket(name),
+            control_socket=ControlSocket(name),
             logs=LogFiles(self._request.log_dir or home / "logs"),
-            meeting_place=self._meeting_place,
+            agent_socket=self._agent_socket,
         )
         stack.callback(self._loop.close)
         for worker_id in found.children.living.values() if found else ():
@@ -152,7 +152,7 @@ class Agent:
         for worker_id, code in found.children.exited if found else ():
             self._facts.has_gone(worker_id, code)
         if found:
-            self._loop.crew.adopt(found.children.living)
+            self._loop.workers.adopt(found.children.living)
             for worker_id in found.children.living.values():
                 self._local_rank(worker_id)
             self._tell(f"found {len(found.children.living)} workers of the agent before this one")
@@ -173,7 +173,7 @@ class Agent:
         stack.callback(self._leave_campaign)
 
     def _serve_rendezvous(self, stack: contextlib.ExitStack) -> str:
-        """A process of its own serves it: a worker may leave, and gRPC's threads do not go with forks."""
+        """Served by a separate process: a worker may leave, and gRPC's threads cannot be forked."""
         family = socket.AF_INET6 if ":" in self._options.host else socket.AF_INET
         with socket.socket(family, socket.SOCK_STREAM) as listener:
             try:
@@ -188,11 +188,11 @@ class Agent:
         return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def run(self) -> int:
-        """The exit code: the job's, or 0 if the node was freed before."""
-        self._loop.crew.take_exits()
+        """The exit code: the job's, or 0 if the node left before."""
+        self._loop.workers.take_exits()
         while self._result is None:
-            wish = self._observer.ticked()
-            self._loop.turn(*self._deadlines(), None if wish is None else time.monotonic() + wish)
+            wait = self._observer.ticked()
+            self._loop.turn(*self._deadlines(), None if wait is None else time.monotonic() + wait)
             self._attend_if_due()
             self._lead_on()
         if self._result.text:
@@ -220,7 +220,7 @@ class Agent:
         self._campaign.close()
         self._store.close()
 
-    # Ears: what workers of this node say.
+    # WorkerListener: events of this node's workers.
 
     def received(self, worker_id: WorkerId, message: FromWorker) -> None:
         if self._facts.is_news(worker_id, message):
@@ -234,7 +234,7 @@ class Agent:
             self._report(WorkerGone(worker_id, code, evidence))
 
     def _report(self, report: WorkerSaid | WorkerGone | ForwardedRequest | NodeLeaving) -> None:
-        """To the leader; if there is none, it will hear of it when there is one."""
+        """To the leader; without one, the next leader gets it from `WorkerFactsTable`."""
         if self._term is not None:
             self._term.take(self._options.node, report)
         elif self._link is not None:
@@ -243,6 +243,7 @@ class Agent:
     # Following.
 
     def _follow(self, holder: str) -> None:
+        logger.info("the lease is held by %s", holder, extra=self._fields)
         self._holder, self._attend_at = holder, time.monotonic()
 
     def _attend_if_due(self) -> None:
@@ -261,8 +262,8 @@ class Agent:
             obey=lambda link, instructs: self._loop.inbox.post(partial(self._obey_over, link, instructs)),
             broke=lambda link, why: self._loop.inbox.post(partial(self._broke, link, why)),
         )
-        for number, (request, _) in self._questions.items():
-            self._link.send(ForwardedRequest(number, request))
+        for message in self._pending.messages():
+            self._link.send(message)
         if self._leaving:
             self._link.send(NodeLeaving())
 
@@ -280,8 +281,8 @@ class Agent:
             self._tell(f"cannot attend the agent at {link.address}: {why}; trying again")
 
     def _obey(self, instruct: Instruct) -> None:
-        """What the leader says."""
-        crew = self._loop.crew
+        """Carry out an instruction of the leader."""
+        workers = self._loop.workers
         match instruct:
             case NodeWelcome(run=run):
                 self._trouble = ""
@@ -294,55 +295,49 @@ class Agent:
                 rank = self._local_rank(worker_id)
                 spec = request.spec(replace(assignment, host=self._options.host), local_rank=rank)
                 # A job without checkpoints would lose everything by stopping: it trains on.
-                timeout = self._options.patience / 2 if request.checkpoint is not None else math.inf
-                agent = str(self._meeting_place)
+                timeout = self._options.node_timeout / 2 if request.checkpoint is not None else math.inf
+                agent = str(self._agent_socket)
                 spec = msgspec.structs.replace(
                     spec, worker_id=worker_id, agent=agent, agent_timeout_s=timeout
                 )
-                crew.start(worker_id, spec)
+                workers.start(worker_id, spec)
             case TellWorker(worker_id=worker_id, message=message):
-                crew.send(worker_id, message)
+                workers.send(worker_id, message)
             case SignalWorker(worker_id=worker_id, number=number):
-                crew.signal(worker_id, number)
+                workers.signal(worker_id, number)
             case ForwardedReply(number=number, reply=reply):
-                self._answer(number, reply)
+                self._pending.answer(number, reply)
             case NodeDismissed():
                 self._result = JobOutcome(0, "this node is free; the job goes on without it")
             case JobOver(code=code, text=text):
                 self._result = JobOutcome(code, text)
 
     def _local_rank(self, worker_id: WorkerId) -> int:
-        """The smallest number that no living worker of this node has."""
-        living = set(self._loop.crew.living())
+        """The smallest number that no running worker of this node has."""
+        living = set(self._loop.workers.living())
         self._ranks = {other: rank for other, rank in self._ranks.items() if other in living}
         taken = set(self._ranks.values())
         self._ranks[worker_id] = next(rank for rank in itertools.count() if rank not in taken)
         return self._ranks[worker_id]
 
     def _belong_to(self, run: str) -> None:
-        """Workers of another run of the job, which nobody leads any more, are ended."""
+        """End workers of another run of the job, which has no leader any more."""
         if run != self._run:
-            for worker_id in self._loop.crew.living():
-                self._loop.crew.signal(worker_id, signal.SIGKILL)
+            for worker_id in self._loop.workers.living():
+                self._loop.workers.signal(worker_id, signal.SIGKILL)
             self._facts = WorkerFactsTable()
         self._run = run
         self._run_file.write_text(run)
 
-    # Questions of clients.
+    # Requests of clients, and signals.
 
-    def _take_question(self, request: Request, asker: Requester) -> None:
-        self._asked += 1
-        self._questions[self._asked] = request, asker
-        self._report(ForwardedRequest(self._asked, request))
-
-    def _answer(self, number: int, reply: Reply) -> None:
-        if number in self._questions:
-            self._questions.pop(number)[1].answer(reply)
+    def _take_request(self, request: Request, requester: Requester) -> None:
+        self._report(self._pending.add(request, requester))
 
     def _signalled(self, number: int) -> None:
-        """A node that is told to end is freed, and the job goes on elsewhere; the last one stops the job."""
+        """The node leaves, and the job continues elsewhere; the last node stops the job. A second signal ends at once."""
         if number == signal.SIGUSR1:
-            self._take_question(AskCheckpoint(), _SignalRequester())
+            self._take_request(AskCheckpoint(), SignalRequester())
         elif self._leaving or (self._term is not None and len(self._term.registry.present()) == 1):
             if self._term is not None:
                 self._term.leader.signalled(number)
@@ -356,6 +351,7 @@ class Agent:
     # Leading.
 
     def _lead(self, token: int) -> None:
+        logger.info("lease acquired, token %d", token, extra=self._fields)
         self._claim = token
         if self._link is not None:
             self._link.close()
@@ -363,11 +359,11 @@ class Agent:
         self._holder = None
 
     def _become_leader(self, token: int) -> None:
-        """Begin to lead: a new run of the job, or where another agent left off."""
+        """Lead a new run of the job, or continue the run of the previous leader."""
         try:
             kept = read_kept(self._store)
         except LeaseError:
-            return  # tried again while the lease is ours
+            return  # tried again while this agent holds the lease
         self._claim = None
         if kept is not None and kept.over is not None:
             if kept.run == self._run:
@@ -378,19 +374,20 @@ class Agent:
         self._belong_to(run)
         self._tell(f"leading, at {self.address}")
         node, options = self._options.node, self._options
-        seal = LeaseGrant(
+        grant = LeaseGrant(
             store=self._store, token=token, run=run, address=self.address, rendezvous=self._rendezvous
         )
         self._term = term = LeaderTerm(
-            self._request, self._observer, seal, nodes=options.nodes, patience=options.patience
+            self._request, self._observer, grant, nodes=options.nodes, node_timeout=options.node_timeout
         )
         term.begin(node, self._obey, self._facts.all(), kept.record if kept is not None else None)
-        for number, (request, _) in list(self._questions.items()):
-            term.take(node, ForwardedRequest(number, request))
+        for message in self._pending.messages():
+            term.take(node, message)
         if self._leaving:
             term.take(node, NodeLeaving())
 
     def _step_down(self, why: str) -> None:
+        logger.info("lease lost: %s", why, extra=self._fields)
         self._claim = None
         if self._term is None:
             return
@@ -400,12 +397,12 @@ class Agent:
             self._tell(f"leading no more: {why}")
 
     def _lead_on(self) -> None:
-        """Time has passed, or something has happened."""
+        """Called in every turn of the loop."""
         now = self._campaign.token_now()
         if self._claim is not None and now == self._claim:
             self._become_leader(self._claim)
         term = self._term
-        if term is None or now != term.seal.token:
+        if term is None or now != term.grant.token:
             return
         term.tick()
         outcome = term.leader.outcome
@@ -413,7 +410,7 @@ class Agent:
             self._result = JobOutcome(over.code, "")
             self._observer.over(outcome)
 
-    # Host of the service: called from its threads.
+    # ServiceHandler: called from threads of the service.
 
     def came(self, session: NodeSession) -> None:
         self._loop.inbox.post(partial(self._session_came, session))
@@ -425,11 +422,11 @@ class Agent:
         self._loop.inbox.post(partial(self._session_went, session))
 
     def asked(self, request: Request, reply: Future[Reply]) -> None:
-        self._loop.inbox.post(partial(self._take_question, request, _ServiceRequester(reply)))
+        self._loop.inbox.post(partial(self._take_request, request, ServiceRequester(reply)))
 
     def _session_came(self, session: NodeSession) -> None:
         if self._term is None or session.node == self._options.node:
-            session.close()  # it will look again who leads
+            session.close()  # it looks again for the leader
         else:
             self._term.came(session)
 
@@ -440,36 +437,3 @@ class Agent:
     def _session_went(self, session: NodeSession) -> None:
         if self._term is not None:
             self._term.went(session)
-
-
-@dataclass(frozen=True)
-class _ServiceRequester:
-    """Who asked through the service."""
-
-    reply: Future[Reply]
-
-    def answer(self, reply: Reply) -> None:
-        if not self.reply.cancelled():
-            with contextlib.suppress(Exception):  # cancelled in this very moment
-                self.reply.set_result(reply)
-
-
-class _SignalRequester:
-    """A signal: it cannot be answered."""
-
-    def answer(self, reply: Reply) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def _alone_in(home: Path, name: str) -> Iterator[None]:
-    """While this lasts, `home` is this agent's; what one that was killed left there is kept."""
-    home.mkdir(mode=0o700, exist_ok=True)
-    with (home / "lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UsageError(
-                f"an agent of {name!r} is running on this machine already; give this one another name: --node NAME"
-            ) from None
-        yield

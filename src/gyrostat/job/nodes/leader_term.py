@@ -1,9 +1,8 @@
-"""An agent's time as leader of a job on several nodes, from winning the lease to losing it.
+"""One agent's term as leader of a job on several nodes, from winning the lease to losing it.
 
-A `LeaderTerm` brings together the job's `leader`, the `company` of nodes that carries its decisions out, and the lease store,
-in
-which what the next leader needs is kept under this one's token before it is acted on. All nodes are alike to it, its own
-included: their agents report to `take`, and are sent instructions. It lives in the loop of `agent`.
+A `LeaderTerm` connects the job's `leader`, the `node_registry` that carries its decisions out, and the lease store, in which
+the record for the next leader is kept under this term's token before it is acted on. All nodes are equal, its own included:
+their agents report to `take`, and receive instructions. It lives in the event loop of `agent`.
 """
 
 from __future__ import annotations
@@ -17,10 +16,11 @@ from functools import partial
 import msgspec
 
 from gyrostat.core.errors import LeaseError, UsageError
-from gyrostat.job.control.control_socket import Reply, Status
-from gyrostat.job.control.leader import Leader, LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.requests import Reply, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.lease import LeaseStore
 from gyrostat.job.nodes.messages import (
@@ -47,17 +47,17 @@ LOOK_AT_LEAVERS_S = 0.1
 
 
 class JobOutcome(msgspec.Struct, frozen=True):
-    """How the job has ended, for every agent's command."""
+    """The result of the job, which every agent's command returns."""
 
     code: int
     text: str
 
 
 class TermRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What lies in the lease store."""
+    """The value in the lease store."""
 
     run: str
-    """Which run of the job: the same name may be used again."""
+    """The id of the run: a job's name may be used again."""
     record: LeaderRecord | None = None
     over: JobOutcome | None = None
 
@@ -74,7 +74,7 @@ def read_kept(store: LeaseStore) -> TermRecord | None:
 
 @dataclass(frozen=True, kw_only=True)
 class LeaseGrant:
-    """By what right, and where, this agent leads."""
+    """The lease under which this agent leads, and its addresses."""
 
     store: LeaseStore
     token: int
@@ -82,30 +82,30 @@ class LeaseGrant:
     address: str
     """Of the agent's service."""
     rendezvous: str
-    """Where workers of a generation find one another."""
+    """The address at which workers of a generation connect."""
 
 
 class LeaderTerm:
     def __init__(
-        self, request: RunRequest, observer: Observer, seal: LeaseGrant, *, nodes: int, patience: float
+        self, request: RunRequest, observer: Observer, grant: LeaseGrant, *, nodes: int, node_timeout: float
     ) -> None:
-        """The job begins when `nodes` agents are there; one may be away for `patience` seconds."""
-        self.seal, self._nodes = seal, nodes
+        """The job starts when `nodes` agents are connected; one may be away for `node_timeout` seconds."""
+        self.grant, self._nodes = grant, nodes
         self.registry = NodeRegistry(
             request.program,
-            store=lambda attempt: f"{seal.rendezvous}/{seal.run}-{attempt}",
+            store=lambda attempt: f"{grant.rendezvous}/{grant.run}-{attempt}",
             keep=self._keep,
-            patience=patience,
+            node_timeout=node_timeout,
         )
         self.leader = Leader(request, self.registry, observer)
         self._facts = WorkerFactsTable()
         self._sessions: dict[str, NodeSession] = {}
         self._behind: dict[str, float] = {}
-        """By how many seconds a node's monotonic clock is behind ours."""
+        """Seconds by which a node's monotonic clock is behind this one."""
         self._stopping = False
 
     def begin(self, node: str, send: Send, workers: list[WorkerFacts], record: LeaderRecord | None) -> None:
-        """With this agent's own node; from the record of the leader before, if there was one."""
+        """With this agent's own node, and the record of the previous leader if there was one."""
         self.registry.came(node, send, _living(workers), time.monotonic())
         if record is not None:
             self.registry.expect(_worker_ids(record), time.monotonic())
@@ -115,13 +115,13 @@ class LeaderTerm:
     # Nodes.
 
     def came(self, session: NodeSession) -> None:
-        """An agent attends, for the first time or again."""
+        """An agent connects, for the first time or again."""
         name, attending = session.node, session.attending
         if name in self._sessions:
             self._sessions[name].close()
         self._sessions[name] = session
         self._behind[name] = time.monotonic() - attending.clock
-        session.send(NodeWelcome(self.seal.run))
+        session.send(NodeWelcome(self.grant.run))
         workers = self._workers_of(attending)
         lost = self.registry.came(name, session.send, _living(workers), time.monotonic())
         self._hear(name, workers)
@@ -132,8 +132,8 @@ class LeaderTerm:
             self.leader.lost(worker_id, f"its agent, {name}, has come back without it")
 
     def _workers_of(self, attending: NodeAttending) -> list[WorkerFacts]:
-        """Those of another run of the job do not count: their agent ends them."""
-        return attending.workers if attending.run == self.seal.run else []
+        """Workers of another run of the job do not count: their agent ends them."""
+        return attending.workers if attending.run == self.grant.run else []
 
     def reported(self, session: NodeSession, reports: list[Report]) -> None:
         if self._sessions.get(session.node) is session:
@@ -146,7 +146,7 @@ class LeaderTerm:
             self.registry.went(session.node, session.send, time.monotonic())
 
     def take(self, name: str, report: Report) -> None:
-        """What a node's agent reports."""
+        """A report of a node's agent."""
         match report:
             case WorkerSaid(worker_id=worker_id, message=message):
                 if self._facts.is_news(worker_id, message):
@@ -156,7 +156,7 @@ class LeaderTerm:
                 if self._facts.has_gone(worker_id, code, evidence):
                     self.leader.exited(worker_id, code, evidence)
             case ForwardedRequest(number=number, request=request):
-                self.leader.asked(request, _Far(partial(self._pass_answer, name, number)))
+                self.leader.asked(request, _RemoteRequester(partial(self._send_reply, name, number)))
             case NodeLeaving():
                 self.registry.nodes[name].leaving = True
 
@@ -167,11 +167,11 @@ class LeaderTerm:
             if facts.code is not None:
                 self.take(name, WorkerGone(facts.worker_id, facts.code, facts.evidence))
 
-    def _pass_answer(self, name: str, number: int, reply: Reply) -> None:
-        """To the agent at whose door the question came. If that is away, it will ask again."""
+    def _send_reply(self, name: str, number: int, reply: Reply) -> None:
+        """To the agent that received the request. If it is away, it sends the request again."""
         if isinstance(reply, Status):
             nodes = tuple(sorted(self.registry.present()))
-            reply = msgspec.structs.replace(reply, leader=self.seal.address, nodes=nodes)
+            reply = msgspec.structs.replace(reply, leader=self.grant.address, nodes=nodes)
         node = self.registry.nodes.get(name)
         if node is not None and node.send is not None:
             node.send(ForwardedReply(number, reply))
@@ -179,7 +179,8 @@ class LeaderTerm:
     # Time.
 
     def tick(self) -> None:
-        """Begin when all are there, give up who is overdue, decide, free nodes."""
+        """Start the job when enough nodes are connected, give up workers out of reach, let the leader decide, let nodes
+        leave."""
         if not self.leader.has_begun and len(self.registry.present()) >= self._nodes:
             self.leader.begin()
         lost = self.registry.overdue(time.monotonic())
@@ -201,7 +202,7 @@ class LeaderTerm:
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _free_nodes(self) -> None:
-        """Workers of nodes that want to leave do so at a fence, then their agents may go. If all want to, the job stops."""
+        """Workers of leaving nodes leave at a fence, then their agents end. If all nodes leave, the job stops."""
         present = self.registry.present()
         leavers = [name for name in present if self.registry.nodes[name].leaving]
         if not leavers:
@@ -222,12 +223,12 @@ class LeaderTerm:
     # The end.
 
     def conclude(self, outcome: Outcome) -> JobOutcome | None:
-        """Keep how it ended, and tell all other nodes; None: that is not possible now."""
+        """Keep the result, and send it to all other nodes. None: not possible now."""
         text = f"digest {outcome.digest}" if outcome.digest is not None else "the job has ended"
         if outcome.failure is not None:
             text = f"the job has failed: {outcome.failure}"
         over = JobOutcome(outcome.exit_code, text)
-        if not self._put(TermRecord(run=self.seal.run, over=over)):
+        if not self._put(TermRecord(run=self.grant.run, over=over)):
             return None
         self.leader.close()
         for session in self._sessions.values():
@@ -240,13 +241,13 @@ class LeaderTerm:
             session.close()
 
     def _keep(self, record: Callable[[], LeaderRecord]) -> bool:
-        return self._put(TermRecord(run=self.seal.run, record=record()))
+        return self._put(TermRecord(run=self.grant.run, record=record()))
 
     def _put(self, kept: TermRecord) -> bool:
         try:
-            self.seal.store.put(_RECORD, msgspec.msgpack.encode(kept), self.seal.token)
+            self.grant.store.put(_RECORD, msgspec.msgpack.encode(kept), self.grant.token)
         except LeaseError:
-            return False  # to be tried again; if the lease is over, the campaign will say so
+            return False  # tried again; if the lease is lost, the campaign reports it
         return True
 
 
@@ -255,7 +256,7 @@ def _living(workers: list[WorkerFacts]) -> list[WorkerId]:
 
 
 def _worker_ids(record: LeaderRecord) -> list[WorkerId]:
-    """The workers that a job must have somewhere."""
+    """The workers that the job has, on some node."""
     if record.coordinator is None:
         return []
     members = {*record.coordinator.members, *record.coordinator.newcomers}
@@ -263,10 +264,10 @@ def _worker_ids(record: LeaderRecord) -> list[WorkerId]:
 
 
 @dataclass(frozen=True)
-class _Far:
-    """Who asked at an agent's door."""
+class _RemoteRequester:
+    """A client of another agent."""
 
-    passes_on: Callable[[Reply], None]
+    send: Callable[[Reply], None]
 
     def answer(self, reply: Reply) -> None:
-        self.passes_on(reply)
+        self.send(reply)

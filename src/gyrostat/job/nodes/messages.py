@@ -1,11 +1,11 @@
-"""What agents and clients say to one another over the network: typed messages in msgpack, carried by `service`.
+"""Messages between agents and clients over the network: typed, in msgpack, carried by `service`.
 
-    agent ──Attending, Said, Gone, Asking, Leaving──▶ leader ──Welcome, StartWorker, TellWorker, SignalWorker, Answered,
-                                                                Dismissed, JobOver──▶ agent
-    client ──door.Request──▶ any agent ──door.Reply──▶ client
+    agent ──NodeAttending, WorkerSaid, WorkerGone, ForwardedRequest, NodeLeaving──▶ leader
+    leader ──NodeWelcome, StartWorker, TellWorker, SignalWorker, ForwardedReply, NodeDismissed, JobOver──▶ agent
+    client ──requests.Request──▶ any agent ──requests.Reply──▶ client
 
-Every message is a tagged struct, so that a reader knows what it got and refuses what it does not know. Adding a message or a
-field with a default keeps old readers alive; anything else makes another version of the service, which its name bears.
+Every message is a tagged struct; unknown ones are refused. Adding a message, or a field with a default, is compatible; any
+other change needs another version of the service, which is part of its name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import msgspec
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
-from gyrostat.job.control.control_socket import Reply, Request
+from gyrostat.job.control.requests import Reply, Request
 from gyrostat.job.processes.channel import ProtocolError
 from gyrostat.job.processes.protocol import (
     LASTING,
@@ -34,25 +34,25 @@ LARGEST = 4 << 20
 
 
 class WorkerFacts(msgspec.Struct, frozen=True):
-    """What an agent knows of one of its workers."""
+    """The state of one worker, as its agent knows it."""
 
     worker_id: WorkerId
     said: list[FromWorker]
-    """Of lasting meaning; the last of each kind, in order."""
+    """The last message of each lasting kind, in order."""
     code: int | None = None
-    """How it has exited; None: it lives."""
+    """The exit code; None: it runs."""
     evidence: Evidence | None = None
 
 
 class NodeAttending(msgspec.Struct, frozen=True, tag=True):
-    """The first word of an agent to a leader."""
+    """The first message of an agent to a leader."""
 
     node: str
     run: str | None
-    """Which run of the job it belongs to, if it has been told."""
+    """The run of the job to which its workers belong, if it knows."""
     workers: list[WorkerFacts]
     clock: float = 0.0
-    """Of the node, now: machines count their time from different moments."""
+    """The node's monotonic clock, which starts at another moment on each machine."""
 
 
 class WorkerSaid(msgspec.Struct, frozen=True, tag=True):
@@ -67,14 +67,14 @@ class WorkerGone(msgspec.Struct, frozen=True, tag=True):
 
 
 class ForwardedRequest(msgspec.Struct, frozen=True, tag=True):
-    """Somebody at this agent's door wants something of the job."""
+    """A client of this agent sends a request."""
 
     number: int
     request: Request
 
 
 class NodeLeaving(msgspec.Struct, frozen=True, tag=True):
-    """This node is to be freed."""
+    """This node leaves the job."""
 
 
 class NodeWelcome(msgspec.Struct, frozen=True, tag=True):
@@ -103,12 +103,12 @@ class ForwardedReply(msgspec.Struct, frozen=True, tag=True):
 
 
 class NodeDismissed(msgspec.Struct, frozen=True, tag=True):
-    """The node is free: its agent may go."""
+    """The node has no workers any more: its agent ends."""
 
 
 class JobOver(msgspec.Struct, frozen=True, tag=True):
     code: int
-    """What every agent's command returns."""
+    """The exit code of every agent's command."""
     text: str
 
 
@@ -123,7 +123,7 @@ _replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def decode_reports(data: bytes) -> list[Report]:
-    """Those that were waiting to be sent travel together."""
+    """One or more reports."""
     try:
         return _reports.decode(data)
     except (msgspec.DecodeError, GyrostatError) as error:
@@ -131,7 +131,7 @@ def decode_reports(data: bytes) -> list[Report]:
 
 
 def decode_instructs(data: bytes) -> list[Instruct]:
-    """Those that were waiting to be sent travel together."""
+    """One or more reports."""
     try:
         return _instructs.decode(data)
     except (msgspec.DecodeError, GyrostatError) as error:
@@ -153,11 +153,11 @@ def decode_reply(data: bytes) -> Reply:
 
 
 def _no_message(kind: str, error: Exception) -> ProtocolError:
-    return ProtocolError(f"no {kind} of {SERVICE} that is known here: {error}")
+    return ProtocolError(f"not a known {kind} of {SERVICE}: {error}")
 
 
 def on_another_clock(message: FromWorker, behind: float) -> FromWorker:
-    """The same, with its times on a clock to which the worker's is so many seconds behind."""
+    """The same message, with its times on a clock to which the worker's is `behind` seconds behind."""
     match message:
         case StepReports(steps=steps):
             return StepReports([msgspec.structs.replace(step, at=step.at + behind) for step in steps])
@@ -167,7 +167,7 @@ def on_another_clock(message: FromWorker, behind: float) -> FromWorker:
 
 
 class WorkerFactsTable:
-    """What is known of workers: of an agent's own, or, in a leader, of all."""
+    """The state of workers: an agent's own, or, in a leader, all."""
 
     def __init__(self) -> None:
         self._said: dict[WorkerId, dict[type, FromWorker]] = {}
@@ -178,7 +178,7 @@ class WorkerFactsTable:
         self._said.setdefault(worker_id, {})
 
     def is_news(self, worker_id: WorkerId, message: FromWorker) -> bool:
-        """Takes it in. False if it is only said once more."""
+        """Record a message. False if it repeats the last one of its kind."""
         if not isinstance(message, LASTING):
             return True
         said = self._said.setdefault(worker_id, {})
@@ -189,7 +189,7 @@ class WorkerFactsTable:
         return True
 
     def has_gone(self, worker_id: WorkerId, code: int, evidence: Evidence | None = None) -> bool:
-        """Takes it in. False if it was known."""
+        """Record an exit. False if it was known."""
         self._said.setdefault(worker_id, {})
         if worker_id in self._codes:
             return False
@@ -205,7 +205,7 @@ class WorkerFactsTable:
         ]
 
     def forget_before(self, attempt: int) -> None:
-        """Earlier starts of the job do not matter any more."""
+        """Drop workers of earlier attempts."""
         for worker_id in [worker_id for worker_id in self._said if worker_id.attempt < attempt]:
             self._said.pop(worker_id)
             self._codes.pop(worker_id, None)

@@ -1,7 +1,8 @@
-"""The nodes of a job, as its leader sees them: who is there, which worker is where, and what could not yet be told.
+"""The nodes of a job, as its leader sees them: which are connected, and which worker is where.
 
-Implements `leader.Hands`. A node whose agent has gone away keeps its workers, which train on: what they have to be told waits
-until an agent is back there, and if none is in time they are given up. No I/O: nodes are reached through what they came with.
+Implements `WorkerExecutor`. A node whose agent is away keeps its workers, which train on: messages to them wait until an agent
+is back there, and after `node_timeout` seconds the workers count as lost. No I/O: a node is reached through the function with
+which it connected.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.job import Assignment
-from gyrostat.job.control.leader import LeaderRecord
+from gyrostat.job.control.executor import LeaderRecord
 from gyrostat.job.nodes.messages import Instruct, SignalWorker, StartWorker, TellWorker
 from gyrostat.job.processes.protocol import Program, WorkerId
 
@@ -24,7 +25,7 @@ Send = Callable[[Instruct], None]
 @dataclass
 class NodeEntry:
     send: Send | None
-    """None: its agent is away."""
+    """None: the agent is away."""
     away_since: float = 0.0
     leaving: bool = False
 
@@ -36,25 +37,25 @@ class NodeRegistry:
         *,
         store: Callable[[int], str],
         keep: Callable[[Callable[[], LeaderRecord]], bool],
-        patience: float,
+        node_timeout: float,
     ) -> None:
-        """`store`: the rendezvous of an attempt; `keep`: how records are kept; `patience`: seconds for which an agent may be
-        away before its workers are given up."""
-        self._program, self._store, self._keep, self._patience = program, store, keep, patience
+        """`store`: the rendezvous of an attempt; `keep`: keeps records; `node_timeout`: seconds for which an agent may be away
+        before its workers count as lost."""
+        self._program, self._store, self._keep, self._node_timeout = program, store, keep, node_timeout
         self.nodes: dict[str, NodeEntry] = {}
         self._where: dict[WorkerId, str] = {}
         self._missing: dict[WorkerId, float] = {}
-        """Workers that must be somewhere, and since when nobody has said where."""
-        self._untold: dict[WorkerId, list[Instruct]] = {}
+        """Workers that no agent has reported yet, and since when."""
+        self._undelivered: dict[WorkerId, list[Instruct]] = {}
 
-    # Who is there.
+    # Nodes.
 
     def expect(self, worker_ids: Iterable[WorkerId], now: float) -> None:
-        """Workers of a job that was taken over."""
+        """Workers of a job that was taken over: an agent will report each."""
         self._missing.update({worker_id: now for worker_id in worker_ids if worker_id not in self._where})
 
     def came(self, name: str, send: Send, living: Iterable[WorkerId], now: float) -> list[WorkerId]:
-        """An agent, with the workers that it has. Returns those that it had before and has no longer."""
+        """An agent connects, with its running workers. Returns the workers that it had before and has no longer."""
         before = {worker_id for worker_id, node in self._where.items() if node == name}
         living = set(living)
         leaving = name in self.nodes and self.nodes[name].leaving
@@ -63,12 +64,12 @@ class NodeRegistry:
             self._where[worker_id] = name
             self._missing.pop(worker_id, None)
         for worker_id in living:
-            for instruct in self._untold.pop(worker_id, []):
+            for instruct in self._undelivered.pop(worker_id, []):
                 send(instruct)
         return sorted(before - living, key=lambda worker_id: (worker_id.attempt, worker_id.member))
 
     def went(self, name: str, send: Send, now: float) -> None:
-        """Its agent is away. Nothing happens if another has come meanwhile."""
+        """The agent is away. Nothing happens if it has connected again meanwhile."""
         node = self.nodes.get(name)
         if node is not None and node.send == send:
             node.send, node.away_since = None, now
@@ -78,7 +79,7 @@ class NodeRegistry:
     def gone(self, worker_id: WorkerId) -> None:
         """A worker has exited."""
         self._missing.pop(worker_id, None)
-        self._untold.pop(worker_id, None)
+        self._undelivered.pop(worker_id, None)
         name = self._where.pop(worker_id, None)
         if name is not None and self.nodes[name].send is None and name not in self._where.values():
             del self.nodes[name]
@@ -97,25 +98,25 @@ class NodeRegistry:
         ]
 
     def overdue(self, now: float) -> list[tuple[WorkerId, str]]:
-        """Workers to be given up, and why."""
+        """Workers that count as lost now, with the reason."""
         lost = [
-            (worker_id, f"the agent of {name} has been away for {self._patience:g} s")
+            (worker_id, f"the agent of {name} has been away for {self._node_timeout:g} s")
             for worker_id, name in self._where.items()
-            if self.nodes[name].send is None and now >= self.nodes[name].away_since + self._patience
+            if self.nodes[name].send is None and now >= self.nodes[name].away_since + self._node_timeout
         ]
         return lost + [
-            (worker_id, f"no agent has shown it for {self._patience:g} s")
+            (worker_id, f"no agent has shown it for {self._node_timeout:g} s")
             for worker_id, since in self._missing.items()
-            if now >= since + self._patience
+            if now >= since + self._node_timeout
         ]
 
     def deadline(self) -> float | None:
-        """When somebody will be overdue."""
+        """When the next worker counts as lost."""
         away = [self.nodes[name].away_since for name in self._where.values() if self.nodes[name].send is None]
         soonest = min([*away, *self._missing.values()], default=None)
-        return None if soonest is None else soonest + self._patience
+        return None if soonest is None else soonest + self._node_timeout
 
-    # Hands.
+    # WorkerExecutor.
 
     def start(self, worker_id: WorkerId, assignment: Assignment) -> None:
         workers = 0 if assignment.joins else assignment.placement.workers
@@ -139,7 +140,7 @@ class NodeRegistry:
         if send is not None:
             send(instruct)
         elif name is not None or worker_id in self._missing:
-            self._untold.setdefault(worker_id, []).append(instruct)
+            self._undelivered.setdefault(worker_id, []).append(instruct)
 
     def store(self, attempt: int, generation: int) -> str:
         return self._store(attempt)
@@ -152,8 +153,8 @@ class NodeRegistry:
 
 
 def place(worker_id: WorkerId, workers: int, nodes: Sequence[str], where: Mapping[WorkerId, str]) -> str:
-    """The node of a new worker. Those that a job begins with, `workers` in all, are laid out in order, for neighbours talk to
-    each other most; one that joins goes where the fewest are."""
+    """The node of a new worker. The first `workers` of a job are placed in order, because neighbours communicate most; a worker
+    that joins goes to the node with the fewest."""
     if workers:
         return nodes[worker_id.member * len(nodes) // workers]
     load = Counter(node for other, node in where.items() if other.attempt == worker_id.attempt)

@@ -1,12 +1,12 @@
-"""The job's service between machines: gRPC, with messages of `conversation` in msgpack.
+"""The job's service between machines: gRPC, with `messages` in msgpack.
 
     /gyrostat.job.v1.Job/Attend    a stream each way, for as long as an agent follows the leader
     /gyrostat.job.v1.Job/Ask       a client's request, to any agent
 
 A port that is not on loopback needs a token, the same for all agents and clients of a job: from $GYROSTAT_TOKEN or a file,
-never from a command line. It is compared in constant time, and what comes without it is refused unread. Messages that
-are too large, malformed or unknown are refused with a status that says so. Only agents and clients import this module: gRPC's
-threads and forked workers do not go together.
+never from a command line. It is compared in constant time; a call without it is refused before its message is read. Messages
+that are too large, malformed or unknown are refused with a status that says so. Only agents and clients import this module:
+gRPC's threads cannot be forked.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
 from gyrostat.core.errors import GyrostatError, UsageError
-from gyrostat.job.control.control_socket import Reply, Request
+from gyrostat.job.control.requests import Reply, Request
 from gyrostat.job.nodes.messages import (
     LARGEST,
     SERVICE,
@@ -68,7 +68,7 @@ def is_loopback(host: str) -> bool:
 
 
 class NodeSession:
-    """An agent that attends this one: what is sent to it waits in a queue."""
+    """An agent that follows this one. Messages to it wait in a queue."""
 
     def __init__(self, attending: NodeAttending) -> None:
         self.node, self.attending = attending.node, attending
@@ -78,12 +78,12 @@ class NodeSession:
         self.outgoing.put(instruct)
 
     def close(self) -> None:
-        """After what has been sent."""
+        """After all messages that were sent."""
         self.outgoing.put(None)
 
 
 class ServiceHandler(Protocol):
-    """What the service calls, from threads of its own."""
+    """Called by the service, from its threads."""
 
     def came(self, session: NodeSession) -> None: ...
 
@@ -128,7 +128,7 @@ class Service:
         self._check_token(context)
         first, *more = self._decoded(decode_reports, next(requests, b""), context) or [None]
         if not isinstance(first, NodeAttending):
-            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "an agent says first who it is")
+            context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the first message must be NodeAttending")
         session = NodeSession(first)
         self._serves.came(session)
         self._serves.reported(session, more)
@@ -138,7 +138,7 @@ class Service:
                 for data in requests:
                     self._serves.reported(session, decode_reports(data))
             except (grpc.RpcError, ProtocolError, ValueError):
-                pass  # gone, or speaking a language of its own: it has to come again
+                pass  # disconnected, or an unknown message: it has to connect again
             self._serves.went(session)
             session.close()
 
@@ -149,7 +149,7 @@ class Service:
         self._check_token(context)
         request = self._decoded(decode_request, data, context)
         reply: Future[Reply] = Future()
-        context.add_callback(reply.cancel)  # who does not wait any more
+        context.add_callback(reply.cancel)  # the client has disconnected
         self._serves.asked(request, reply)
         return encode(reply.result())
 
@@ -169,8 +169,7 @@ class Service:
 
 class LeaderLink:
     """An agent's connection to its leader, from `NodeAttending` until one of them closes it. `obey` and `broke` are called
-    from a
-    thread of its own."""
+    from a separate thread."""
 
     def __init__(
         self,

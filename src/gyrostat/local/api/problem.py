@@ -13,7 +13,7 @@ import msgspec
 from starlette.responses import Response
 
 from gyrostat.core.errors import NoSuchJob, StorageFull, Unplaceable, UsageError, WrongState
-from gyrostat.job.control.control_socket import RequestFailed
+from gyrostat.job.control.client import RequestFailed
 
 JSON = "application/json"
 _log = logging.getLogger("gyrostat.api")

@@ -1,0 +1,134 @@
+"""Requests to a running job, and its replies: typed messages in msgpack.
+
+`control_socket` carries them between processes of one machine, `gyrostat.job.nodes.service` between machines; `client` is the
+side that requests, `leader` the side that replies. A request that changes the job has an id: sent twice with the same id, it is
+carried out once and answered twice (`replies`). It is answered when it is done, or at once with `retryable` if another
+change is under way.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from gyrostat.core.phase import JobPhase, ReconfigurationPhase
+from gyrostat.job.control.device_assignment import Slot
+from gyrostat.job.control.profiling import SizeMeasured
+from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
+
+
+class Scale(msgspec.Struct, frozen=True, tag=True):
+    """Run on `workers` workers."""
+
+    request: str
+    workers: int
+
+
+class Migrate(msgspec.Struct, frozen=True, tag=True):
+    """Replace these workers by new ones, in one switch."""
+
+    request: str
+    members: tuple[int, ...]
+
+
+class ScaleBy(msgspec.Struct, frozen=True, tag=True):
+    """Run on `by` workers more; fewer, if it is negative."""
+
+    request: str
+    by: int
+    members: tuple[int, ...] = ()
+    """The workers that leave; none: the last ones."""
+
+
+class Occupy(msgspec.Struct, frozen=True, tag=True):
+    """Run on exactly these devices, one worker on each; on none: suspend. Only for a job with a `DeviceAssignment`."""
+
+    request: str
+    slots: tuple[Slot, ...]
+
+
+class ProfileJob(msgspec.Struct, frozen=True, tag=True):
+    """Measure throughput on all sizes from `smallest` to `largest`, or on the size that the job has."""
+
+    request: str
+    smallest: int | None = None
+    largest: int | None = None
+    steps: int = 20
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag=True):
+    """Answered with `Status`."""
+
+    after_a_step: bool = False
+    """Answer after the first step since the start, rather than at once."""
+
+
+class AskCheckpoint(msgspec.Struct, frozen=True, tag=True):
+    """Checkpoint at the next boundary."""
+
+
+class AskStop(msgspec.Struct, frozen=True, tag=True):
+    """Checkpoint and end at the next boundary."""
+
+
+class RequestResult(msgspec.Struct, frozen=True, tag=True):
+    """The result of a request."""
+
+    done: bool
+    text: str
+    step: int = 0
+    workers: int = 0
+    pause_ms: float = 0.0
+    prepare_ms: float = 0.0
+    retryable: bool = False
+    """Refused for now only: the same request may succeed later."""
+
+
+class ProfileTable(msgspec.Struct, frozen=True, tag=True):
+    """A job profile, from the smallest size to the largest."""
+
+    rows: tuple[SizeMeasured, ...]
+
+
+class Status(msgspec.Struct, frozen=True, tag=True):
+    """The state of a job."""
+
+    name: str
+    program: str
+    pid: int
+    virtual_workers: int
+    workers: int
+    members: tuple[int, ...]
+    generation: int
+    phase: JobPhase
+    reconfiguration: ReconfigurationPhase
+    """How far a change of its workers is, while it trains."""
+    step: int
+    loss: float | None
+    throughput: float | None
+    """Samples per second, over the last few seconds."""
+    leader: str = ""
+    """The address of the leading agent, for a job on several nodes."""
+    nodes: tuple[str, ...] = ()
+    """The nodes whose agents are connected."""
+    devices: tuple[int, ...] = ()
+    """The device of each of `members`, if a scheduler assigns devices."""
+
+    @property
+    def is_steady(self) -> bool:
+        """It trains, and no change of its workers is under way."""
+        return self.phase is JobPhase.TRAINING and self.reconfiguration is ReconfigurationPhase.STEADY
+
+
+Request = (
+    Scale
+    | ScaleBy
+    | Migrate
+    | Occupy
+    | ProfileJob
+    | AskStatus
+    | AskCheckpoint
+    | AskStop
+    | OpenShards
+    | PullShard
+)
+Reply = RequestResult | ProfileTable | Status | Pulled
