@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
+from gyrostat.cluster.records import JobSpec
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobSpec
 from pairs import Pair, show_progress
 
 FIRST_STEP_S, FREE_S, HOST_S = 2.0, 3.0, 0.1

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.records import JobRecord, JobSpec, JobState
 from gyrostat.core.job import ReductionOrder
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.layout import MachineLayout, layout_of_slots
-from gyrostat.local.records import JobRecord, JobSpec, JobState
+from gyrostat.local.layout import layout_of_slots
 from tests.conftest import Launch
 
 SCRIPT = textwrap.dedent(
@@ -88,7 +89,7 @@ def fixed(launch: Launch, job: JobSpec) -> str:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, devices: str | MachineLayout = "cpu:4", policy: str = "wfs", **options: Any
+    directory: Path, devices: str | ClusterLayout = "cpu:4", policy: str = "wfs", **options: Any
 ) -> Iterator[Daemon]:
     """A daemon with its state below `directory`; jobs that are left at the end are checkpointed and stopped."""
     layout = layout_of_slots(devices) if isinstance(devices, str) else devices

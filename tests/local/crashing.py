@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gyrostat.cluster.registry import Registry
 from gyrostat.local import driver
 from gyrostat.local.driver import Driver
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.registry import Registry
 from gyrostat.local.store import Store
 from tests.local.clusters import PATIENCE_S, at_step, running, spec
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gyrostat.cluster.layout import read_layout
+from gyrostat.cluster.records import JobSpec, JobState
 from gyrostat.core.errors import NoSuchJob, Unplaceable, UsageError, WrongState
 from gyrostat.local.daemon import Daemon
-from gyrostat.local.layout import read_layout
-from gyrostat.local.records import JobSpec, JobState
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
 from tests.local.clusters import SCRIPT, at_step, finished, fixed, hurry, running, spec, until, write_script
@@ -59,7 +59,7 @@ def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
         until(daemon, lambda: {"resized", "moved"} <= set(kinds(daemon, first.id)), "is disturbed")
         hurry(jobs[0])
         records = finished(daemon, *ids)
-        (recording,) = daemon.service.recordings()
+        (recording,) = daemon.home.recording_files()
         layout, policy = daemon.layout, daemon.policy
     assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
     assert [record.step for record in records] == [int(job.args[0]) for job in jobs]

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import StorageFull, UsageError
 from gyrostat.local import daemon as module
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobSpec, JobState
-from gyrostat.local.registry import Registry
 from gyrostat.local.rotating_log import cut
 from gyrostat.local.store import Store
 
@@ -40,7 +40,7 @@ def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: p
             assert not daemon.wait(0.001)
         assert daemon.registry.jobs() == []
         assert not home.job(job.id).exists()
-        assert len(daemon.service.recordings()) == 20
+        assert len(daemon.home.recording_files()) == 20
         assert daemon.registry.trouble is None
 
 

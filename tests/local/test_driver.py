@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gyrostat.cluster.next_move import DriverMove, next_move
+from gyrostat.cluster.occupancy import Occupancy
+from gyrostat.cluster.records import JobSpec
 from gyrostat.job.control.control_socket import RequestResult
 from gyrostat.local import driver as module
-from gyrostat.local.driver import AttemptBegan, Driver, DriverMove, DriverTrouble, HostGone, News, next_move
+from gyrostat.local.driver import AttemptBegan, Driver, DriverTrouble, HostGone, News
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.records import JobSpec
 from tests.local.fork_servers import Hatchery
 
 Devices = tuple[int, ...]

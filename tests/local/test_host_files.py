@@ -11,8 +11,9 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.records import JobSpec
 from gyrostat.local.host_files import (
-    AttemptResult,
     HostOrder,
     ProcessIdentity,
     give_order,
@@ -25,7 +26,6 @@ from gyrostat.local.host_files import (
     sign_in,
     write_result,
 )
-from gyrostat.local.records import JobSpec
 from gyrostat.local.rotating_log import RotatingFile
 
 

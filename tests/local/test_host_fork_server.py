@@ -14,11 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyrostat.local.host_files import AttemptResult, HostOrder, give_order, read_host, read_result
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.records import JobSpec
+from gyrostat.local.host_files import HostOrder, give_order, read_host, read_result
 from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.host_pool import HostPool, HostTask
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobSpec
 from tests.job.worker_doubles import Departure
 
 PATIENCE_S = 120.0

@@ -12,15 +12,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.layout import read_layout
+from gyrostat.cluster.records import Intent, JobSpec, JobState
+from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import UsageError
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.host_files import CHECKPOINTS, AttemptResult, read_host
+from gyrostat.local.host_files import CHECKPOINTS, read_host
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.layout import layout_of_slots, read_layout
-from gyrostat.local.records import Intent, JobSpec, JobState
-from gyrostat.local.registry import Registry
+from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.store import Store
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
@@ -81,7 +83,7 @@ def test_killed_at_every_step(
         workers: fixed(launch, spec(tmp_path, STEPS, PAUSE_S, virtual_workers=workers)) for workers in (1, 4)
     }
     assert [record.digest for record in records] == [digests[job.spec.virtual_workers] for job in records]
-    for recording in daemon.service.recordings():
+    for recording in daemon.home.recording_files():
         assert (
             replay(
                 recording, lambda setup: read_layout(setup["cluster"]).scheduler_state(setup["policy"])

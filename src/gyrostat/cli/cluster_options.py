@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich.console import Console
 
+from gyrostat.cluster.records import JobRecord
 from gyrostat.core.errors import GyrostatError
 from gyrostat.local.client import connect
-from gyrostat.local.records import JobRecord
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:

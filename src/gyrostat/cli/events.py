@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, plain, print_json
+from gyrostat.cluster.records import EventRecord
 from gyrostat.local.client import connect
-from gyrostat.local.records import EventRecord
 
 _HELP = "\n\n".join(
     [

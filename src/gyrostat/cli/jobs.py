@@ -11,8 +11,8 @@ import typer
 from rich.table import Table
 
 from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, span
+from gyrostat.cluster.records import JobRecord, JobState
 from gyrostat.local.client import connect
-from gyrostat.local.records import JobRecord, JobState
 
 _HELP = "\n\n".join(
     [

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, print_json
+from gyrostat.cluster.api.messages import LONGEST_WAIT_S, Reservations
 from gyrostat.core.devices import told
 from gyrostat.core.errors import UsageError
-from gyrostat.local.api.messages import LONGEST_WAIT_S, Reservations
 from gyrostat.local.client import connect
 
 _RESERVE_HELP = "\n\n".join(

@@ -17,11 +17,12 @@ from rich.table import Table
 from gyrostat.cli import status_page
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.cli.nodes import read_token
+from gyrostat.cluster.client import ClusterClient
+from gyrostat.cluster.records import JobRecord
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
 from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult, Status, running
 from gyrostat.job.control.profiling import SizeMeasured
-from gyrostat.local.client import ClusterClient, address, connect
-from gyrostat.local.records import JobRecord
+from gyrostat.local.client import address, connect
 
 Name = Annotated[
     str,

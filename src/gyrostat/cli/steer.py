@@ -5,8 +5,8 @@ from __future__ import annotations
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, Job, print_json
+from gyrostat.cluster.records import JobRecord
 from gyrostat.local.client import connect
-from gyrostat.local.records import JobRecord
 
 _CANCEL_HELP = "\n\n".join(
     [

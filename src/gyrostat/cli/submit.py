@@ -12,9 +12,10 @@ import typer
 from gyrostat.cli import submit_options as given
 from gyrostat.cli.cluster_options import AsJson, At, plain, print_json
 from gyrostat.cli.script_options import Args, Module
+from gyrostat.cluster.client import ClusterClient
+from gyrostat.cluster.records import JobRecord, JobSpec, JobState, read_spec
 from gyrostat.core.errors import UsageError
-from gyrostat.local.client import ClusterClient, connect
-from gyrostat.local.records import JobRecord, JobSpec, JobState, read_spec
+from gyrostat.local.client import connect
 
 _HELP = "\n\n".join(
     [

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 
 from gyrostat.cli.cluster_options import AsJson, console, print_json
+from gyrostat.cluster.api.tokens import Principal, new_token, read_tokens, write_tokens
+from gyrostat.cluster.records import NAMES
 from gyrostat.core.errors import UsageError
-from gyrostat.local.api.tokens import Principal, new_token, read_tokens, write_tokens
-from gyrostat.local.records import NAMES
 
 _HELP = "\n\n".join(
     [

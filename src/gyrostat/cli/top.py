@@ -17,11 +17,12 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.cluster_options import AsJson, At, clock, console, loss, print_json, rate, span
+from gyrostat.cluster.api.messages import Device, Overview, Use
+from gyrostat.cluster.client import ClusterClient
+from gyrostat.cluster.records import JobRecord
 from gyrostat.core.devices import told
 from gyrostat.core.errors import ClusterUnreachable
-from gyrostat.local.api.messages import Device, Overview, Use
-from gyrostat.local.client import ClusterClient, connect
-from gyrostat.local.records import JobRecord
+from gyrostat.local.client import connect
 
 _HELP = "\n\n".join(
     [

@@ -21,8 +21,8 @@ from gyrostat.core.errors import UsageError
 from gyrostat.local.home import Home, default_home
 
 if TYPE_CHECKING:
+    from gyrostat.cluster.layout import ClusterLayout
     from gyrostat.local.daemon import Daemon
-    from gyrostat.local.layout import MachineLayout
 
 LEAVE_JOBS = signal.SIGUSR2
 _HELP = "\n\n".join(
@@ -109,7 +109,7 @@ def up(
     if detach:
         _detach(home)
         return
-    from gyrostat.local.api.server import ApiServer
+    from gyrostat.cluster.api.server import ApiServer
     from gyrostat.local.daemon import Daemon
     from gyrostat.local.layout import found_layout, layout_of_file, layout_of_slots
 
@@ -144,7 +144,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _told(layout: MachineLayout) -> str:
+def _told(layout: ClusterLayout) -> str:
     return ", ".join(f"{number} {type_}" for type_, number in layout.fleet.totals.items())
 
 

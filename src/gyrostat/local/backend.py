@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
+from gyrostat.cluster.registry import Registry
+from gyrostat.cluster.waiting import why_it_waits
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
 from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.home import Home
-from gyrostat.local.layout import MachineLayout
-from gyrostat.local.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
-from gyrostat.local.registry import Registry
-from gyrostat.local.waiting import why_it_waits
 from gyrostat.sched.state import SchedulerState
 
 
 class LocalBackend:
-    def __init__(self, home: Home, registry: Registry, layout: MachineLayout, cluster: LocalCluster) -> None:
+    def __init__(self, home: Home, registry: Registry, layout: ClusterLayout, cluster: LocalCluster) -> None:
         self._home, self._registry, self._layout, self._cluster = home, registry, layout, cluster
 
     def virtual_clusters(self) -> Sequence[str]:

@@ -19,6 +19,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.next_state import fate_of
+from gyrostat.cluster.occupancy import Occupancy
+from gyrostat.cluster.records import Intent, JobRecord, JobState
+from gyrostat.cluster.registry import Registry
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
@@ -37,11 +42,6 @@ from gyrostat.local.driver import (
 from gyrostat.local.home import Home
 from gyrostat.local.host_files import is_hosted, last_sign_of_life, read_result
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.layout import MachineLayout
-from gyrostat.local.next_state import fate_of
-from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.records import Intent, JobRecord, JobState
-from gyrostat.local.registry import Registry
 from gyrostat.sched.port import Bound, Change, Finished, Progressed, Snapshot, Submitted, Withdrawn
 from gyrostat.sched.state import SchedulerState
 
@@ -91,7 +91,7 @@ class LocalCluster:
         self,
         home: Home,
         registry: Registry,
-        layout: MachineLayout,
+        layout: ClusterLayout,
         scheduler_state: SchedulerState,
         pool: HostPool,
     ) -> None:

@@ -20,16 +20,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.registry import Registry
+from gyrostat.cluster.service import ClusterService
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
 from gyrostat.core.plan import Plan
 from gyrostat.local.backend import LocalBackend
 from gyrostat.local.cluster import Closed, LocalCluster
 from gyrostat.local.home import Home
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.layout import MachineLayout
-from gyrostat.local.registry import Registry
+from gyrostat.local.job_files import LocalJobFiles
 from gyrostat.local.rotating_log import cut
-from gyrostat.local.service import ClusterService
 from gyrostat.local.store import Store
 from gyrostat.sched import loop
 from gyrostat.sched.port import Snapshot
@@ -47,7 +48,7 @@ class Daemon:
     def __init__(
         self,
         home: Home,
-        layout: MachineLayout,
+        layout: ClusterLayout,
         policy: str,
         *,
         keep: float = KEPT_S,
@@ -72,7 +73,7 @@ class Daemon:
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
             self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool)
             backend = LocalBackend(home, self.registry, layout, self.cluster)
-            self.service = ClusterService(home, self.registry, backend, workdirs=workdirs)
+            self.service = ClusterService(self.registry, backend, LocalJobFiles(home, workdirs))
             self._scheduler_state = scheduler_state
             self._loop = threading.Thread(target=self._run, name="scheduling loop")
             self._closing = stack.pop_all()
@@ -122,7 +123,7 @@ class Daemon:
         with contextlib.suppress(StorageFull):
             for record in self.registry.forget(self.registry.clock() - self._keep):
                 shutil.rmtree(self.home.job(record.id), ignore_errors=True)
-        for old in self.service.recordings()[:-_RECORDINGS]:
+        for old in self.home.recording_files()[:-_RECORDINGS]:
             old.unlink(missing_ok=True)
         cut(self.home.log)
 

@@ -21,10 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
 from typing import TypeAlias
 
+from gyrostat.cluster.attempt import AttemptResult, not_taken, unstarted
+from gyrostat.cluster.next_move import DriverMove, next_move
+from gyrostat.cluster.occupancy import Occupancy
+from gyrostat.cluster.records import JobSpec
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError
 from gyrostat.job.control.control_socket import (
@@ -40,18 +43,14 @@ from gyrostat.job.control.device_assignment import Slot
 from gyrostat.job.processes.protocol import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import connect_to
 from gyrostat.local.host_files import (
-    AttemptResult,
     HostOrder,
     give_order,
     is_hosted,
     read_host,
     read_order,
     read_result,
-    unstarted,
 )
 from gyrostat.local.host_pool import HostPool, HostTask
-from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.records import JobSpec
 
 LOOK_S = 0.5
 """How often a running job is asked how it is."""
@@ -63,38 +62,6 @@ _SHRINK_S = 5.0
 """After so long of being too busy to leave devices that others are to have, a job is checkpointed and stopped instead."""
 _STOP_S = 600.0
 _log = logging.getLogger("gyrostat.driver")
-
-
-class DriverMove(Enum):
-    """What to do next."""
-
-    NOTHING = auto()
-    START = auto()
-    STOP = auto()
-    LEAVE = auto()
-    """Some devices, to go on with the rest until it can have all it should."""
-    OCCUPY = auto()
-    """All that it should have, in one switch."""
-
-
-def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool) -> DriverMove:
-    """What leads from the devices that a job's workers are on to those that it should have.
-
-    `can_join`: nobody has to leave those that it does not have yet. A job never waits while it is where it should not be:
-    it leaves first, if need be all of it.
-    """
-    if not hosted:
-        return DriverMove.START if wanted and can_join else DriverMove.NOTHING
-    if not wanted:
-        return DriverMove.STOP
-    if wanted == actual:
-        return DriverMove.NOTHING
-    if can_join:
-        return DriverMove.OCCUPY
-    staying = set(wanted) & set(actual)
-    if not staying:
-        return DriverMove.STOP
-    return DriverMove.LEAVE if staying != set(actual) else DriverMove.NOTHING
 
 
 @dataclass(frozen=True)
@@ -360,7 +327,7 @@ class Driver:
 
     def _stop(self, kill_at: float | None) -> None:
         if self._task is not None and self._pool.call_off(self._task):
-            self._tell_end(HostGone(self.job, self._attempt, _not_taken(self._attempt)))
+            self._tell_end(HostGone(self.job, self._attempt, not_taken(self._attempt)))
             return
         if not self._stopping and self._line is not None and self._send(AskStop()):
             self._stopping, self._pending = True, None
@@ -508,16 +475,3 @@ def _readable(files: Sequence[_File], wait: float | None) -> list[_File]:
         poll.register(file, select.POLLIN)
     found = {number for number, _ in poll.poll(None if wait is None else math.ceil(wait * 1000))}
     return [file for file in files if file.fileno() in found]
-
-
-def _not_taken(attempt: int) -> AttemptResult:
-    """It was to stop before any host had it."""
-    return AttemptResult(
-        attempt=attempt,
-        finished=False,
-        stopped=True,
-        exit_code=0,
-        reason="called off before a host took it",
-        step=0,
-        started=False,
-    )

@@ -61,6 +61,10 @@ class Home:
     def recordings(self) -> Path:
         return self.path / "recordings"
 
+    def recording_files(self) -> list[Path]:
+        """One per start of the daemon, the newest last."""
+        return sorted(self.recordings.glob("*.jsonl"))
+
     def job(self, id_: str) -> Path:
         return self.path / "jobs" / id_
 

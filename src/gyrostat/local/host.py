@@ -21,6 +21,7 @@ from pathlib import Path
 
 import msgspec
 
+from gyrostat.cluster.attempt import AttemptResult, unstarted
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism
@@ -37,13 +38,11 @@ from gyrostat.local.curves import Curves, Point
 from gyrostat.local.host_files import (
     CHECKPOINTS,
     LOGS,
-    AttemptResult,
     HostOrder,
     holding,
     is_due,
     read_order,
     sign_in,
-    unstarted,
     write_result,
 )
 from gyrostat.local.rotating_log import RotatingFile

@@ -27,9 +27,10 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.records import JobSpec
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.local.home import write_whole
-from gyrostat.local.records import JobSpec
 
 _ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
@@ -45,43 +46,6 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[Slot, ...]
     sockets: str
     """The directory of its door."""
-
-
-class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an attempt."""
-
-    attempt: int
-    finished: bool
-    """The script got to its end."""
-    stopped: bool
-    """It checkpointed and left because it was asked to."""
-    exit_code: int
-    reason: str
-    step: int
-    started: bool
-    """It began to train."""
-    retriable: bool = True
-    """False: it would fail in the same way again."""
-    postponed: bool = False
-    """It could not be started, through no fault of its own; that does not count."""
-    digest: str | None = None
-    loss: float | None = None
-    """Virtual worker 0's, of the last step."""
-    last_lines: tuple[str, ...] = ()
-
-
-def unstarted(attempt: int, reason: str) -> AttemptResult:
-    """It could not even be begun, through no fault of its own."""
-    return AttemptResult(
-        attempt=attempt,
-        finished=False,
-        stopped=False,
-        exit_code=1,
-        reason=reason,
-        step=0,
-        started=False,
-        postponed=True,
-    )
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):

@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gyrostat.cluster.records import EventRecord, JobRecord
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
-from gyrostat.local.records import EventRecord, JobRecord
 
 SCHEMA = 1
 T = TypeVar("T")
