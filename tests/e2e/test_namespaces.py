@@ -104,7 +104,7 @@ def test_a_job_on_two_nodes(
         b = agents.start("b", prefix=network.inside("b"))
         b.wait_for(rf"following the agent at {address}")
         with JobClient("job") as job_client:
-            while job_client.status().phase != "steady":
+            while not job_client.status().is_steady:
                 os.sched_yield()
         assert f"on a, b, led at {address}" in gyrostat(network, "b", "status", "job", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "b", "scale", "job", "3", "--agent", address)

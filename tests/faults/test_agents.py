@@ -15,6 +15,7 @@ from time import monotonic
 import pytest
 
 from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.phase import JobPhase, ReconfigurationPhase
 from gyrostat.engine.checkpoint import list_checkpoints, load
 from gyrostat.engine.state.digest import digest
 from gyrostat.job.control.control_socket import JobClient, RequestResult
@@ -107,7 +108,7 @@ def test_two_agents_share_a_job_and_one_leaves(
     leader.signal(signal.SIGTERM)
     assert leader.finish() == 0
     other.wait_for("leading")
-    wait_until("steady")
+    wait_until(ReconfigurationPhase.STEADY)
     with JobClient("job") as job_client:
         assert 1 <= job_client.status().workers < 3
         assert job_client.scale(4).workers == 4
@@ -117,19 +118,19 @@ def test_two_agents_share_a_job_and_one_leaves(
 
 
 PHASES = {
-    "steady": None,
-    "starting": "starting-2.fifo",
-    "connecting": "connecting-2.fifo",
-    "fenced": "fenced-1.fifo",
+    ReconfigurationPhase.STEADY: None,
+    ReconfigurationPhase.STARTING_WORKERS: "starting-2.fifo",
+    ReconfigurationPhase.CONNECTING: "connecting-2.fifo",
+    ReconfigurationPhase.FENCED: "fenced-1.fifo",
 }
-IN_CI = ("fenced",)
+IN_CI = (ReconfigurationPhase.FENCED,)
 
 
 @pytest.mark.parametrize(
     "phase", [pytest.param(phase, marks=() if phase in IN_CI else pytest.mark.full) for phase in PHASES]
 )
 def test_the_leader_is_killed(
-    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: str
+    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: ReconfigurationPhase
 ) -> None:
     """Its workers train on without it, another agent leads, and when it is started again it finds them. The client that had
     asked it for a change gets its answer from the next leader."""
@@ -154,7 +155,7 @@ def test_the_leader_is_killed(
     with JobClient("job") as job_client:
         assert job_client.scale(3, request="mine").workers == 3
         status = job_client.status()
-        assert (status.phase, status.workers) == ("steady", 3)
+        assert (status.is_steady, status.workers) == (True, 3)
     stop(again, other)
     same_bits()
     assert not any("starting again from" in line for line in [*other.lines, *again.lines])
@@ -165,23 +166,25 @@ def two_that_train(agents: Agents) -> tuple[AgentProcess, AgentProcess]:
     a, b = agents.start("a"), agents.start("b")
     for agent in (a, b):
         agent.wait_for("leading|following")
-    wait_until("steady")
+    wait_until(ReconfigurationPhase.STEADY)
     with JobClient("job") as job_client:
         leads = job_client.status().pid
     return (a, b) if a.process.pid == leads else (b, a)
 
 
-def wait_until(phase: str) -> None:
+def wait_until(phase: ReconfigurationPhase) -> None:
     """Until the job is in that phase."""
     with JobClient("job") as job_client:
-        while job_client.status().phase != phase:
+        while (
+            status := job_client.status()
+        ).phase is not JobPhase.TRAINING or status.reconfiguration is not phase:
             os.sched_yield()
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "steady"])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase is not ReconfigurationPhase.STEADY])
 def test_the_leader_is_told_to_leave(
-    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: str
+    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: ReconfigurationPhase
 ) -> None:
     """In the midst of a change: it brings that to its end, its workers leave at the next fence, and another leads."""
     gate = tmp_path / str(PHASES[phase])
@@ -195,7 +198,7 @@ def test_the_leader_is_told_to_leave(
     assert client.answer().workers == 3
     assert leader.finish() == 0
     other.wait_for("leading")
-    wait_until("steady")
+    wait_until(ReconfigurationPhase.STEADY)
     with JobClient("job") as job_client:
         assert job_client.scale(2).workers == 2
     stop(other)
@@ -203,9 +206,9 @@ def test_the_leader_is_told_to_leave(
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "steady"])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase is not ReconfigurationPhase.STEADY])
 def test_a_newcomer_is_killed(
-    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: str
+    start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: ReconfigurationPhase
 ) -> None:
     gate = tmp_path / str(PHASES[phase])
     os.mkfifo(gate)
@@ -214,7 +217,7 @@ def test_a_newcomer_is_killed(
     wait_until(phase)
     end_of(tmp_path, member=2)
     assert "was killed by SIGKILL before it joined" in client.answer().text
-    if phase == "fenced":
+    if phase is ReconfigurationPhase.FENCED:
         open_gate(gate)
     with JobClient("job") as job_client:
         assert job_client.status().workers == 2
@@ -262,7 +265,7 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None]) -> Non
     leader, other = two_that_train(start("--patience", "6"))
     other.kill()
     leader.wait_for("resumed at step")
-    wait_until("steady")
+    wait_until(ReconfigurationPhase.STEADY)
     with JobClient("job") as job_client:
         assert job_client.status().workers == 2
     stop(leader)

@@ -12,6 +12,7 @@ from time import monotonic
 
 import pytest
 
+from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.job.control.control_socket import JobClient
 from tests.e2e.test_namespaces import ADDRESSES, Network, etcd, network  # noqa: F401
 from tests.faults.test_agents import (
@@ -44,7 +45,7 @@ def test_a_worker_is_killed(
     leader, other = two_that_train(start())
     end_of(tmp_path, member=1)
     leader.wait_for(r"worker 1 was killed by SIGKILL")
-    wait_until("steady")
+    wait_until(ReconfigurationPhase.STEADY)
     with JobClient("job") as job_client:
         assert job_client.scale(3).workers == 3
     stop(leader, other)
@@ -66,7 +67,7 @@ def test_the_leader_and_a_worker_at_once(
     other.wait_for("leading")
     again = agents.start(leader.node)
     again.wait_for("following")
-    wait_until("steady")
+    wait_until(ReconfigurationPhase.STEADY)
     with JobClient("job") as job_client:
         assert job_client.scale(3).workers == 3
     stop(other, again)
@@ -128,11 +129,11 @@ def test_a_node_is_cut_off(
         b = agents.start("b", prefix=network.inside("b"))
         b.wait_for("following")
         with JobClient("job") as job_client:
-            while job_client.status().phase != "steady":
+            while not job_client.status().is_steady:
                 pass
             wire(network, "down")
             a.wait_for("was lost")
-            while job_client.status().phase != "steady":
+            while not job_client.status().is_steady:
                 pass
             wire(network, "up")
             cut = monotonic()

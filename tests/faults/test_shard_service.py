@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.core.phase import JobPhase
 from gyrostat.data.shards.messages import Shard
 from gyrostat.job.control.control_socket import JobClient, RequestFailed
 from gyrostat.job.control.shard_service import PullShard
@@ -71,7 +72,7 @@ def test_leaders_are_killed(agents: Agents) -> None:
         agent.wait_for("leading|following")
     with JobClient("job") as job_client:
         status = job_client.status()
-        assert (status.phase, status.workers) == ("waiting for nodes", 0)
+        assert (status.phase, status.workers) == (JobPhase.WAITING_FOR_NODES, 0)
         assert job_client.scale(1).text == "the job has not begun yet; retry"
     leader, other = (a, b) if status.pid == a.process.pid else (b, a)
     pullers = [Puller(name) for name in ("x", "y", "z")]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
@@ -13,9 +16,12 @@ from hypothesis import strategies as st
 from gyrostat.cluster.next_move import DriverMove, next_move
 from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.records import JobSpec
-from gyrostat.job.control.control_socket import RequestResult
+from gyrostat.core.phase import JobPhase, ReconfigurationPhase
+from gyrostat.job.control.control_socket import Request, RequestResult, Status
+from gyrostat.job.processes.protocol import Channel
+from gyrostat.job.processes.unix_socket import bind_at
 from gyrostat.local import driver as module
-from gyrostat.local.driver import AttemptBegan, Driver, DriverTrouble, HostGone, News
+from gyrostat.local.driver import AttemptBegan, Driver, DriverTrouble, HostGone, News, StatusSeen
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.layout import layout_of_slots
 from tests.local.fork_servers import Hatchery
@@ -102,7 +108,9 @@ def test_who_shares_a_device_waits_for_nobody() -> None:
     assert occupancy.await_free((0, 1), 0.0)
 
 
-def driver_in(directory: Path, pool: HostPool, tell: Callable[[News], None]) -> Driver:
+def driver_in(
+    directory: Path, pool: HostPool, tell: Callable[[News], None], occupancy: Occupancy | None = None
+) -> Driver:
     return Driver(
         "j1",
         directory / "job",
@@ -110,7 +118,7 @@ def driver_in(directory: Path, pool: HostPool, tell: Callable[[News], None]) -> 
         spec=lambda: JobSpec(script="x.py"),
         attempt=0,
         slot=layout_of_slots("cpu:1").slot,
-        occupancy=Occupancy(),
+        occupancy=Occupancy() if occupancy is None else occupancy,
         pool=pool,
         tell=tell,
     )
@@ -170,7 +178,7 @@ def test_who_is_too_busy_to_leave_for_long_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), lambda news: None)
-    busy = RequestResult(False, "busy with a profile; retry", 3, 2, 0.0, 0.0)
+    busy = RequestResult(False, "busy with a profile; retry", 3, 2, retryable=True)
     monkeypatch.setattr(module, "_SHRINK_S", 0.0)
     driver._actual = (0, 1)
     driver._pending = ("grow", (0, 1, 2))
@@ -184,3 +192,75 @@ def test_who_is_too_busy_to_leave_for_long_is_stopped(
     driver._answered(RequestResult(True, "moved", 4, 1, 1.0, 1.0))
     assert not driver._too_busy_to_leave((0,))
     driver.close()
+
+
+def test_a_job_that_does_not_train_keeps_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its workers are restarted, or before nodes have come, a job has none; the devices are its own all the same."""
+    monkeypatch.setattr(module, "LOOK_S", 0.01)
+    monkeypatch.setattr(module, "is_hosted", lambda directory: True)
+    seen: SimpleQueue[tuple[JobPhase, list[str]]] = SimpleQueue()
+    occupancy = Occupancy()
+
+    def hear(news: News) -> None:
+        if isinstance(news, StatusSeen):
+            seen.put((news.status.phase, occupancy.on(0)))
+
+    with StatusServer(tmp_path / "run" / "gyrostat" / "j1.socket") as job:
+        job.status = job_status(JobPhase.TRAINING, devices=(0,))
+        driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), hear, occupancy)
+        with contextlib.closing(driver):
+            driver.adopt()
+            driver.aim((0,))
+            driver.start()
+            for phase in (JobPhase.RESTARTING, JobPhase.WAITING_FOR_NODES, JobPhase.SUSPENDED):
+                job.status = job_status(phase, devices=())
+                while (last := seen.get(timeout=120.0))[0] is not phase:
+                    pass
+                assert last == (phase, ["j1"])
+
+
+def job_status(phase: JobPhase, devices: Devices) -> Status:
+    return Status(
+        name="j1",
+        program="x.py",
+        pid=1,
+        virtual_workers=1,
+        workers=len(devices),
+        members=tuple(range(len(devices))),
+        generation=1,
+        phase=phase,
+        reconfiguration=ReconfigurationPhase.STEADY,
+        step=3,
+        loss=None,
+        throughput=None,
+        devices=devices,
+    )
+
+
+class StatusServer:
+    """A job's control socket that answers every request with `status`."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True)
+        self.status: Status
+        self._listener = bind_at(path)
+        self._listener.listen()
+        self._thread = threading.Thread(target=self._serve)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                channel: Channel[Request] = Channel(self._listener.accept()[0], Request)
+                while (requests := channel.receive()) is not None:
+                    for _ in requests:
+                        channel.send(self.status)
+                channel.close()
+
+    def __enter__(self) -> StatusServer:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()

@@ -20,6 +20,7 @@ from gyrostat.cli.nodes import read_token
 from gyrostat.cluster.client import ClusterClient
 from gyrostat.cluster.records import JobRecord
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
+from gyrostat.core.phase import JobPhase
 from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult, Status, running
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.local.client import address, connect
@@ -334,7 +335,7 @@ def _line(status: Status) -> str:
         f"{status.name}: step {status.step}",
         f"{status.virtual_workers} virtual workers on {status.workers}"
         + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
-        status.phase,
+        status.reconfiguration if status.phase is JobPhase.TRAINING else status.phase,
     ]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4g}")

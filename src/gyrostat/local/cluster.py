@@ -26,6 +26,7 @@ from gyrostat.cluster.records import Intent, JobRecord, JobState
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError, UsageError
+from gyrostat.core.phase import JobPhase
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.job.control.control_socket import Status
@@ -448,7 +449,7 @@ class LocalCluster:
                 self._post(news)
 
     def _saw(self, record: JobRecord, status: Status) -> None:
-        training = status.phase not in ("starting", "suspending", "suspended")
+        training = status.phase is JobPhase.TRAINING
         self._registry.progress(
             record.id,
             step=max(record.step, status.step),

@@ -30,6 +30,7 @@ from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.records import JobSpec
 from gyrostat.core.devices import Devices
 from gyrostat.core.errors import GyrostatError
+from gyrostat.core.phase import JobPhase
 from gyrostat.job.control.control_socket import (
     AskStatus,
     AskStop,
@@ -424,11 +425,11 @@ class Driver:
                 self._answered(reply)
 
     def _saw(self, status: Status) -> None:
-        training = status.phase not in ("starting", "suspending", "suspended")
+        training = status.phase is JobPhase.TRAINING
         if training and not self._training:
             self._asked_at = None
         self._training = training
-        if training and self._pending is None and not self._stopping:
+        if status.is_steady and self._pending is None and not self._stopping:
             self._settle(tuple(sorted(status.devices)))
         self._tell(StatusSeen(self.job, status))
 
@@ -442,7 +443,7 @@ class Driver:
             self._settle(devices)
             self._tell(JobMoved(self.job, before, devices, answer.pause_ms))
             return
-        busy = answer.text.endswith("retry")
+        busy = answer.retryable
         if not busy or set(before) <= set(devices):
             self._busy_since = None
         elif self._busy_since is None:

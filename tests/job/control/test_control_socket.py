@@ -12,6 +12,7 @@ import pytest
 from gyrostat.core.errors import UsageError
 from gyrostat.core.events import EventKind
 from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.phase import JobPhase
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
 from gyrostat.job.control.control_socket import (
@@ -101,7 +102,7 @@ def test_a_running_job_is_resized_and_moved(launch: Launch, tmp_path: Path) -> N
         answers.append(again)
         answers.append(job.scale(5))
         status = job.status()
-        assert (status.workers, status.generation, status.phase) == (4, 6, "steady")
+        assert (status.workers, status.generation, status.is_steady) == (4, 6, True)
         assert status.throughput is not None
 
     asks = Asks(ask, "long")
@@ -126,7 +127,7 @@ def test_a_running_job_is_resized_and_moved(launch: Launch, tmp_path: Path) -> N
 
 def test_down_to_zero_and_back(launch: Launch, tmp_path: Path) -> None:
     """Suspended, the job is its checkpoint; with workers again it goes on with the same bits."""
-    told: list[tuple[int, str]] = []
+    told: list[tuple[int, JobPhase]] = []
 
     def ask(job: JobClient) -> None:
         down = job.scale(0, request="down")
@@ -151,7 +152,7 @@ def test_down_to_zero_and_back(launch: Launch, tmp_path: Path) -> None:
         LONG, virtual_workers=4, workers=2, checkpoint=policy, name="suspended", observer=asks, check=False
     )
     asks.check()
-    assert told == [(0, "suspended"), (1, "steady")]
+    assert told == [(0, JobPhase.SUSPENDED), (1, JobPhase.TRAINING)]
     assert elastic.stopped
     moves = [(e.from_workers, e.to_workers) for e in elastic.events if e.kind is EventKind.RESIZE]
     assert moves == [(2, 0), (0, 3), (3, 1), (1, 0)]

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gyrostat.core.job import NextGeneration
+from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.coordinator import (
     Coordinator,
@@ -18,7 +19,6 @@ from gyrostat.job.control.coordinator import (
     EndNewcomer,
     GiveUp,
     Instruction,
-    Phase,
     ProfileDone,
     Reconfiguration,
     ReconfigurationDone,
@@ -52,7 +52,7 @@ def training(workers: int = 2, virtual_workers: int = 8) -> Coordinator:
     return started
 
 
-def phase_of(job: Coordinator) -> Phase:
+def phase_of(job: Coordinator) -> ReconfigurationPhase:
     return job.phase
 
 
@@ -76,15 +76,15 @@ def plan_for(
 def test_scale_out() -> None:
     job, change = training(), wish(4)
     assert job.asked(change, 1.0) == [StartNewcomer(2), StartNewcomer(3)]
-    assert phase_of(job) is Phase.STARTING
+    assert phase_of(job) is ReconfigurationPhase.STARTING_WORKERS
     assert job.ready(3, ALIKE, 2.0) == []
     plan = plan_for(2, (0, 1, 2, 3), (2, 3), donor=1)
     assert job.ready(2, ALIKE, 3.0) == [TellMember(member, Prepare(plan)) for member in (0, 1, 2, 3)]
-    assert phase_of(job) is Phase.CONNECTING
+    assert phase_of(job) is ReconfigurationPhase.CONNECTING
     for member in (0, 3, 1):
         assert job.prepared(member, 2) == []
     assert job.prepared(2, 2) == [TellMember(0, SetFence(2, 0)), TellMember(1, SetFence(2, 0))]
-    assert phase_of(job) is Phase.FENCED
+    assert phase_of(job) is ReconfigurationPhase.FENCED
     assert job.is_newcomer(2)
     assert job.switched(0, 2, 17, 0.25, 5.0) == []
     assert job.switched(3, 2, 17, 0.5, 5.5) == []
@@ -92,7 +92,7 @@ def test_scale_out() -> None:
         ReconfigurationDone(change, 17, 2, 4, 0.5, 5.0, (2, 3), "differs")
     ]
     assert job.switched(1, 2, 17, 0.20, 6.1) == []  # the others say so, too
-    assert phase_of(job) is Phase.STEADY
+    assert phase_of(job) is ReconfigurationPhase.STEADY
     assert not job.is_newcomer(2)
     assert job.members == (0, 1, 2, 3)
 
@@ -149,7 +149,7 @@ def test_one_of_two_newcomers_dies() -> None:
         EndNewcomer(2, reason),
         ReconfigurationRefused(wish(4), reason),
     ]
-    assert phase_of(job) is Phase.STEADY
+    assert phase_of(job) is ReconfigurationPhase.STEADY
     assert job.members == (0, 1)
     assert job.gone(2, "was killed by signal 9", 1.1) == []  # we did that
 
@@ -174,12 +174,14 @@ def test_what_cannot_be(workers: int) -> None:
 def test_one_change_at_a_time() -> None:
     early = coordinator(2)
     assert early.asked(wish(3), 0.0) == [
-        ReconfigurationRefused(wish(3), "the job has not begun to train yet; retry")
+        ReconfigurationRefused(wish(3), "the job has not begun to train yet; retry", retryable=True)
     ]
     job = training(2)
     job.asked(wish(3), 0.0)
     assert job.asked(wish(4), 0.0) == [
-        ReconfigurationRefused(wish(4), "busy with another change (to 3 workers, starting); retry")
+        ReconfigurationRefused(
+            wish(4), "busy with another change (to 3 workers, starting workers); retry", retryable=True
+        )
     ]
     assert training(2).asked(wish(2), 0.0) == [ReconfigurationDone(wish(2), 0, 2, 2, 0.0, 0.0, ())]
 
@@ -226,7 +228,7 @@ def test_the_end_of_the_job_ends_newcomers() -> None:
         ReconfigurationRefused(wish(3), "the job ended before the change could be made"),
     ]
     assert job.asked(wish(2), 1.0) == [
-        ReconfigurationRefused(wish(2), "the job has not begun to train yet; retry")
+        ReconfigurationRefused(wish(2), "the job has not begun to train yet; retry", retryable=True)
     ]
 
 
@@ -240,7 +242,11 @@ def taken_over(job: Coordinator, now: float = 100.0) -> tuple[Coordinator, list[
 def test_a_new_leader_of_a_steady_job_does_nothing() -> None:
     successor, first = taken_over(training(3))
     assert first == []
-    assert (successor.members, successor.generation, phase_of(successor)) == ((0, 1, 2), 1, Phase.STEADY)
+    assert (successor.members, successor.generation, phase_of(successor)) == (
+        (0, 1, 2),
+        1,
+        ReconfigurationPhase.STEADY,
+    )
     assert successor.started(ALIKE, 0, 8, 101.0) == []  # workers say it again
     assert successor.asked(wish(4), 102.0) == [StartNewcomer(3)]
 
@@ -249,7 +255,11 @@ def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
     job, reason = training(2), "the job's leader has changed meanwhile; retry"
     job.asked(wish(4), 0.0)
     successor, first = taken_over(job)
-    assert first == [EndNewcomer(2, reason), EndNewcomer(3, reason), ReconfigurationRefused(wish(4), reason)]
+    assert first == [
+        EndNewcomer(2, reason),
+        EndNewcomer(3, reason),
+        ReconfigurationRefused(wish(4), reason, retryable=True),
+    ]
     assert successor.asked(wish(4), 101.0) == [StartNewcomer(4), StartNewcomer(5)]
 
     for member in (2, 3):
@@ -425,7 +435,9 @@ def test_a_profile_begins_wide_and_comes_back() -> None:
     (done,) = switch(job, 2, 5, (0, 1, 2))
     assert isinstance(done, ReconfigurationDone)
     assert done.change.request is None  # nobody is answered yet
-    assert job.asked(wish(1), 2.0) == [ReconfigurationRefused(wish(1), "busy with a profile; retry")]
+    assert job.asked(wish(1), 2.0) == [
+        ReconfigurationRefused(wish(1), "busy with a profile; retry", retryable=True)
+    ]
     assert run_steps(job, 6, 8) == []
     assert run_steps(job, 9, 9) == [
         TellMember(member, Prepare(plan_for(3, (0, 1), (), donor=1))) for member in (0, 1, 2)
@@ -455,7 +467,7 @@ def test_a_profile_of_the_size_it_has_changes_nothing() -> None:
     (told,) = run_steps(job, 1, 5)
     assert isinstance(told, ProfileDone)
     assert [row.workers for row in told.rows] == [2]
-    assert phase_of(job) is Phase.STEADY
+    assert phase_of(job) is ReconfigurationPhase.STEADY
 
 
 @pytest.mark.parametrize(("smallest", "largest"), [(0, 2), (3, 9), (4, 3), (None, 1)])
@@ -707,13 +719,13 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
                 world.fenced.pop(generation, None)
                 world.generations.append(job.generation)
             case "take over":
-                fenced = job.phase is Phase.FENCED
+                fenced = job.phase is ReconfigurationPhase.FENCED
                 before = job.members
                 world.job, first = taken_over(job, time)
                 job = world.job
                 world.obey(first)
                 assert job.members == before
-                assert not fenced or job.phase is Phase.FENCED
+                assert not fenced or job.phase is ReconfigurationPhase.FENCED
             case "die":
                 before = job.members
                 victim = data.draw(st.sampled_from([m for m in range(200) if job.is_newcomer(m)]))
@@ -724,7 +736,7 @@ def test_no_interleaving_breaks_it(data: st.DataObject) -> None:
         assert len(set(job.members)) == len(job.members)
         assert world.generations == sorted(set(world.generations))
         assert len(world.unanswered) <= 1
-        if job.phase is Phase.STEADY:
+        if job.phase is ReconfigurationPhase.STEADY:
             assert "scale" not in world.unanswered.values()
             assert world.ended or not leavers & set(job.members), (
                 "somebody waits to leave, and nothing happens"

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from gyrostat.core.job import NextGeneration
+from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.coordinator import (
     Coordinator,
@@ -13,7 +14,6 @@ from gyrostat.job.control.coordinator import (
     EndNewcomer,
     GiveUp,
     Instruction,
-    Phase,
     Reconfiguration,
     ReconfigurationDone,
     StartNewcomer,
@@ -119,18 +119,21 @@ def test_too_few_wait_for_others() -> None:
     assert rescued.waits
 
 
-@pytest.mark.parametrize("phase", [Phase.STARTING, Phase.CONNECTING, Phase.FENCED])
-def test_a_change_that_somebody_asked_for_begins_anew(phase: Phase) -> None:
+@pytest.mark.parametrize(
+    "phase",
+    [ReconfigurationPhase.STARTING_WORKERS, ReconfigurationPhase.CONNECTING, ReconfigurationPhase.FENCED],
+)
+def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhase) -> None:
     job = training()
     wish = Reconfiguration(workers=4, reason="asked for", request="r1")
     assert job.asked(wish, 1.0) == [StartNewcomer(3)]
-    if phase is not Phase.STARTING:
+    if phase is not ReconfigurationPhase.STARTING_WORKERS:
         job.ready(3, ALIKE, 1.1)
-    if phase is Phase.FENCED:
+    if phase is ReconfigurationPhase.FENCED:
         for member in range(4):
             job.prepared(member, 2)
     assert job.phase is phase
-    generation = 2 if phase is Phase.STARTING else 3
+    generation = 2 if phase is ReconfigurationPhase.STARTING_WORKERS else 3
     assert job.died((1,), "worker 1 was killed", 4.0) == [
         EndNewcomer(3, "worker 1 was killed"),
         *rescue(generation, 0, 2),
@@ -191,7 +194,7 @@ def test_the_next_leader_goes_on_with_it() -> None:
 def test_workers_wait_at_a_scheduled_step() -> None:
     """The change is prepared again at once, for nobody goes on without it."""
     job = training(schedule=[Reconfiguration(workers=2, reason="scheduled", at_step=1)])
-    assert job.phase is Phase.CONNECTING
+    assert job.phase is ReconfigurationPhase.CONNECTING
     job.died((1,), "worker 1 was killed", 4.0)
     told = all_recovered(job, 3, 0, 2)
     assert [type(one.message) for one in told if isinstance(one, TellMember)] == [Prepare, Prepare]

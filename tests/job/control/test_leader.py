@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode
+from gyrostat.core.phase import JobPhase
 from gyrostat.core.placement import Placement
 from gyrostat.data.shards.messages import Shard
 from gyrostat.job.control.control_socket import AskStatus, Reply, RequestResult, Scale, Status
@@ -223,7 +224,7 @@ def test_a_suspended_job_is_resumed_by_the_next_leader(request_: RunRequest) -> 
 
     third, last = successor(request_, again)
     found = status(third)
-    assert (found.phase, found.workers, found.step) == ("suspended", 0, 7)
+    assert (found.phase, found.workers, found.step) == (JobPhase.SUSPENDED, 0, 7)
     assert last.take() == []
     third.asked(Scale("up", 1), up := Asker())
     assert last.take() == [("start", 0, 1)]
@@ -264,7 +265,7 @@ def test_queues_of_shards_are_kept_before_anything_is_handed_out(request_: RunRe
 
     second, _ = successor(request_, executor)
     assert not second.has_begun
-    assert status(second).phase == "waiting for nodes"
+    assert status(second).phase is JobPhase.WAITING_FOR_NODES
     second.asked(PullShard("train", "w", 0, epoch=0), again := Asker())
     second.tick()
     assert again.replies == [pulled]

@@ -30,7 +30,7 @@ def test_the_same_request_is_carried_out_once() -> None:
 def test_busy_is_not_remembered() -> None:
     reception, asker = IdempotentReplies(), Asker()
     assert reception.is_new("r", asker)
-    reception.answer("r", RequestResult(False, "busy with another change; retry"))
+    reception.answer("r", RequestResult(False, "busy with another change; retry", retryable=True))
     assert reception.is_new("r", asker)
     assert reception.answered == {}
 

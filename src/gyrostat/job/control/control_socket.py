@@ -26,6 +26,7 @@ from typing import Protocol, Self
 import msgspec
 
 from gyrostat.core.errors import GyrostatError, UsageError
+from gyrostat.core.phase import JobPhase, ReconfigurationPhase
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
@@ -104,6 +105,8 @@ class RequestResult(msgspec.Struct, frozen=True, tag=True):
     workers: int = 0
     pause_ms: float = 0.0
     prepare_ms: float = 0.0
+    retryable: bool = False
+    """Refused for now only: the same request may succeed later."""
 
 
 class ProfileTable(msgspec.Struct, frozen=True, tag=True):
@@ -122,7 +125,9 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     workers: int
     members: tuple[int, ...]
     generation: int
-    phase: str
+    phase: JobPhase
+    reconfiguration: ReconfigurationPhase
+    """How far a change of its workers is, while it trains."""
     step: int
     loss: float | None
     throughput: float | None
@@ -133,6 +138,11 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """Whose agents are there."""
     devices: tuple[int, ...] = ()
     """On which device each of `members` sits, if a scheduler hands them out."""
+
+    @property
+    def is_steady(self) -> bool:
+        """It trains, and no change of its workers is under way."""
+        return self.phase is JobPhase.TRAINING and self.reconfiguration is ReconfigurationPhase.STEADY
 
 
 Request = (

@@ -21,11 +21,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
 
 import msgspec
 
 from gyrostat.core.job import NextGeneration
+from gyrostat.core.phase import RECONFIGURATION_TRANSITIONS, ReconfigurationPhase, transition
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.profiling import ProfileRequest, Profiling, SizeMeasured
 from gyrostat.job.diagnostics.stragglers import Pace, Reaction, Straggler, shares
@@ -33,14 +33,6 @@ from gyrostat.job.processes.protocol import BeginRecovery, Cancel, Prepare, SetF
 
 _TRIES = 3
 _HEAR_OF_DEATH_S = 0.5
-
-
-class Phase(StrEnum):
-    STEADY = "steady"
-    STARTING = "starting"
-    CONNECTING = "connecting"
-    FENCED = "fenced"
-    RECOVERING = "recovering"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +98,8 @@ class ReconfigurationRefused:
 
     change: Reconfiguration
     reason: str
+    retryable: bool = False
+    """Refused for now only: the same request may succeed later."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +161,7 @@ class CoordinatorRecord(msgspec.Struct, frozen=True, kw_only=True):
     members: tuple[int, ...]
     schedule: list[Reconfiguration]
     generation: int
-    phase: Phase
+    phase: ReconfigurationPhase
     training: bool
     step: int
     alike: dict[str, str]
@@ -205,7 +199,7 @@ class Coordinator:
     min_workers: int = 1
     """With fewer workers than that they wait for others."""
     generation: int = 1
-    phase: Phase = Phase.STEADY
+    phase: ReconfigurationPhase = ReconfigurationPhase.STEADY
     training: bool = False
     step: int = 0
     _alike: dict[str, str] = field(default_factory=dict)
@@ -258,7 +252,7 @@ class Coordinator:
     def asked(self, change: Reconfiguration, now: float) -> list[Instruction]:
         """Somebody wants another number of workers."""
         if (busy := self.busy()) is not None:
-            return [ReconfigurationRefused(change, busy)]
+            return [ReconfigurationRefused(change, busy, retryable=True)]
         if not 1 <= change.workers <= self.virtual_workers:
             return [
                 ReconfigurationRefused(
@@ -278,7 +272,7 @@ class Coordinator:
     def asked_to_profile(self, wish: ProfileRequest, now: float) -> list[Instruction]:
         """Somebody wants to know how fast the job is on each number of workers."""
         if (busy := self.busy()) is not None:
-            return [self._no_profile(wish, busy)]
+            return [self._no_profile(wish, busy, retryable=True)]
         profiling = Profiling.of(wish, len(self.members))
         if not profiling.sizes or not 1 <= profiling.sizes[-1] <= profiling.sizes[0] <= self.virtual_workers:
             smallest, largest = wish.ends(len(self.members))
@@ -300,7 +294,7 @@ class Coordinator:
         noticed: list[Instruction] = [
             StragglerNoticed(straggler) for straggler in self.pace.add(self._times(steps))
         ]
-        if self.phase is not Phase.STEADY:
+        if self.phase is not ReconfigurationPhase.STEADY:
             return noticed
         if self._profiling is None:
             return [*noticed, *self._react(now)]
@@ -320,7 +314,7 @@ class Coordinator:
 
     def ready(self, member: int, alike: dict[str, str], now: float) -> list[Instruction]:
         """A newcomer has built everything."""
-        if member not in self._waiting_for or self.phase is not Phase.STARTING:
+        if member not in self._waiting_for or self.phase is not ReconfigurationPhase.STARTING_WORKERS:
             return []
         for name in sorted(self._alike.keys() | alike.keys()):
             if self._alike.get(name) != alike.get(name):
@@ -334,12 +328,16 @@ class Coordinator:
 
     def prepared(self, member: int, generation: int) -> list[Instruction]:
         """A worker is connected to the generation to come."""
-        if self._plan is None or generation != self._plan.generation or self.phase is not Phase.CONNECTING:
+        if (
+            self._plan is None
+            or generation != self._plan.generation
+            or self.phase is not ReconfigurationPhase.CONNECTING
+        ):
             return []
         self._waiting_for.discard(member)
         if self._waiting_for:
             return []
-        self.phase = Phase.FENCED
+        self._enter(ReconfigurationPhase.FENCED)
         return self._set_fence()
 
     def _set_fence(self) -> list[Instruction]:
@@ -411,7 +409,7 @@ class Coordinator:
         self._look_at = None
         if not survivors:
             return None
-        if self.phase not in (Phase.STEADY, Phase.RECOVERING):
+        if self.phase not in (ReconfigurationPhase.STEADY, ReconfigurationPhase.RECOVERING):
             instructions += self._break_off(reason)
         number = max(self.generation, self._plan.generation if self._plan is not None else 0) + 1
         gone = tuple(member for member in self.members if member not in survivors)
@@ -419,7 +417,8 @@ class Coordinator:
         self._missed += sum(member not in self._leaving for member in gone)
         self._why_lost = self._why_lost or reason
         self.members, self._leaving = survivors, tuple(m for m in self._leaving if m in survivors)
-        self.phase, self._waiting_for = Phase.RECOVERING, set(survivors)
+        self._enter(ReconfigurationPhase.RECOVERING)
+        self._waiting_for = set(survivors)
         self._plan = NextGeneration(
             generation=number,
             placement=Placement.even(self.virtual_workers, len(survivors)),
@@ -435,14 +434,14 @@ class Coordinator:
     def left(self, member: int, now: float) -> list[Instruction]:
         """A worker has left in good order, at a fence. If those that are left have been told to wait for it, they need not."""
         self._left.add(member)
-        if self.phase is not Phase.RECOVERING or member not in self.members:
+        if self.phase is not ReconfigurationPhase.RECOVERING or member not in self.members:
             return []
         self._leaving = (*self._leaving, member)
         return self.died((member,), self._why_lost, now) or []
 
     def lost_by(self, generation: int, now: float) -> None:
         """A worker has lost another one. Mostly we hear at once which; if not, all try to find each other again."""
-        current = self._plan if self.phase is Phase.RECOVERING else None
+        current = self._plan if self.phase is ReconfigurationPhase.RECOVERING else None
         newest = self.generation if current is None else current.generation
         if self.training and self.recovers and generation >= newest and self._look_at is None:
             self._look_at = now + _HEAR_OF_DEATH_S
@@ -474,7 +473,7 @@ class Coordinator:
     ) -> list[Instruction]:
         """A survivor has found the others."""
         plan = self._plan
-        if self.phase is not Phase.RECOVERING or plan is None or generation != plan.generation:
+        if self.phase is not ReconfigurationPhase.RECOVERING or plan is None or generation != plan.generation:
             return []
         if member not in self._waiting_for:
             return []
@@ -530,9 +529,9 @@ class Coordinator:
             return "the job has not begun to train yet; retry"
         if self._profiling is not None:
             return "busy with a profile; retry"
-        if self.phase is Phase.RECOVERING:
+        if self.phase is ReconfigurationPhase.RECOVERING:
             return "busy: a worker was lost, and the others are about to go on; retry"
-        if self.phase is not Phase.STEADY:
+        if self.phase is not ReconfigurationPhase.STEADY:
             return f"busy with another change ({self._change_words()}); retry"
         return None
 
@@ -595,27 +594,29 @@ class Coordinator:
         broken_off: list[Instruction] = []
         if self._profiling is not None:
             wish, home, self._profiling = self._profiling.wish, self._profiling.home, None
-            broken_off.append(self._no_profile(wish, reason))
+            broken_off.append(self._no_profile(wish, reason, retryable=True))
             self.schedule.insert(
                 0, Reconfiguration(workers=home, reason="back from a profile that was broken off")
             )
-        if self.phase is Phase.STEADY:
+        if self.phase is ReconfigurationPhase.STEADY:
             return [*broken_off, *self._go_on(now)]
-        if self.phase is Phase.FENCED:
+        if self.phase is ReconfigurationPhase.FENCED:
             return [*broken_off, *self._set_fence()]
-        if self.phase is Phase.RECOVERING:  # the leader before may have taken their meeting place with it
+        if (
+            self.phase is ReconfigurationPhase.RECOVERING
+        ):  # the leader before may have taken their meeting place with it
             return [*broken_off, *(self.died((), self._why_lost, now) or ())]
-        return [*broken_off, *self._fail(reason, now)]
+        return [*broken_off, *self._fail(reason, now, retryable=True)]
 
     def retell(self, member: int) -> list[Instruction]:
         """What this one may have missed while its agent was away."""
         if self._plan is None:
             return []
-        if self.phase is Phase.CONNECTING and member in self._waiting_for:
+        if self.phase is ReconfigurationPhase.CONNECTING and member in self._waiting_for:
             return [TellMember(member, Prepare(self._plan))]
-        if self.phase is Phase.FENCED and member in self.members:
+        if self.phase is ReconfigurationPhase.FENCED and member in self.members:
             return [TellMember(member, self._fence())]
-        if self.phase is Phase.RECOVERING and member in self._waiting_for:
+        if self.phase is ReconfigurationPhase.RECOVERING and member in self._waiting_for:
             return [TellMember(member, BeginRecovery(self._plan))]
         return []
 
@@ -646,7 +647,7 @@ class Coordinator:
     @property
     def expected(self) -> tuple[int, ...]:
         """Those for whom others wait, or soon may."""
-        connects = self.phase in (Phase.CONNECTING, Phase.FENCED)
+        connects = self.phase in (ReconfigurationPhase.CONNECTING, ReconfigurationPhase.FENCED)
         return (*self.members, *(self._newcomers if connects else ()))
 
     def is_newcomer(self, member: int) -> bool:
@@ -657,7 +658,7 @@ class Coordinator:
 
     def _go_on(self, now: float) -> list[Instruction]:
         """What is to be done next, if nothing is under way: let go who leaves; then the profile; then the schedule."""
-        if self.phase is not Phase.STEADY or not self.training:
+        if self.phase is not ReconfigurationPhase.STEADY or not self.training:
             return []
         if self._leaving:
             return self._let_go(now)
@@ -744,10 +745,11 @@ class Coordinator:
         where = f"the job runs on {len(self.members)} workers and had {profiling.home}"
         return [self._no_profile(profiling.wish, f"the profile was broken off: {reason}; {where}")]
 
-    def _no_profile(self, wish: ProfileRequest, reason: str) -> ReconfigurationRefused:
-        return ReconfigurationRefused(
-            Reconfiguration(workers=len(self.members), reason="profile", request=wish.request), reason
-        )
+    def _no_profile(
+        self, wish: ProfileRequest, reason: str, *, retryable: bool = False
+    ) -> ReconfigurationRefused:
+        change = Reconfiguration(workers=len(self.members), reason="profile", request=wish.request)
+        return ReconfigurationRefused(change, reason, retryable)
 
     def _begin(self, change: Reconfiguration, now: float, *, again: bool = False) -> list[Instruction]:
         self._change = change
@@ -759,7 +761,8 @@ class Coordinator:
         self._next_member += more
         if not self._newcomers:
             return self._connect()
-        self.phase, self._waiting_for = Phase.STARTING, set(self._newcomers)
+        self._enter(ReconfigurationPhase.STARTING_WORKERS)
+        self._waiting_for = set(self._newcomers)
         return [StartNewcomer(member) for member in self._newcomers]
 
     def _staying(self, change: Reconfiguration) -> tuple[int, ...]:
@@ -779,12 +782,14 @@ class Coordinator:
             donor=stay[-1] if stay else self.members[0],
             store=self.store(self.generation + 1),
         )
-        self.phase = Phase.CONNECTING
+        self._enter(ReconfigurationPhase.CONNECTING)
         everyone = (*self.members, *self._newcomers)
         self._waiting_for = set(everyone)
         return [TellMember(member, Prepare(self._plan)) for member in everyone]
 
-    def _fail(self, reason: str, now: float, *, final: bool = False) -> list[Instruction]:
+    def _fail(
+        self, reason: str, now: float, *, final: bool = False, retryable: bool = False
+    ) -> list[Instruction]:
         """Nothing has happened; a scheduled change is tried again."""
         change = self._change
         assert change is not None
@@ -801,7 +806,7 @@ class Coordinator:
             change.request is None and len(self.members) < self.min_workers
         )
         if not awaited:
-            return [*instructions, ReconfigurationRefused(change, reason), *self._go_on(now)]
+            return [*instructions, ReconfigurationRefused(change, reason, retryable), *self._go_on(now)]
         if final or self._tries >= _TRIES:
             return [
                 *instructions,
@@ -809,8 +814,13 @@ class Coordinator:
             ]
         return [*instructions, *self._begin(change, now, again=True)]
 
+    def _enter(self, phase: ReconfigurationPhase) -> None:
+        """The only place that changes the phase."""
+        self.phase = transition(self.phase, phase, RECONFIGURATION_TRANSITIONS)
+
     def _settle(self) -> None:
-        self.phase, self._change, self._plan, self._begun = Phase.STEADY, None, None, None
+        self._enter(ReconfigurationPhase.STEADY)
+        self._change, self._plan, self._begun = None, None, None
         self._newcomers, self._waiting_for = (), set()
 
     def _change_words(self) -> str:

@@ -11,6 +11,7 @@ died through no fault of the script's, or when a job that was scaled to zero is 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -23,6 +24,7 @@ import msgspec
 
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
+from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, ReconfigurationPhase, transition
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.control_socket import (
     AskCheckpoint,
@@ -86,7 +88,15 @@ from gyrostat.job.processes.protocol import (
     WorkerLeaving,
 )
 
+logger = logging.getLogger(__name__)
+
 _NOWHERE = "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
+_BUSY = {
+    JobPhase.WAITING_FOR_NODES: "the job has not begun yet; retry",
+    JobPhase.RESTARTING: "busy: the job is about to be started again; retry",
+    JobPhase.SUSPENDING: "busy: the job is being suspended; retry",
+    JobPhase.ENDING: "busy: the job is about to end; retry",
+}
 _RETRY_S = 0.25
 _DIED = (FailureCause.KILLED, FailureCause.VANISHED, FailureCause.PEER_LOST)
 
@@ -135,8 +145,7 @@ class LeaderRecord(msgspec.Struct, frozen=True, kw_only=True):
     format: int = 1
     attempt: int
     restarts: Restarts
-    restarting: bool
-    """It has no workers, and will be started again when its time has come."""
+    phase: JobPhase
     deaths: tuple[Death, ...]
     virtual_workers: int
     placement: Placement
@@ -188,6 +197,7 @@ class Leader:
         self._tally = Tally(crew.virtual_workers, crew.workers, time.monotonic())
         self._replies = IdempotentReplies()
         self._shards = ShardService()
+        self._phase = JobPhase.WAITING_FOR_NODES
         self._attempt: _Attempt | None = None
         self._number = -1
         self._deaths: list[Death] = []
@@ -219,6 +229,7 @@ class Leader:
     def take_over(self, record: LeaderRecord) -> None:
         """Go on where another leader left off; what workers know, they will say again."""
         request = replace(self._request, placement=record.placement, schedule=record.schedule)
+        self._phase = record.phase
         self._number, self._deaths, self._restarts = record.attempt, list(record.deaths), record.restarts
         self._suspending, self._resuming = record.suspending, record.resuming
         self._suspended_at = record.step
@@ -228,7 +239,7 @@ class Leader:
         if record.attempt > 0:
             request = request.resuming()
         self._request = request
-        if record.restarting:
+        if record.phase is JobPhase.RESTARTING:
             self._next, self._restart_at = request, time.monotonic()
             return
         if record.coordinator is None:
@@ -290,9 +301,13 @@ class Leader:
                 self._carry_out(attempt.coordinator.left(member, now))
             else:
                 self._complete |= member in self._tally.finished
+                if self._phase is not JobPhase.SUSPENDING:
+                    self._enter(JobPhase.ENDING)
                 self._carry_out(attempt.coordinator.over())
         elif isinstance(message, Started):
             self._obey(attempt.watch.began())
+            if self._phase in (JobPhase.STARTING, JobPhase.RESUMING):
+                self._enter(JobPhase.TRAINING)
             self._resumed(message, now)
         self._carry_out(self._coordinate(attempt.coordinator, member, message, now))
         if isinstance(message, Started):  # from now on a death is not the end
@@ -356,8 +371,10 @@ class Leader:
         if self._attempt is not None:
             self._obey(self._attempt.watch.asked(number, now))
         elif number != signal.SIGUSR1:  # what a suspended job has to keep, its checkpoint keeps
-            self.outcome = self._tally.outcome(
-                now=now, exit_codes=self._codes, failure=None, stopped=True, stopped_by=number
+            self._end(
+                self._tally.outcome(
+                    now=now, exit_codes=self._codes, failure=None, stopped=True, stopped_by=number
+                )
             )
 
     def asked(self, request: Request, asker: Requester) -> None:
@@ -419,7 +436,7 @@ class Leader:
         coordinator = self._attempt.coordinator if self._attempt is not None else None
         if coordinator is not None and slots:
             if (busy := coordinator.busy()) is not None:
-                return [ReconfigurationRefused(change, busy)]
+                return [ReconfigurationRefused(change, busy, retryable=True)]
             change = replace(change, without=device_assignment.aim(slots, coordinator.members))
         elif coordinator is None:
             device_assignment.aim(slots, ())
@@ -427,7 +444,7 @@ class Leader:
         return []
 
     def _profile(self, request: ProfileJob, now: float) -> None:
-        if self._attempt is None or self._suspending is not None:
+        if self._attempt is None or self._phase is JobPhase.SUSPENDING:
             reason = "the job is suspended: nothing runs that could be measured"
             self._carry_out([_Reply(request.request, RequestResult(False, reason, self._tally.step))])
             return
@@ -439,7 +456,7 @@ class Leader:
     def free(self, members: Sequence[int]) -> None:
         """The nodes of these workers are wanted for something else: the job goes on without them, or, if there are no others,
         on as many elsewhere. Asked again until it is so."""
-        if self._attempt is None or self._suspending is not None:
+        if self._attempt is None or self._phase is JobPhase.SUSPENDING:
             return
         coordinator = self._attempt.coordinator
         leaving = tuple(member for member in coordinator.members if member in members)
@@ -455,7 +472,7 @@ class Leader:
         if self._next is not None and self._restart_at is not None and now >= self._restart_at:
             request, self._next, self._restart_at = self._next, None, None
             self._begin(request)
-        if self._attempt is None:
+        if self._attempt is None or self._phase is JobPhase.ENDED:
             return
         self._obey(self._attempt.watch.orders(now))
         if not self._attempt.watch.ends:
@@ -504,7 +521,7 @@ class Leader:
         return LeaderRecord(
             attempt=self._number,
             restarts=self._restarts,
-            restarting=self._next is not None,
+            phase=self._phase,
             deaths=tuple(self._deaths),
             virtual_workers=self._tally.virtual_workers,
             placement=request.placement,
@@ -551,8 +568,20 @@ class Leader:
 
     # Attempts.
 
+    def _enter(self, phase: JobPhase) -> None:
+        """The only place that changes the phase."""
+        before, self._phase = self._phase, transition(self._phase, phase, JOB_TRANSITIONS)
+        if phase is not before:
+            fields = {"job": self._request.name, "attempt": self._number, "step": self._step}
+            logger.info("%s after %s", phase, before, extra=fields)
+
+    def _end(self, outcome: Outcome) -> None:
+        self._enter(JobPhase.ENDED)
+        self.outcome = outcome
+
     def _begin(self, request: RunRequest) -> None:
         self._number += 1
+        self._enter(JobPhase.STARTING if self._resuming is None else JobPhase.RESUMING)
         placement = request.crew()
         members = tuple(range(placement.workers))
         if request.device_assignment is not None:
@@ -607,18 +636,20 @@ class Leader:
             stopped_by=watch.stopped_by,
         )
         died = outcome.failure is not None and outcome.failure.cause in _DIED
-        if self._suspending is not None and outcome.digest is None and (outcome.failure is None or died):
+        suspends = self._phase is JobPhase.SUSPENDING and outcome.digest is None
+        if suspends and (outcome.failure is None or died):
             self._suspend(now)
         elif died and (wait := self._waits(outcome)) is not None:
             assert outcome.failure is not None
             self._tally.died(outcome.failure, now)
             self._observer.died(outcome.failure, wait)
+            self._enter(JobPhase.RESTARTING)
             self._attempt, self._restart_at = None, now + wait
             self._tally.workers = max(outcome.workers, wanted)
             self._next = attempt.request.again(outcome.virtual_workers, self._tally.workers)
             self.tick()
         else:
-            self.outcome = outcome
+            self._end(outcome)
 
     def _waits(self, outcome: Outcome) -> float | None:
         """A job that checkpoints loses nothing by a death, unless it happens again and again: the seconds until it is started
@@ -630,16 +661,12 @@ class Leader:
     # Down to zero, and back.
 
     def _change(self, change: Reconfiguration, now: float) -> None:
-        if not self.has_begun:
-            self._carry_out([ReconfigurationRefused(change, "the job has not begun yet; retry")])
-        elif self._next is not None:
-            self._carry_out(
-                [ReconfigurationRefused(change, "busy: the job is about to be started again; retry")]
-            )
+        if (busy := _BUSY.get(self._phase)) is not None:
+            self._carry_out([ReconfigurationRefused(change, busy, retryable=True)])
+        elif self._phase is JobPhase.ENDED:
+            self._carry_out([ReconfigurationRefused(change, "the job has ended")])
         elif self._attempt is None:
             self._resume(change, now)
-        elif self._suspending is not None:
-            self._carry_out([ReconfigurationRefused(change, "busy: the job is being suspended; retry")])
         elif change.workers == 0 and not change.without:
             self._ask_to_suspend(self._attempt, change, now)
         else:
@@ -653,13 +680,15 @@ class Leader:
                 [ReconfigurationRefused(change, f"{_NOWHERE}, and without workers a job is its checkpoint")]
             )
         elif busy is not None:
-            self._carry_out([ReconfigurationRefused(change, busy)])
+            self._carry_out([ReconfigurationRefused(change, busy, retryable=True)])
         else:
+            self._enter(JobPhase.SUSPENDING)
             self._suspending, self._since = ZeroScaleRequest(change.request, 0), now
             self._carry_out(attempt.watch.asked(signal.SIGTERM, now))
 
     def _suspend(self, now: float) -> None:
         assert self._suspending is not None
+        self._enter(JobPhase.SUSPENDED)
         wanted, self._suspending, self._attempt = self._suspending, None, None
         self._tally.suspended(now)
         self._suspended_at = self._tally.step
@@ -752,8 +781,8 @@ class Leader:
                     self._tally.resized(done, now)
                     self._observer.resized(done)
                 self._replies.answer(done.change.request, self._answer(done))
-            case ReconfigurationRefused(change=change, reason=reason) as refused:
-                if not reason.endswith("retry"):
+            case ReconfigurationRefused(change=change, reason=reason, retryable=retryable) as refused:
+                if not retryable:
                     self._tally.refused(change, reason, now)
                     self._observer.refused(change, reason)
                 self._replies.answer(change.request, self._answer(refused))
@@ -786,7 +815,7 @@ class Leader:
     def _answer(self, result: ReconfigurationDone | ReconfigurationRefused) -> RequestResult:
         if isinstance(result, ReconfigurationRefused):
             workers = len(self._attempt.coordinator.members) if self._attempt is not None else 0
-            return RequestResult(False, result.reason, self._tally.step, workers)
+            return RequestResult(False, result.reason, self._tally.step, workers, retryable=result.retryable)
         text = f"{result.after} workers since step {result.step}"
         return RequestResult(
             True, text, result.step, result.after, result.paused * 1e3, result.prepared * 1e3
@@ -806,11 +835,6 @@ class Leader:
     def _status(self) -> Status:
         tally = self._tally
         coordinator = self._attempt.coordinator if self._attempt is not None else None
-        phase = "suspended" if self.has_begun else "waiting for nodes"
-        if self._next is not None:
-            phase = "starting again"
-        if coordinator is not None:
-            phase = str(coordinator.phase) if coordinator.training else "starting"
         members = coordinator.members if coordinator is not None else ()
         return Status(
             name=self._request.name or "",
@@ -820,7 +844,8 @@ class Leader:
             workers=len(members),
             members=members,
             generation=coordinator.generation if coordinator is not None else 0,
-            phase="suspending" if self._suspending is not None else phase,
+            phase=self._phase,
+            reconfiguration=ReconfigurationPhase.STEADY if coordinator is None else coordinator.phase,
             step=self._step,
             loss=tally.steps[-1].loss if tally.steps else None,
             throughput=tally.rate() if coordinator is not None else None,

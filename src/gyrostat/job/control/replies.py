@@ -40,7 +40,7 @@ class IdempotentReplies:
 
     def note(self, request: str | None, answer: Result) -> None:
         """What came of a request, to be remembered. "Busy" is no outcome: who asks again is heard again."""
-        if request is None or (isinstance(answer, RequestResult) and answer.text.endswith("retry")):
+        if request is None or (isinstance(answer, RequestResult) and answer.retryable):
             return
         self.answered[request] = answer
         while len(self.answered) > _REMEMBERED:
