@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from gyrostat.cluster.attempt import AttemptResult
-from gyrostat.cluster.next_state import NextState, fate_of
+from gyrostat.cluster.next_state import NextState, next_state_of
 from gyrostat.cluster.records import NEXT, Intent, JobRecord, JobSpec, JobState
 from gyrostat.core.errors import WrongState
 
@@ -41,7 +41,7 @@ def test_one_that_finished_has_finished_whatever_was_wanted() -> None:
     fields = {"step": 7, "loss": 0.5, "exit_code": 0, "digest": "d"}
     wanted = NextState(JobState.FINISHED, "finished after step 7", "finished", True, fields=fields)
     for intent in Intent:
-        assert fate_of(job(intent=intent), end, entitled=True, verdict="too late") == wanted
+        assert next_state_of(job(intent=intent), end, entitled=True, verdict="too late") == wanted
 
 
 @pytest.mark.parametrize(
@@ -50,21 +50,21 @@ def test_one_that_finished_has_finished_whatever_was_wanted() -> None:
 )
 def test_its_owner_decides(intent: Intent, state: JobState, kind: str) -> None:
     for end in (result(stopped=True), FAILED, None):
-        found = fate_of(job(intent=intent), end, entitled=False)
+        found = next_state_of(job(intent=intent), end, entitled=False)
         assert (found.state, found.kind, found.leaves) == (state, kind, True)
 
 
 def test_one_that_was_preempted_waits_for_the_reason_for_which_it_was() -> None:
     stopped = result(stopped=True, exit_code=143)
     preempted = job(reason="needed by a serving load")
-    assert fate_of(preempted, stopped, entitled=False) == NextState(
+    assert next_state_of(preempted, stopped, entitled=False) == NextState(
         JobState.SUSPENDED, "needed by a serving load", None, False
     )
-    assert fate_of(preempted, stopped, entitled=True).state is JobState.STARTING
+    assert next_state_of(preempted, stopped, entitled=True).state is JobState.STARTING
 
 
 def test_back_off_doubles_up_to_five_minutes() -> None:
-    fates = [fate_of(job(allowed=12, retries=n, failed_at=n), FAILED, entitled=True) for n in range(11)]
+    fates = [next_state_of(job(allowed=12, retries=n, failed_at=n), FAILED, entitled=True) for n in range(11)]
     assert [next_state.after for next_state in fates] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
     assert fates[1] == NextState(
         JobState.QUEUED,
@@ -94,15 +94,15 @@ def test_back_off_doubles_up_to_five_minutes() -> None:
     ],
 )
 def test_failures_that_are_final(record: JobRecord, end: AttemptResult, reason: str) -> None:
-    assert fate_of(record, end, entitled=True) == NextState(
+    assert next_state_of(record, end, entitled=True) == NextState(
         JobState.FAILED, reason, "failed", True, fields=WORDS
     )
 
 
 def test_a_killed_host_is_replaced_until_it_helps_no_more() -> None:
-    assert fate_of(job(), None, entitled=True, deaths=3).state is JobState.STARTING
-    assert fate_of(job(), None, entitled=False, deaths=3).state is JobState.SUSPENDED
-    last = fate_of(job(), None, entitled=True, deaths=4)
+    assert next_state_of(job(), None, entitled=True, deaths=3).state is JobState.STARTING
+    assert next_state_of(job(), None, entitled=False, deaths=3).state is JobState.SUSPENDED
+    last = next_state_of(job(), None, entitled=True, deaths=4)
     assert (last.state, last.fields) == (JobState.FAILED, {"exit_code": 137})
 
 
@@ -124,7 +124,7 @@ def test_records_survive_json() -> None:
 
 
 def test_one_that_could_not_be_started_waits_a_while_and_has_not_failed() -> None:
-    next_state = fate_of(job(), result(postponed=True, reason="no space left on device"), entitled=True)
+    next_state = next_state_of(job(), result(postponed=True, reason="no space left on device"), entitled=True)
     assert next_state == NextState(
         JobState.QUEUED, "no space left on device; tried again in 30 s", "postponed", True, after=30.0
     )

@@ -15,10 +15,16 @@ from gyrostat.local.store import SCHEMA, Store
 SPEC = JobSpec(script="train.py", virtual_workers=2)
 
 
-def fill_up(store: Store) -> None:
-    """No page more than there are."""
-    (pages,) = store._db.execute("PRAGMA page_count").fetchone()
-    store._db.execute(f"PRAGMA max_page_count = {pages}")
+class LimitedStore(Store):
+    """A store whose disk can be full."""
+
+    def fill_up(self) -> None:
+        """Not a page more than it has."""
+        (pages,) = self._db.execute("PRAGMA page_count").fetchone()
+        self._db.execute(f"PRAGMA max_page_count = {pages}")
+
+    def make_room(self) -> None:
+        self._db.execute("PRAGMA max_page_count = 1000000")
 
 
 def submit_without_end(registry: Registry) -> None:
@@ -67,10 +73,10 @@ def test_ended_jobs_are_forgotten_and_their_numbers_never_used_again(tmp_path: P
 
 def test_a_full_disk_is_reported_and_not_fatal(tmp_path: Path) -> None:
     path = tmp_path / "cluster.db"
-    store = Store(path)
+    store = LimitedStore(path)
     registry = Registry(store)
     registry.add(SPEC, "me", "default")
-    fill_up(store)
+    store.fill_up()
     full = "cannot be written: database or disk is full; free some space"
     with pytest.raises(StorageFull, match=full):
         submit_without_end(registry)
@@ -80,10 +86,10 @@ def test_a_full_disk_is_reported_and_not_fatal(tmp_path: Path) -> None:
         registry.move("j1", JobState.STARTING, f"because {number}", "started")
     assert "full" in str(registry.trouble)
     with pytest.raises(StorageFull):
-        registry.wish("j1", "cancelling", "x" * 10_000)
+        registry.update("j1", "cancelling", "x" * 10_000)
     assert registry.get("j1").state is JobState.STARTING
-    store._db.execute("PRAGMA max_page_count = 1000000")
-    registry.write_again()
+    store.make_room()
+    registry.retry_writes()
     assert registry.trouble is None
     jobs, last = registry.jobs(), registry.last_event
     store.close()
@@ -93,7 +99,7 @@ def test_a_full_disk_is_reported_and_not_fatal(tmp_path: Path) -> None:
     assert len(jobs) == known
     assert restored.get("j1").reason == "because 199"
     assert restored.last_event == last
-    assert restored.events()[-1].reason == "the disk takes data again; nothing was lost"
+    assert restored.events()[-1].reason == "the disk has room again; nothing was lost"
     again.close()
 
 

@@ -237,7 +237,7 @@ def test_ended_jobs_are_kept_for_a_set_time(tmp_path: Path) -> None:
         daemon.home.job("j1").mkdir()
         daemon.service.cancel("j1", "me")
         until(daemon, lambda: daemon.service.job("j1", "me").state is JobState.CANCELLED, "is cancelled")
-        daemon.keep_house()
+        daemon.clean_up()
         assert [job.id for job in daemon.service.jobs(None)] == ["j2"]
         assert not daemon.home.job("j1").exists()
 

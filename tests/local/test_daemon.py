@@ -50,7 +50,7 @@ def test_the_end_that_was_asked_for_first_is_the_one(tmp_path: Path, checkpoint:
     with daemon_in(Home(tmp_path / "state")) as daemon:
         daemon.service.shutdown(checkpoint=checkpoint)
         daemon.cluster.shut_down(checkpoint=not checkpoint)
-    assert daemon.cluster._checkpoint is checkpoint
+    assert daemon.cluster.stops_jobs is checkpoint
 
 
 def test_what_could_not_be_written_is_written_at_the_end(

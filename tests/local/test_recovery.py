@@ -17,6 +17,7 @@ from gyrostat.cluster.layout import read_layout
 from gyrostat.cluster.records import Intent, JobSpec, JobState
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import UsageError
+from gyrostat.core.phase import JobPhase
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
@@ -28,6 +29,7 @@ from gyrostat.sched.recording import replay
 from tests.conftest import Launch
 from tests.local.clusters import PATIENCE_S, finished, fixed, running, spec, until, write_script
 from tests.local.crashing import PAUSE_S, STEPS
+from tests.local.fake_job import FakeJob, job_status
 
 CHAIN = (
     ("submission, before it is written", "submit", "a"),
@@ -123,6 +125,31 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
         (record,) = finished(daemon, "j1")
         assert "restarted" in [event.kind for event in daemon.service.events(None)]
     assert record.digest == fixed(launch, spec(tmp_path, STEPS, PAUSE_S))
+
+
+def test_a_job_that_restarts_its_workers_keeps_its_devices(tmp_path: Path) -> None:
+    """Its status has no workers and no devices; nobody else is placed there."""
+    home = Home(tmp_path / "state")
+    home.make()
+    store = Store(home.database)
+    registry = Registry(store)
+    running_job = registry.add(JobSpec(script="x.py", workdir=str(tmp_path)), "me", "default")
+    registry.move(running_job.id, JobState.STARTING, "started", devices=(0,), attempts=1)
+    registry.move(running_job.id, JobState.RUNNING, "running")
+    store.close()
+    (tmp_path / "x.py").touch()
+    with FakeJob("j1", home.job("j1"), home.sockets) as job:
+        job.status = job_status(JobPhase.TRAINING, (0,))
+        with Daemon(home, layout_of_slots("cpu:1"), "wfs", spare=0) as daemon:
+            service = daemon.service
+            until(daemon, lambda: service.job("j1", None).workers == 1, "trains")
+            service.submit(JobSpec(script="x.py", workdir=str(tmp_path), priority=1), "me")
+            job.status = job_status(JobPhase.RESTARTING)
+            until(daemon, lambda: service.job("j1", None).workers == 0, "restarts")
+            assert service.devices()[0].job == "j1"
+            found = service.job("j1", None)
+            assert (found.state, found.devices, found.attempts) == (JobState.RUNNING, (0,), 1)
+            service.shutdown(checkpoint=False)
 
 
 def test_the_time_for_which_the_machine_was_off_does_not_count(tmp_path: Path) -> None:

@@ -6,13 +6,13 @@ import msgspec
 
 
 class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an attempt."""
+    """The result of one attempt."""
 
     attempt: int
     finished: bool
-    """The script got to its end."""
+    """The script has ended without an error."""
     stopped: bool
-    """It checkpointed and left because it was asked to."""
+    """It checkpointed and stopped on request."""
     exit_code: int
     reason: str
     step: int
@@ -21,7 +21,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
     retriable: bool = True
     """False: it would fail in the same way again."""
     postponed: bool = False
-    """It could not be started, through no fault of its own; that does not count."""
+    """It could not be started, for a reason outside the job; this does not count as a failure."""
     digest: str | None = None
     loss: float | None = None
     """Virtual worker 0's, of the last step."""
@@ -29,7 +29,7 @@ class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unstarted(attempt: int, reason: str) -> AttemptResult:
-    """It could not even be begun, through no fault of its own."""
+    """It could not be started, for a reason outside the job."""
     return AttemptResult(
         attempt=attempt,
         finished=False,
@@ -43,13 +43,13 @@ def unstarted(attempt: int, reason: str) -> AttemptResult:
 
 
 def not_taken(attempt: int) -> AttemptResult:
-    """It was to stop before any host had it."""
+    """It had to stop before a host took it."""
     return AttemptResult(
         attempt=attempt,
         finished=False,
         stopped=True,
         exit_code=0,
-        reason="called off before a host took it",
+        reason="cancelled before a host took it",
         step=0,
         started=False,
     )

@@ -1,14 +1,14 @@
 """A cluster, from Python: the same requests that the command line makes.
 
-    from gyrostat.local.client import connect
     from gyrostat.cluster.records import JobSpec
+    from gyrostat.local.client import connect
 
     with connect() as cluster:
         job = cluster.submit(JobSpec(script="train.py", virtual_workers=8, workdir="/home/me/mnist"))
         print(cluster.wait(job.id).digest)
 
-Standard library and msgspec only. A client is for one thread. What the cluster refuses is raised as the error that it was
-there (`NoSuchJob`, `Unplaceable`, `WrongState` …), or as `UsageError` with what the cluster said.
+Standard library and msgspec only. A client is for one thread. Errors of the cluster are raised as the same types here
+(`NoSuchJob`, `Unplaceable`, `WrongState` …), or as `UsageError` with the cluster's message.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ _ERRORS: dict[str, type[GyrostatError]] = {
     "storage_full": StorageFull,
 }
 _IDLE_S = 15.0
-"""After so long a kept connection may be closed by the other side any moment: a new one is made."""
+"""A connection that was idle for longer may be closed by the server at any moment: a new one is opened."""
 _ANSWER_S = 30.0
 _WAIT_S = 30.0
-"""How long one request waits for news."""
+"""How long one request waits for new lines or events."""
 
 
 class _Problem(msgspec.Struct, frozen=True):
@@ -56,7 +56,7 @@ class _Problem(msgspec.Struct, frozen=True):
 
 
 class ClusterClient:
-    """A cluster that is reached by its API. `job` is always an id, or a name: then the newest of that name."""
+    """A cluster, through its API. `job` is an id, or a name: then the newest job of that name."""
 
     def __init__(self, url: str, token: str | None = None) -> None:
         parts = urlsplit(url)
@@ -74,13 +74,13 @@ class ClusterClient:
     # Jobs.
 
     def submit(self, spec: JobSpec) -> JobRecord:
-        """It is durable when this returns. If the answer is lost, it may or may not have been accepted: see `jobs`."""
+        """The job is durable when this returns. If the response is lost, it may or may not have been accepted: see `jobs`."""
         return self._post("/v1/jobs", spec, JobRecord)
 
     def jobs(
         self, *, ended: bool = True, state: JobState | None = None, tenant: str | None = None
     ) -> tuple[JobRecord, ...]:
-        """In the order in which they were submitted."""
+        """In the order of submission."""
         return self._get("/v1/jobs", m.Jobs, ended=ended, state=state, tenant=tenant).jobs
 
     def status(self, job: str) -> m.JobStatus:
@@ -94,7 +94,7 @@ class ClusterClient:
             record = self.status(id_).job
             if record.state.over:
                 return record
-            since = self._news(since)
+            since = self._await_event(since)
 
     def logs(
         self,
@@ -127,7 +127,7 @@ class ClusterClient:
         return self._post(_job(job) + "/resume", m.Empty(), JobRecord)
 
     def scale(self, job: str, smallest: int, largest: int) -> JobRecord:
-        """From now on it runs on so many devices; equal numbers pin it."""
+        """Change its number of devices; equal numbers fix it."""
         return self._post(_job(job) + "/scale", m.ScaleBody(min=smallest, max=largest), JobRecord)
 
     def migrate(self, job: str, workers: tuple[int, ...] = ()) -> m.Changed:
@@ -137,7 +137,7 @@ class ClusterClient:
     def profile(
         self, job: str, smallest: int | None = None, largest: int | None = None, steps: int = 20
     ) -> m.ProfileResult:
-        """Measure it on several sizes; returns when it is back on the size that it had."""
+        """Measure it on several sizes; returns when it is back on its own size."""
         body = m.ProfileBody(smallest=smallest, largest=largest, steps=steps)
         return self._post(_job(job) + "/profile", body, m.ProfileResult, seconds=None)
 
@@ -167,12 +167,12 @@ class ClusterClient:
         return self._get("/v1/reservations", m.Reservations)
 
     def reserve(self, type_: str, devices: int, wait: float = 0.0) -> m.Reservations:
-        """So many devices of this type are for a serving load from now on, in all; waits until jobs have left them."""
+        """Reserve this number of devices of a type for serving loads, in all; waits until jobs have left them."""
         body = m.ReserveBody(type=type_, devices=devices, wait=min(wait, m.LONGEST_WAIT_S))
         return self._post("/v1/reservations", body, m.Reservations, seconds=None)
 
     def recording(self) -> bytes:
-        """What the scheduler saw and decided since the daemon started, as `sched.recording` reads it."""
+        """What the scheduler observed and decided since the daemon started, for `sched.recording`."""
         return self._ask("GET", "/v1/recording", None, _ANSWER_S)
 
     def shutdown(self, *, checkpoint: bool = True) -> None:
@@ -191,16 +191,16 @@ class ClusterClient:
     ) -> None:
         self.close()
 
-    # How.
+    # Implementation.
 
-    def _news(self, since: int) -> int:
-        """Returns when something happened after event `since`, or after a while."""
+    def _await_event(self, since: int) -> int:
+        """Return when there are events after number `since`, or after a while."""
         return self._get(
             "/v1/events", m.Events, since=since, wait=_WAIT_S if since else None, limit=10_000
         ).next
 
     def _get(self, path: str, kind: type[T], **query: Any) -> T:
-        given = {name: _told(value) for name, value in query.items() if value is not None}
+        given = {name: _text(value) for name, value in query.items() if value is not None}
         wait = query.get("wait") or 0.0
         content = self._ask("GET", f"{path}?{urlencode(given)}" if given else path, None, _ANSWER_S + wait)
         return _decoded(content, kind)
@@ -247,7 +247,7 @@ def _job(job: str) -> str:
     return f"/v1/jobs/{quote(job, safe='')}"
 
 
-def _told(value: object) -> str:
+def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -256,7 +256,7 @@ def _decoded(content: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
         raise ClusterUnreachable(
-            f"what answers there is no cluster of this version of gyrostat: {error}"
+            f"the server there is not a cluster of this version of gyrostat: {error}"
         ) from error
 
 
@@ -264,6 +264,6 @@ def _error(status: int, content: bytes) -> GyrostatError:
     try:
         problem = msgspec.json.decode(content, type=_Problem)
     except msgspec.DecodeError:
-        return ClusterUnreachable(f"what answers there is no cluster: status {status}")
+        return ClusterUnreachable(f"the server there is not a cluster: status {status}")
     kind = _ERRORS.get(problem.code, UsageError if status < 500 else GyrostatError)
     return kind(problem.message)

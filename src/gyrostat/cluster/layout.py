@@ -1,9 +1,7 @@
-"""What this machine offers to jobs: its devices, the cells and tenants that they are divided into, and what each slot means.
+"""The devices of a cluster, the cells and tenants that they are divided into, and what a job may have of them.
 
-Three ways to say so: `cpu:4` or `fast:2@400,slow:2@100` (types of slots, so many of each, perhaps paced at so many samples per
-second), a cell file (docs/cells.md) whose machines are parts of this one, or nothing, and what is there is found. All
-become a cell file, for there is one way to share: every VC has its cells, and besides it a twin without any for its
-opportunistic jobs, which live on what nobody uses. The text is kept with every recording; `sim` reads it, too.
+A layout is described by a cell file (docs/cells.md). Every virtual cluster (VC) has its cells, and beside it a companion VC
+without cells for its opportunistic jobs, which use what no other job uses. Recordings contain the text; `sim` reads it too.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ from gyrostat.sched.placers.cells import CellPlacer, fleet_of
 from gyrostat.sched.policies.by_vc import vcs_by_policy
 from gyrostat.sched.state import SchedulerState
 
-_TWIN = ".opportunistic"
+_COMPANION = ".opportunistic"
 
 
 @dataclass(frozen=True)
@@ -44,14 +42,14 @@ UNLIMITED = DeviceSize(math.inf, math.inf)
 
 @dataclass(frozen=True)
 class ClusterLayout:
-    """A machine as its jobs see it."""
+    """A cluster as its jobs see it."""
 
     text: str
-    """The cell file, twins included."""
+    """The cell file, with companion VCs."""
     spec: CellSpec
     fleet: Fleet
     types: Mapping[str, DeviceTypeEntry]
-    """What slots of a type are, where that was said."""
+    """Attributes of a device type, where the file states them."""
     env: Mapping[DeviceId, Mapping[str, str]] = field(default_factory=dict)
     """Environment variables of a worker on a device."""
     size: DeviceSize = UNLIMITED
@@ -59,8 +57,8 @@ class ClusterLayout:
 
     @property
     def virtual_clusters(self) -> list[str]:
-        """Without the twins."""
-        return [vc.name for vc in self.spec.virtual_clusters if not vc.name.endswith(_TWIN)]
+        """Without companion VCs."""
+        return [vc.name for vc in self.spec.virtual_clusters if not vc.name.endswith(_COMPANION)]
 
     def slot(self, device: DeviceId) -> Slot:
         entry = self._entry(self.fleet.type_of(device))
@@ -83,7 +81,7 @@ class ClusterLayout:
     # The scheduler.
 
     def setup(self, policy: str) -> dict[str, Any]:
-        """As a recording keeps it."""
+        """For a recording (`sched.recording`)."""
         return {
             "cluster": self.text,
             "sharing": "cells",
@@ -100,7 +98,7 @@ class ClusterLayout:
         return SchedulerState(placer.fleet, vcs_by_policy(list(weights), weights, policy), placer)
 
     def request(self, id_: str, spec: JobSpec, vc: str, submitted: float) -> JobRequest:
-        """What the job asks of the scheduler. Raises `Unplaceable` if it can never have it."""
+        """The job as the scheduler sees it. Raises `Unplaceable` if this cluster can never run it."""
         types = self._usable(spec)
         placer = CellPlacer(self.spec, lends=True)
         counts = self.fleet.totals if spec.opportunistic else placer.capacity(vc)
@@ -108,16 +106,16 @@ class ClusterLayout:
         room = whole([counts.get(type_, 0) for type_ in types or self.fleet.totals] or [0])
         if spec.min > room:
             whose = "the whole cluster" if spec.opportunistic else f"virtual cluster {vc!r}"
-            told = ", ".join(f"{number} {type_}" for type_, number in counts.items()) or "no devices"
+            available = ", ".join(f"{number} {type_}" for type_, number in counts.items()) or "no devices"
             among = "" if not types else f" among {', '.join(types)}"
             once = "" if spec.mix_types or len(counts) < 2 else ", of which it may use one type at a time"
             raise Unplaceable(
-                f"the job needs at least {spec.min} devices{among}, and {whose} has {told}{once}; ask for fewer: --min"
+                f"the job needs at least {spec.min} devices{among}, and {whose} has {available}{once}; ask for fewer: --min"
             )
         largest = min(spec.largest, room)
         request = JobRequest(
             id=JobId(id_),
-            vc=f"{vc}{_TWIN}" if spec.opportunistic else vc,
+            vc=f"{vc}{_COMPANION}" if spec.opportunistic else vc,
             submitted=submitted,
             devices=spec.min if spec.opportunistic else largest,
             min_devices=spec.min,
@@ -129,14 +127,14 @@ class ClusterLayout:
             workload=spec.workload,
             work=None if spec.steps is None else float(spec.steps),
         )
-        self._try(request, placer, types or tuple(counts))
+        self._check_alone(request, placer, types or tuple(counts))
         return request
 
-    def _try(self, request: JobRequest, placer: CellPlacer, types: Sequence[str]) -> None:
-        """Alone, on an empty cluster."""
+    def _check_alone(self, request: JobRequest, placer: CellPlacer, types: Sequence[str]) -> None:
+        """Raise `Unplaceable` unless it fits on an empty cluster."""
         if request.mixes_types:
             return
-        borrowed = request.vc.endswith(_TWIN)
+        borrowed = request.vc.endswith(_COMPANION)
         refusals = []
         for type_ in types:
             answer = placer.place(request, {type_: max(1, request.smallest)}, borrowed)
@@ -146,7 +144,7 @@ class ClusterLayout:
         raise Unplaceable(f"no cell of {request.vc} can hold it: {'; '.join(refusals) or 'there are none'}")
 
     def _usable(self, spec: JobSpec) -> tuple[str, ...]:
-        """The types that the job may use and that are large enough for it; empty: all."""
+        """The device types that the job may use and that are large enough; empty: all."""
         unknown = [type_ for type_ in spec.types if type_ not in self.fleet.totals]
         wanted = spec.types or tuple(self.fleet.totals)
         if unknown and len(unknown) == len(spec.types):
@@ -160,12 +158,12 @@ class ClusterLayout:
             if (spec.cpu or 0) <= size.cpus and (spec.memory or 0) <= size.memory
         ]
         if not found:
-            told = "; ".join(
+            found_sizes = "; ".join(
                 f"{type_}: {size.cpus:g} CPUs, {size.memory} bytes" for type_, size in sizes.items()
             )
             raise Unplaceable(
                 f"no device has {spec.cpu or 0:g} CPUs and {spec.memory or 0} bytes of memory for a worker of the job "
-                f"({told}); ask for less: --cpu, --memory"
+                f"({found_sizes}); ask for less: --cpu, --memory"
             )
         return tuple(found) if spec.types or len(found) < len(self.fleet.totals) else ()
 
@@ -194,8 +192,8 @@ def read_layout(
         raise unsound(problems)
     document = yaml.safe_load(text)
     tenants = document["virtual_clusters"]
-    for name in [name for name in tenants if not name.endswith(_TWIN)]:
-        tenants.setdefault(f"{name}{_TWIN}", {"weight": file.virtual_clusters[name].weight})
+    for name in [name for name in tenants if not name.endswith(_COMPANION)]:
+        tenants.setdefault(f"{name}{_COMPANION}", {"weight": file.virtual_clusters[name].weight})
     whole = yaml.safe_dump(document, sort_keys=False)
     spec, problems = parse(whole)
     if spec is None:

@@ -8,22 +8,22 @@ from gyrostat.core.devices import Devices
 
 
 class DriverMove(Enum):
-    """What to do next."""
+    """What the driver of a job does next."""
 
     NOTHING = auto()
     START = auto()
     STOP = auto()
     LEAVE = auto()
-    """Some devices, to go on with the rest until it can have all it should."""
+    """Leave some devices, and train on the others until all wanted ones are free."""
     OCCUPY = auto()
-    """All that it should have, in one switch."""
+    """Occupy all wanted devices, in one reconfiguration."""
 
 
 def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool) -> DriverMove:
-    """What leads from the devices that a job's workers are on to those that it should have.
+    """The move from the devices a job's workers are on (`actual`) to those it should have (`wanted`).
 
-    `can_join`: nobody has to leave those that it does not have yet. A job never waits while it is where it should not be:
-    it leaves first, if need be all of it.
+    `can_join`: no other job has yet to leave the devices it lacks. A job never waits on a device that it should not have: it
+    leaves first, if necessary by stopping.
     """
     if not hosted:
         return DriverMove.START if wanted and can_join else DriverMove.NOTHING

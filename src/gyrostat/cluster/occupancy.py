@@ -1,9 +1,9 @@
 """Which jobs' workers are on which devices now, beside what the scheduler has decided.
 
-A decision takes effect when workers have moved, some time later. Until then a device is still occupied by whoever has to
-leave it, and whoever comes next waits. Nobody waits for a job that may stay: who shares a device with another (Gandiva)
-is entitled to it, as the other is. As a job only ever waits for others to leave what they are no longer entitled to, and
-everybody first leaves and then waits, all waiting ends.
+A decision takes effect when workers have moved, some time later. Until then a device is still occupied by the job that has
+to leave it, and the next job waits. No job waits for one that may stay: two jobs that share a device (Gandiva) are both
+entitled to it. There is no deadlock: a job waits only for devices that others are no longer entitled to, and every job
+leaves before it waits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Occupancy:
         self._entitled: dict[str, Devices] = {}
 
     def entitle(self, job: str, devices: Devices) -> None:
-        """The scheduler has decided that the job has exactly these."""
+        """The scheduler has assigned exactly these to the job."""
         with self._changed:
             if devices:
                 self._entitled[job] = devices
@@ -33,25 +33,25 @@ class Occupancy:
             self._changed.notify_all()
         self._on_change()
 
-    def sit(self, job: str, devices: Iterable[DeviceId]) -> bool:
-        """Take these besides what it occupies, all at once. False: somebody has yet to leave one of them."""
+    def acquire(self, job: str, devices: Iterable[DeviceId]) -> bool:
+        """Occupy these as well, all at once. False: another job has yet to leave one of them."""
         with self._changed:
             wanted = list(devices)
             for device in wanted:
                 for other in self._on.get(device, ()):
                     if other != job and device not in self._entitled.get(other, ()):
                         return False
-            self.found(job, wanted)
+            self.mark(job, wanted)
             return True
 
-    def found(self, job: str, devices: Iterable[DeviceId]) -> None:
-        """It is there, whoever else may be."""
+    def mark(self, job: str, devices: Iterable[DeviceId]) -> None:
+        """It is on these, even if other jobs are too."""
         with self._changed:
             for device in devices:
                 self._on.setdefault(device, set()).add(job)
 
-    def leave(self, job: str, keep: Iterable[DeviceId] = ()) -> None:
-        """It occupies only these any more."""
+    def release(self, job: str, keep: Iterable[DeviceId] = ()) -> None:
+        """It occupies only `keep` from now on."""
         kept = set(keep)
         with self._changed:
             left = [jobs for device, jobs in self._on.items() if device not in kept and job in jobs]
@@ -62,11 +62,12 @@ class Occupancy:
             self._on_change()
 
     def on(self, device: DeviceId) -> list[str]:
+        """The jobs on this device."""
         with self._changed:
             return sorted(self._on.get(device, ()))
 
     def await_free(self, devices: Iterable[DeviceId], seconds: float) -> bool:
-        """Whether nobody is on these, now or within so many seconds."""
+        """Whether these are free, now or within so many seconds."""
         wanted = list(devices)
         with self._changed:
             return self._changed.wait_for(

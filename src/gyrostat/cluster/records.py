@@ -1,13 +1,13 @@
-"""What a cluster knows about jobs, devices and decisions, as its database, its API and its clients exchange it.
+"""Jobs, devices and events of a cluster, as its database, its API and its clients exchange them.
 
-`JobSpec` is what its owner submits, `JobRecord` what became of it. A job's state changes along `NEXT` only:
+`JobSpec` is what an owner submits, `JobRecord` its state and progress. A job's state changes along `NEXT` only:
 
     queued → starting → running → finished
                 ↑           ↓ ↘ failed
              suspended ← (preempted)
 
-A job that is `suspended` was running and lost its devices: its checkpoint waits with it in the queue. One that is `paused`
-was taken out of the queue by its owner. `finished`, `failed` and `cancelled` are ends.
+A `suspended` job was running and lost its devices: it waits in the queue with its checkpoint. A `paused` job was taken out
+of the queue by its owner. `finished`, `failed` and `cancelled` are final.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     args: Annotated[tuple[str, ...], Meta(description="The script's own arguments.")] = ()
     module: Annotated[bool, Meta(description="`script` is a module, as with python -m.")] = False
     name: Annotated[str | None, Meta(description="By default the script's.")] = None
-    virtual_workers: Annotated[Count, Meta(description="They decide the result.")] = 1
+    virtual_workers: Annotated[Count, Meta(description="Number of logical ranks; it decides the result.")] = 1
     min: Annotated[Count, Meta(description="Fewest devices it runs on.")] = 1
     max: Annotated[Count | None, Meta(description="Most devices; by default one per virtual worker.")] = None
     types: Annotated[
@@ -59,7 +59,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     ] = 0
     vc: Annotated[str | None, Meta(description="Virtual cluster; by default its tenant's.")] = None
     opportunistic: Annotated[
-        bool, Meta(description="Runs on what others leave only, and leaves when they come.")
+        bool, Meta(description="Uses only devices that no other job uses, and leaves when one does.")
     ] = False
     retries: Annotated[
         int, Meta(ge=0, le=1000, description="How often it is started again after it failed.")
@@ -67,16 +67,16 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     time_limit: Annotated[Seconds | None, Meta(description="Seconds with devices, in all.")] = None
     env: Annotated[Mapping[str, str], Meta(description="Set for its workers.")] = {}
     workdir: Annotated[str, Meta(description="An absolute path.")] = "/"
-    threads: Annotated[int, Meta(ge=1, le=4096, description="Of every worker; they decide bits.")] = 1
+    threads: Annotated[int, Meta(ge=1, le=4096, description="Of every worker; the result depends on it.")] = 1
     reduction: ReductionOrder | None = None
     determinism: Determinism = Determinism.ELASTIC
     checkpoint_every: Annotated[
-        int, Meta(ge=0, description="Steps between checkpoints; 0: only when it has to leave.")
+        int, Meta(ge=0, description="Steps between checkpoints; 0: only when it has to stop.")
     ] = 0
     steps: Annotated[
-        Count | None, Meta(description="How many it will run, if known: policies that look ahead ask.")
+        Count | None, Meta(description="Total number of steps, if known; some policies use it.")
     ] = None
-    workload: Annotated[str | None, Meta(description="What it trains, as throughput tables name it.")] = None
+    workload: Annotated[str | None, Meta(description="Its name in throughput tables.")] = None
 
     @property
     def title(self) -> str:
@@ -91,7 +91,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return self.virtual_workers if self.max is None else self.max
 
     def check(self) -> JobSpec:
-        """Itself; raises `UsageError` if it is not sound, whatever cluster it is for."""
+        """Itself; raises `UsageError` if it is invalid on any cluster."""
         if not NAMES.fullmatch(self.title):
             raise UsageError(
                 f"a job's name is made of up to 64 letters, digits, dots, dashes and underscores; got {self.title!r}"
@@ -137,7 +137,7 @@ def read_spec(value: object) -> JobSpec:
     try:
         return msgspec.convert(value, JobSpec, strict=True).check()
     except msgspec.ValidationError as error:
-        raise UsageError(f"this is no job: {error}") from error
+        raise UsageError(f"this is not a valid job: {error}") from error
 
 
 class JobState(StrEnum):
@@ -188,7 +188,7 @@ NEXT: Mapping[JobState, tuple[JobState, ...]] = {
 
 
 class Intent(StrEnum):
-    """What its owner wants of a job. Durable: an accepted wish survives the daemon."""
+    """What the owner of a job has requested. Durable: it survives the daemon."""
 
     RUN = "run"
     PAUSE = "pause"
@@ -196,7 +196,7 @@ class Intent(StrEnum):
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A job and what became of it. Times are seconds since the epoch."""
+    """A job, its state and its progress. Times are seconds since the epoch."""
 
     id: str
     number: int
@@ -218,7 +218,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     ran: float = 0.0
     """Seconds with devices, up to when its state last changed."""
     devices: tuple[int, ...] = ()
-    """Those that it holds, as numbers of `DeviceRecord`s."""
+    """Those it holds: ids of `DeviceRecord`s."""
     borrowed: tuple[int, ...] = ()
     """Those of them that may be taken back at any time."""
     workers: int = 0
@@ -231,14 +231,14 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 0
     """How often of these because it had failed."""
     not_before: float | None = None
-    """Until then a failed one waits before it is tried again."""
+    """A failed job is not tried again before."""
     failed_at: int | None = None
     """The step after which it last failed."""
     failure: str | None = None
-    """How it last failed."""
+    """The error with which it last failed."""
     exit_code: int | None = None
     last_lines: tuple[str, ...] = ()
-    """What it printed last, once it has failed."""
+    """Its last lines of output, once it has failed."""
     digest: str | None = None
     """Of all tracked state, once it has finished."""
 
@@ -259,7 +259,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One device, or CPU slot, and who is on it."""
+    """One device, or CPU slot, and the job on it."""
 
     id: int
     name: str
@@ -267,9 +267,9 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     node: str
     cell: str
-    """The cells it lies in, from the largest: `rack-0/node-1`."""
+    """Its cells, from the largest: `rack-0/node-1`."""
     pace: float | None = None
-    """Samples per second of a paced slot, which waits instead of computing."""
+    """Samples per second of a paced slot, which sleeps instead of computing."""
     cpus: float | None = None
     memory: int | None = None
     job: str | None = None
@@ -281,7 +281,7 @@ class DeviceRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that was decided or happened, with its reason."""
+    """A decision or an occurrence, with its reason."""
 
     number: int
     """1, 2, 3 …: `events(since=number)` goes on after it."""

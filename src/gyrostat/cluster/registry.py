@@ -1,8 +1,8 @@
-"""All jobs of the cluster and all that happened, in memory and on disk, for the office and the scheduler alike.
+"""All jobs and events of a cluster, in memory and in a durable store, for the service and the scheduling loop.
 
-A change is on disk before anybody sees it, with one exception: if the disk is full, jobs that run do not stop for it. What
-became of them is then kept in memory, written when there is room again, and reported as trouble. Submissions and wishes
-are refused instead. Progress (step, loss, throughput) is in memory only.
+A change is durable before it is visible, with one exception: if the disk is full, running jobs go on. Their changes are
+kept in memory, written when there is room again, and reported as trouble; new submissions and requests are refused. Progress
+(step, loss, throughput) is in memory only.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class RecordStore(Protocol):
 
 
 class Registry:
-    """May be used from any thread. `lock` makes several calls one."""
+    """May be used from any thread. `lock` makes several calls atomic."""
 
     def __init__(self, store: RecordStore, clock: Callable[[], float] = time.time) -> None:
         self.lock = threading.RLock()
@@ -70,7 +70,7 @@ class Registry:
         self._unwritten: dict[str, JobRecord] = {}
         self._unwritten_events: list[EventRecord] = []
         self.trouble: str | None = None
-        """Why nothing can be written at present."""
+        """Why records cannot be written at present."""
 
     # Reading.
 
@@ -105,7 +105,7 @@ class Registry:
     # Writing.
 
     def add(self, spec: JobSpec, tenant: str, vc: str) -> JobRecord:
-        """A new job; on disk when this returns, or `StorageFull`."""
+        """Add a job; durable when this returns, or `StorageFull`."""
         with self.lock:
             now, number = self.clock(), self._submissions + 1
             record = JobRecord(
@@ -126,8 +126,8 @@ class Registry:
             self._submissions = number
             return record
 
-    def wish(self, id_: str, kind: str, reason: str, **fields: Any) -> JobRecord:
-        """What its owner wants of it changes; on disk when this returns, or `StorageFull`."""
+    def update(self, id_: str, kind: str, reason: str, **fields: Any) -> JobRecord:
+        """Change what its owner has requested; durable when this returns, or `StorageFull`."""
         with self.lock:
             record = msgspec.structs.replace(self.get(id_), **fields)
             self._save(record, self._new_event(kind, reason, record))
@@ -143,7 +143,7 @@ class Registry:
         before: tuple[int, ...] = (),
         **fields: Any,
     ) -> JobRecord:
-        """It is in another state now, for another reason (None: the same). Happens even if the disk is full."""
+        """Change its state and reason (None: keep them). Succeeds even if the disk is full."""
         with self.lock:
             record = self.get(id_)
             reason = record.reason if reason is None else reason
@@ -153,7 +153,7 @@ class Registry:
             return record
 
     def progress(self, id_: str, **fields: Any) -> None:
-        """How far it is; in memory only."""
+        """Update its progress; in memory only."""
         with self.lock:
             self._jobs[id_] = msgspec.structs.replace(self.get(id_), **fields)
 
@@ -165,18 +165,18 @@ class Registry:
         before: tuple[int, ...] = (),
         after: tuple[int, ...] = (),
     ) -> None:
-        """Something happened that changes no job's state."""
+        """Add an event that changes no job's state. Succeeds even if the disk is full."""
         with self.lock:
             self._save_later(None, self._new_event(kind, reason, job, before, after))
 
     def reserve(self, devices: Mapping[str, int], reason: str, kind: str) -> None:
-        """Devices by type that a serving load has from now on; on disk when this returns, or `StorageFull`."""
+        """Replace all reservations, by device type; durable when this returns, or `StorageFull`."""
         with self.lock:
             self.store.reserve(devices)
             self._save_later(None, self._new_event(kind, reason, None))
 
     def forget(self, before: float) -> list[JobRecord]:
-        """Jobs that ended before that time are forgotten; returns them."""
+        """Delete jobs that ended before that time; returns them."""
         with self.lock:
             numbers = set(self.store.forget(before))
             gone = [record for record in self._jobs.values() if record.number in numbers]
@@ -184,8 +184,8 @@ class Registry:
                 del self._jobs[record.id]
             return gone
 
-    def write_again(self) -> None:
-        """Try what could not be written before."""
+    def retry_writes(self) -> None:
+        """Write what could not be written before."""
         with self.lock:
             if self.trouble is None:
                 return
@@ -199,7 +199,7 @@ class Registry:
                 self.trouble = str(error)
                 return
             self.trouble = None
-            self.note("trouble", "the disk takes data again; nothing was lost")
+            self.note("trouble", "the disk has room again; nothing was lost")
 
     # How.
 

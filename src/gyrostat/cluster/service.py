@@ -1,17 +1,19 @@
-"""The office of the cluster: everything that can be asked of it, for the API's handlers and whoever else runs in the daemon.
+"""Every operation of a cluster, for the API's handlers and for code in the daemon's process.
 
-Every method may be called from any thread and answers at once, except where it says that it waits. `tenant` is who asks: a
-tenant sees and touches its own jobs only, and cannot tell another's from one that does not exist; None is the operator, who
-may everything. A job is named by its id (`j17`), or by its name, which then means the newest job of that name.
+Every method may be called from any thread and returns at once, except where it states that it waits. `tenant` is the
+requester: a tenant sees and changes its own jobs only, and cannot distinguish another tenant's job from one that does not
+exist; None is the operator, who may do everything. A job is named by its id (`j17`), or by its name, which means the newest
+job of that name.
 
-What is asked for is durable before the call returns, and carried out by the loop (`cluster`) whether or not the daemon lives
-on. Errors are those of `core.errors`:
+Requests are durable before the call returns; the scheduling loop carries them out, even after a restart of the daemon. Errors
+are those of `core.errors`:
 
-    UsageError        bad input; nothing was done
-      NoSuchJob       no such job, or another tenant's; suggests near names
+    UsageError        invalid input; nothing was changed
+      NoSuchJob       no such job, or another tenant's; suggests similar names
       Unplaceable     (submit, scale) this cluster can never run it, and why
-      WrongState      (cancel, pause, resume, scale, migrate, profile) makes no sense in the job's state
-    NotDone           (migrate, profile) the job could not do it, and why
+      WrongState      (cancel, pause, resume, scale, migrate, profile) not possible in the job's state
+      OutsideRoot     (check_below) the job is outside the tenant's directory
+    RequestFailed     (migrate, profile) the job could not do it, and why
     StorageFull       nothing was accepted: the disk is full
 """
 
@@ -41,16 +43,16 @@ from gyrostat.job.control.profiling import SizeMeasured
 
 
 class ClusterBackend(Protocol):
-    """The running side of the cluster, as the office needs it; `desk.Desk` is one."""
+    """The running side of a cluster; `local.backend.LocalBackend` is one."""
 
     def virtual_clusters(self) -> Sequence[str]:
-        """Their names, as the cluster was set up."""
+        """Their names."""
 
     def check_placeable(self, spec: JobSpec, vc: str) -> None:
-        """Raise `Unplaceable` if the job could not even run if it were alone."""
+        """Raise `Unplaceable` if the job could not run even alone."""
 
     def wake(self, id_: str) -> None:
-        """This job is new, or its owner wants something of it: look at the registry."""
+        """This job is new, or its owner has requested something: see the registry."""
 
     def devices(self) -> list[DeviceRecord]: ...
 
@@ -67,7 +69,7 @@ class ClusterBackend(Protocol):
     ) -> tuple[SizeMeasured, ...]: ...
 
     def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
-        """Have so many devices of each type for a serving load, in all. Returns whether they are free by then."""
+        """Reserve these devices, by type, for serving loads. Returns whether they are free within `wait` seconds."""
 
     def shut_down(self, checkpoint: bool) -> None: ...
 
@@ -100,12 +102,12 @@ class ClusterService:
     def __init__(self, registry: Registry, backend: ClusterBackend, files: JobFiles) -> None:
         self._registry, self._backend, self._files = registry, backend, files
 
-    # Submitting.
+    # Submission.
 
     def submit(self, spec: JobSpec, tenant: str) -> JobRecord:
-        """Accept a job. It is durable when this returns, and the loop will run it, whatever becomes of the daemon.
+        """Accept a job. It is durable when this returns, and the loop will run it.
 
-        Raises `UsageError` (not sound, no such directory or script), `Unplaceable`, `StorageFull`.
+        Raises `UsageError` (invalid, no such directory or script), `Unplaceable`, `StorageFull`.
         """
         spec.check()
         self._files.check(spec)
@@ -120,7 +122,7 @@ class ClusterService:
         self._files.check_below(spec.check(), root)
 
     def _vc_of(self, spec: JobSpec, tenant: str) -> str:
-        """The tenant's own, unless it says otherwise where that is nobody's."""
+        """The one it names, or else the tenant's own, or else the default one."""
         known = self._backend.virtual_clusters()
         own = tenant if tenant in known else DEFAULT_VC if DEFAULT_VC in known else None
         wanted = spec.vc or own
@@ -130,14 +132,14 @@ class ClusterService:
             )
         if wanted not in known:
             near = difflib.get_close_matches(wanted, known, n=1)
-            told = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
-            raise UsageError(f"there is no virtual cluster {wanted!r}; {told}")
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(known)}"
+            raise UsageError(f"there is no virtual cluster {wanted!r}; {hint}")
         return wanted
 
-    # Looking.
+    # Queries.
 
     def jobs(self, tenant: str | None, *, ended: bool = True) -> list[JobRecord]:
-        """All jobs that the tenant may see, in the order in which they were submitted; without ended ones if so asked."""
+        """All jobs that the tenant may see, in the order of submission."""
         return [
             record
             for record in self._registry.jobs()
@@ -151,11 +153,11 @@ class ClusterService:
         if named in found:
             return found[named]
         near = difflib.get_close_matches(named, found)
-        told = f"; did you mean {near[0]!r}?" if near else ""
-        raise NoSuchJob(f"there is no job {named!r}{told}", tuple(near))
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise NoSuchJob(f"there is no job {named!r}{hint}", tuple(near))
 
     def devices(self) -> list[DeviceRecord]:
-        """Every device with who is on it. Handlers hide other tenants' jobs from a tenant."""
+        """Every device with the job on it. Handlers hide other tenants' jobs from a tenant."""
         return self._backend.devices()
 
     def virtual_clusters(self) -> Sequence[str]:
@@ -181,20 +183,20 @@ class ClusterService:
         return self._files.recording()
 
     def trouble(self) -> str | None:
-        """What keeps the cluster from working as it should (a full disk); None if nothing does."""
+        """Why the cluster does not work as it should (a full disk); None: it does."""
         return self._registry.trouble
 
-    # Asking.
+    # Requests.
 
     def cancel(self, named: str, tenant: str | None) -> JobRecord:
-        """End it, soon, whatever it does. A second time changes nothing; `WrongState` if it has ended otherwise."""
+        """End it soon. Idempotent; `WrongState` if it has ended otherwise."""
         with self._registry.lock:
             record = self.job(named, tenant)
             if record.intent is Intent.CANCEL:
                 return record
             self._check_not_over(record)
-            wished = self._wish(record, "cancelling", "its owner cancels it", Intent.CANCEL)
-        return self._wake(wished)
+            updated = self._request(record, "cancelling", "its owner cancels it", Intent.CANCEL)
+        return self._wake(updated)
 
     def pause(self, named: str, tenant: str | None) -> JobRecord:
         """Checkpoint it and take it out of the queue until `resume`. `WrongState` if it has ended or is being cancelled."""
@@ -203,18 +205,18 @@ class ClusterService:
             if record.intent is Intent.PAUSE:
                 return record
             self._check_not_over(record)
-            wished = self._wish(record, "pausing", "its owner pauses it", Intent.PAUSE)
-        return self._wake(wished)
+            updated = self._request(record, "pausing", "its owner pauses it", Intent.PAUSE)
+        return self._wake(updated)
 
     def resume(self, named: str, tenant: str | None) -> JobRecord:
-        """Back into the queue; it goes on from its checkpoint, with the same bits. `WrongState` unless it is paused."""
+        """Put it back into the queue; it continues from its checkpoint, bit for bit. `WrongState` unless it is paused."""
         with self._registry.lock:
             record = self.job(named, tenant)
             self._check_not_over(record)
             if record.intent is Intent.RUN:
                 raise WrongState(f"job {record.id} is {record.state}, not paused; there is nothing to resume")
-            wished = self._wish(record, "resumed", "its owner resumes it", Intent.RUN)
-        return self._wake(wished)
+            updated = self._request(record, "resumed", "its owner resumes it", Intent.RUN)
+        return self._wake(updated)
 
     def scale(self, named: str, tenant: str | None, *, min: int, max: int) -> JobRecord:
         """From now on it runs on `min` to `max` devices; equal numbers pin it. The scheduler resizes it as soon as it can.
@@ -226,14 +228,14 @@ class ClusterService:
             self._check_not_over(record)
             spec = msgspec.structs.replace(record.spec, min=min, max=max).check()
             self._backend.check_placeable(spec, record.vc)
-            reason = f"its owner wants {min} to {max} devices"
-            wished = self._registry.wish(record.id, "scaled", reason, spec=spec)
-        return self._wake(wished)
+            reason = f"its owner requests {min} to {max} devices"
+            updated = self._registry.update(record.id, "scaled", reason, spec=spec)
+        return self._wake(updated)
 
     def migrate(self, named: str, tenant: str | None, workers: tuple[int, ...] = ()) -> RequestResult:
-        """Replace workers (all of them, or these numbers) by new processes, in one switch; waits until that is done.
+        """Replace workers (all, or these) by new processes, in one reconfiguration; waits until that is done.
 
-        Raises `WrongState` unless it runs, `NotDone` if it could not be done.
+        Raises `WrongState` unless it runs, `RequestFailed` if the job could not do it.
         """
         return self._backend.migrate(self.job(named, tenant).id, workers)
 
@@ -248,17 +250,17 @@ class ClusterService:
     ) -> tuple[SizeMeasured, ...]:
         """Measure its throughput on sizes up to the devices that it holds; waits until it is back on the size that it had.
 
-        Raises `WrongState` unless it runs, `NotDone` if it could not be done.
+        Raises `WrongState` unless it runs, `RequestFailed` if the job could not do it.
         """
         return self._backend.profile(self.job(named, tenant).id, smallest, largest, steps)
 
-    # For the operator only: handlers see to that.
+    # For operators only: the API's handlers check that.
 
     def reserve(self, type: str, devices: int, *, wait: float = 0.0) -> bool:
-        """A serving load has so many devices of this type from now on, in all; jobs shrink or leave for it, keeping their bits.
+        """Reserve this number of devices of a type for serving loads, in all; jobs shrink or stop for it, and keep their bits.
 
-        Waits up to `wait` seconds; returns whether they are free. 0 devices gives all back. Raises `UsageError` (no such
-        type, more than there are).
+        Waits up to `wait` seconds; returns whether they are free. 0 releases all. Raises `UsageError` (no such type, more
+        than exist).
         """
         capacity = self._backend.capacity()
         if type not in capacity:
@@ -274,27 +276,27 @@ class ClusterService:
         return self._backend.reserve(wanted, wait)
 
     def release(self, type: str) -> None:
-        """The serving load needs none of this type any more. Raises `UsageError`."""
+        """End all reservations of this type. Raises `UsageError`."""
         self.reserve(type, 0)
 
     def reservations(self) -> dict[str, int]:
-        """Devices by type that serving loads have."""
+        """Devices reserved for serving loads, by type."""
         return self._registry.store.reservations()
 
     def shutdown(self, *, checkpoint: bool = True) -> None:
-        """End the daemon: jobs checkpoint and wait for the next one; without `checkpoint` they train on and are found again.
+        """End the daemon: jobs checkpoint and wait for the next one; without `checkpoint` they train on and are adopted by it.
 
         Returns at once; the daemon is gone when its API is.
         """
         self._backend.shut_down(checkpoint)
 
-    # How.
+    # Implementation.
 
-    def _wish(self, record: JobRecord, kind: str, reason: str, intent: Intent) -> JobRecord:
-        return self._registry.wish(record.id, kind, reason, intent=intent)
+    def _request(self, record: JobRecord, kind: str, reason: str, intent: Intent) -> JobRecord:
+        return self._registry.update(record.id, kind, reason, intent=intent)
 
     def _wake(self, record: JobRecord) -> JobRecord:
-        """Never while the registry is locked: the loop, which is woken, locks it in turn."""
+        """Never while the registry is locked: the loop locks it, too."""
         self._backend.wake(record.id)
         return record
 

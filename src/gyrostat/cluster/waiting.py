@@ -1,4 +1,4 @@
-"""Why a job waits, and what would let it run, in words: read from the scheduler's books while these are at rest."""
+"""Why a job waits, and what would let it run: read from the scheduler's state between two rounds."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from gyrostat.sched.state import SchedulerState
 from gyrostat.sched.views import JobView
 
 
-def why_it_waits(scheduler_state: SchedulerState, record: JobRecord, now: float) -> Waiting | None:
-    """None: it does not wait."""
+def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: float) -> Waiting | None:
+    """None: the job does not wait."""
     if record.state.over or record.holds_devices or record.devices:
         return None
     view = scheduler_state.jobs.get(JobId(record.id))
     if view is None:
-        return _apart(record, now)
+        return _outside_scheduler(record, now)
     ahead = [job for job in view.vc.waiting if job.precedes(view)]
     position = len(ahead) + 1
     least = max(1, view.request.smallest)
@@ -37,15 +37,15 @@ def why_it_waits(scheduler_state: SchedulerState, record: JobRecord, now: float)
     return Waiting(job=record.id, position=position, why=why, what_helps=helps)
 
 
-def _apart(record: JobRecord, now: float) -> Waiting:
-    """The scheduler does not think of it at present."""
+def _outside_scheduler(record: JobRecord, now: float) -> Waiting:
+    """The scheduler does not know it at present."""
     if record.state is JobState.PAUSED:
         why, helps = "its owner has paused it", f"gyrostat resume {record.id}"
     elif record.not_before is not None and record.not_before > now:
         why = f"it failed, and is tried again in {record.not_before - now:.0f} s ({record.failure})"
         helps = "time"
     else:
-        why, helps = record.reason, "the next look of the scheduler"
+        why, helps = record.reason, "the next scheduling round"
     return Waiting(job=record.id, position=0, why=why, what_helps=helps)
 
 

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
 from gyrostat.cluster.registry import Registry
-from gyrostat.cluster.waiting import why_it_waits
+from gyrostat.cluster.waiting import explain_waiting
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
 from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult
@@ -31,7 +31,7 @@ class LocalBackend:
         self._layout.request("new", spec, vc, 0.0)
 
     def wake(self, id_: str) -> None:
-        self._cluster.look_at(id_)
+        self._cluster.enqueue(id_)
 
     def capacity(self) -> Mapping[str, int]:
         return self._layout.fleet.totals
@@ -53,7 +53,7 @@ class LocalBackend:
     def waiting(self, id_: str) -> Waiting | None:
         record = self._registry.get(id_)
         return self._cluster.ask(
-            lambda scheduler_state: why_it_waits(scheduler_state, record, self._registry.clock())
+            lambda scheduler_state: explain_waiting(scheduler_state, record, self._registry.clock())
         )
 
     def migrate(self, id_: str, workers: tuple[int, ...]) -> RequestResult:
@@ -82,7 +82,7 @@ class LocalBackend:
 
     def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
         deadline = time.monotonic() + wait
-        self._cluster.withdraw(wanted)
+        self._cluster.reserve(wanted)
         if not wait:
             return False
         taken = self._cluster.ask(_withdrawn)

@@ -67,7 +67,7 @@ class Daemon:
             self._store = Store(home.database, born=time.time())
             stack.callback(self._store.close)
             self.registry = Registry(self._store)
-            stack.callback(self.registry.write_again)
+            stack.callback(self.registry.retry_writes)
             self._pool = HostPool(home.log, spare=spare)
             stack.callback(self._pool.close)
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
@@ -103,7 +103,7 @@ class Daemon:
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while True:
             if time.monotonic() >= self._house_due:
-                self.keep_house()
+                self.clean_up()
                 self._house_due = time.monotonic() + _HOUSEKEEPING_S
             if self._ended.wait(max(0.0, min(self._house_due, deadline) - time.monotonic())):
                 if self._crash is not None:
@@ -118,8 +118,8 @@ class Daemon:
         """Whether a job that is submitted would find a host ready, by then."""
         return self._pool.await_ready(seconds)
 
-    def keep_house(self) -> None:
-        self.registry.write_again()
+    def clean_up(self) -> None:
+        self.registry.retry_writes()
         with contextlib.suppress(StorageFull):
             for record in self.registry.forget(self.registry.clock() - self._keep):
                 shutil.rmtree(self.home.job(record.id), ignore_errors=True)

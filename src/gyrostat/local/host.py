@@ -42,7 +42,7 @@ from gyrostat.local.host_files import (
     holding,
     is_due,
     read_order,
-    sign_in,
+    register_host,
     write_result,
 )
 from gyrostat.local.rotating_log import RotatingFile
@@ -85,7 +85,7 @@ def host(directory: Path, attempt: int, parent: WorkerForkServer) -> None:
         if not ours or order is None or not is_due(directory, order, attempt):
             return
         try:
-            sign_in(directory, attempt, parent.pid)
+            register_host(directory, attempt, parent.pid)
             recorder = OutputRecorder(directory / LOGS)
         except OSError as error:
             _keep(directory, unstarted(attempt, f"its host could not begin: {error}"))

@@ -93,7 +93,7 @@ class HostFile(msgspec.Struct, frozen=True, kw_only=True):
 # The daemon's side.
 
 
-def give_order(directory: Path, order: HostOrder) -> None:
+def write_order(directory: Path, order: HostOrder) -> None:
     """Durable before anybody acts on it."""
     (directory / LOGS).mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(directory / _ORDER, msgspec.json.encode(order))
@@ -144,7 +144,7 @@ def is_due(directory: Path, order: HostOrder, attempt: int) -> bool:
     return order.attempt == attempt and not (directory / _result(attempt)).exists()
 
 
-def sign_in(directory: Path, attempt: int, parent: int) -> None:
+def register_host(directory: Path, attempt: int, parent: int) -> None:
     """Say who hosts it. What is left of the host before us, if it was killed, is ended first."""
     before = read_host(directory)
     if before is not None and before.parent is not None and not before.host.alive():

@@ -68,11 +68,11 @@ def test_a_file_that_cannot_be_read_lets_nobody_in(file: Path, spoil: Callable[[
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("", "is no token file"),
+        ("", "is not a token file"),
         ("{}", "missing required field"),
         ('{"format": "other", "tokens": []}', "its format is 'other'"),
         ('{"format": "gyrostat-tokens-1", "tokens": []}', "has no tokens"),
-        ('{"format": "gyrostat-tokens-1", "tokens": [{"id": "a", "sha256": "x"}]}', "is no token file"),
+        ('{"format": "gyrostat-tokens-1", "tokens": [{"id": "a", "sha256": "x"}]}', "is not a token file"),
     ],
 )
 def test_a_book_without_sound_tokens_is_refused(file: Path, content: str, message: str) -> None:

@@ -1,7 +1,7 @@
-"""The REST API of a cluster: everything that the command line does goes through it.
+"""The REST API of a cluster: all cluster verbs of the command line go through it.
 
-A request passes `guard` (is it meant for us, and small enough?) and `tokens` (whose is it?), is read by `operation` into
-the struct that its operation takes, and is answered by one of the functions in `operations`, which ask the `Office`. The
-table of operations is also what `openapi` describes, so that the document and the service cannot differ. `problem` is how
-refusals are told, `tail` reads logs, `metrics` is for Prometheus, `server` listens.
+A request passes `guard` (is it meant for this service?) and `tokens` (who sends it?), is decoded by `operation` into the
+struct that its operation takes, and is answered by a function of `operations`, which calls the `ClusterService`. `openapi`
+describes the same table of operations, so the document and the service agree. `problem` is the form of errors, `metrics` is
+for Prometheus, `server` listens.
 """

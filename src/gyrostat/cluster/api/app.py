@@ -1,4 +1,4 @@
-"""The API as one ASGI application: routes from the table of operations, behind the guard."""
+"""The API as one ASGI application: routes of the table of operations, behind the guard."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from gyrostat.cluster.service import ClusterService
 
 _PATIENT_THREADS = 8
-"""Of every slow operation: profiles that take long keep nobody from reserving devices."""
+"""Per slow operation: long profiles do not keep others from reserving devices."""
 
 
 class Resource:
-    """One path, and what can be done there."""
+    """One path and its methods."""
 
     def __init__(self, endpoints: Mapping[str, OperationEndpoint]) -> None:
         self._endpoints = endpoints
@@ -39,15 +39,15 @@ class Resource:
         request = Request(scope, receive)
         endpoint = self._endpoints.get(request.method)
         if endpoint is None:
-            response = ApiError(NOT_ALLOWED, f"{request.method[:16]!r} cannot be done here").response()
+            response = ApiError(NOT_ALLOWED, f"{request.method[:16]!r} is not allowed here").response()
             response.headers["Allow"] = ", ".join(self._endpoints)
         else:
             response = await endpoint(request)
         await response(scope, receive, send)
 
 
-def build_app(service: ClusterService, *, book: TokenBook | None, nobody: Principal) -> ASGIApp:
-    """`nobody` is who asks if there is no token book."""
+def build_app(service: ClusterService, *, book: TokenBook | None, anonymous: Principal) -> ASGIApp:
+    """`anonymous`: the principal of all requests if there are no tokens."""
     metrics = Metrics(service)
     described = [*OPERATIONS, _metrics(metrics)]
     operations = [*described, _openapi(described)]
@@ -61,7 +61,7 @@ def build_app(service: ClusterService, *, book: TokenBook | None, nobody: Princi
     )
     app.router.redirect_slashes = False
     public = {operation.path for operation in operations if operation.public}
-    return Guard(app, book=book, nobody=nobody, public=public)
+    return Guard(app, book=book, anonymous=anonymous, public=public)
 
 
 def _metrics(metrics: Metrics) -> Operation:

@@ -1,4 +1,4 @@
-"""What requests and answers of the API consist of, besides the records of `local.records`."""
+"""Requests and responses of the API, besides `cluster.records`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     api: str
     trouble: str | None
-    """What keeps the cluster from working as it should; null if nothing does."""
+    """Why the cluster does not work as it should; null: it does."""
 
 
 # Queries.
@@ -40,23 +40,23 @@ class JobsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class LogsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     source: Annotated[LogSource, Meta(description="Which log.")] = LogSource.OUTPUT
     after: Annotated[
-        Short | None, Meta(description="Go on after this place: `next` of an earlier answer.")
+        Short | None, Meta(description="Continue after this position: `next` of an earlier response.")
     ] = None
-    tail: Annotated[Lines | None, Meta(description="Begin with the last lines, so many.")] = None
-    wait: Annotated[Seconds, Meta(description="If there is nothing new, wait so many seconds for it.")] = 0
+    tail: Annotated[Lines | None, Meta(description="Begin with this number of last lines.")] = None
+    wait: Annotated[Seconds, Meta(description="Seconds to wait for new lines if there are none.")] = 0
 
 
 class EventsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     since: Annotated[Position, Meta(description="Those after this number.")] = 0
-    limit: Annotated[int, Meta(description="At most so many.", ge=1, le=10_000)] = 1_000
-    wait: Annotated[Seconds, Meta(description="If there is none, wait so many seconds for one.")] = 0
+    limit: Annotated[int, Meta(description="Maximal number of events.", ge=1, le=10_000)] = 1_000
+    wait: Annotated[Seconds, Meta(description="Seconds to wait for an event if there is none.")] = 0
 
 
 # Bodies.
 
 
 class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An empty object: all is said by the path."""
+    """An empty object."""
 
 
 class ScaleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -73,7 +73,7 @@ class MigrateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Measure the job on sizes from `smallest` to `largest`, or on the size that it has."""
+    """Measure the job on sizes from `smallest` to `largest`, or on its current size."""
 
     smallest: Workers | None = None
     largest: Workers | None = None
@@ -81,22 +81,22 @@ class ProfileBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class ReserveBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Have so many devices of this type for a serving load, in all; 0 gives them back."""
+    """Reserve this number of devices of a type for serving loads, in all; 0 releases them."""
 
     type: Annotated[str, Meta(min_length=1, max_length=64)]
     devices: Annotated[int, Meta(ge=0, le=1_000_000)]
     wait: Seconds = 0
-    """Until they are free, at most so many seconds."""
+    """Maximal number of seconds to wait until they are free."""
 
 
 class ShutdownBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """End the daemon."""
 
     checkpoint: bool = True
-    """Jobs checkpoint and wait for the next daemon; otherwise they train on and are found again."""
+    """Jobs checkpoint and wait for the next daemon; otherwise they train on and are adopted by it."""
 
 
-# Answers.
+# Responses.
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +107,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
-    """In the order in which they were submitted."""
+    """In the order of submission."""
 
     jobs: tuple[JobRecord, ...]
 
@@ -117,19 +117,19 @@ class LogPart(msgspec.Struct, frozen=True, kw_only=True):
 
     lines: tuple[str, ...]
     next: str
-    """For `after`: where this part ends."""
+    """For `after`: the position after these lines."""
     over: bool
-    """There will be no more: the job has ended, and this was the last."""
+    """The job has ended, and these were its last lines."""
 
 
 class Events(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[EventRecord, ...]
     next: int
-    """For `since`: the last number that was looked at."""
+    """For `since`: the last number that was read."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of asking a running job for something."""
+    """The result of a request to a running job."""
 
     text: str
     step: int
@@ -161,20 +161,20 @@ class Device(msgspec.Struct, frozen=True, kw_only=True):
     cpus: float | None
     memory: int | None
     job: str | None
-    """Who is on it; null if nobody is, or a job that you may not see."""
+    """The job on it; null if there is none, or one that you may not see."""
     tenant: str | None
     borrowed: bool
 
 
 class Reservations(msgspec.Struct, frozen=True, kw_only=True):
     devices: dict[str, int]
-    """By type: what serving loads have."""
+    """Reserved for serving loads, by type."""
     free: bool
     """Whether jobs have left all of them."""
 
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
-    """The cluster at a glance: what `gyrostat top` shows."""
+    """A summary of the cluster: what `gyrostat top` shows."""
 
     version: str
     now: float
@@ -185,6 +185,6 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     jobs: tuple[JobRecord, ...]
     """Those that are not over."""
     waiting: tuple[Waiting, ...]
-    """Why jobs wait: the first of every queue."""
+    """Why jobs wait: the first of every queue, then the second, and so on."""
     ended: dict[str, int]
     """How many are over, by state."""

@@ -1,4 +1,4 @@
-"""Metrics for Prometheus: what the cluster is like at the moment of asking, and how often the API was asked for what."""
+"""Metrics for Prometheus: the state of the cluster at the time of the request, and counters of the API's requests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Metrics:
         ProcessCollector(registry=self._registry)
         self._requests = Counter(
             "gyrostat_api_requests",
-            "Requests by what they asked for",
+            "Requests by operation and status",
             ["operation", "status"],
             registry=self._registry,
         )
@@ -42,13 +42,13 @@ class Metrics:
 
 
 class _Cluster(Collector):
-    """Looks at the office when it is asked."""
+    """Reads the service at every scrape."""
 
     def __init__(self, service: ClusterService) -> None:
         self._service = service
 
     def describe(self) -> list[Metric]:
-        """Nothing in advance: the registry need not look at the office to know the names."""
+        """Nothing in advance: otherwise the registry would call `collect` for the names."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -65,7 +65,7 @@ class _Cluster(Collector):
         yield devices
         yield GaugeMetricFamily(
             "gyrostat_trouble",
-            "1 if something keeps the cluster from working as it should, such as a full disk",
+            "1 if the cluster does not work as it should, for example because of a full disk",
             value=self._service.trouble() is not None,
         )
 
@@ -80,7 +80,7 @@ def _jobs(jobs: list[JobRecord]) -> Metric:
 
 
 def _progress(jobs: list[JobRecord]) -> Iterator[Metric]:
-    """Of every job that is not over; what is not known is left out."""
+    """Of every job that has not ended; unknown values are omitted."""
     for name, meaning, value in (
         ("step", "Steps that are complete", lambda record: record.step),
         ("loss", "Virtual worker 0's loss", lambda record: record.loss),

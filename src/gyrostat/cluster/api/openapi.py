@@ -1,4 +1,4 @@
-"""The OpenAPI document, made from the table of operations and the very types that they read and write."""
+"""The OpenAPI document, generated from the table of operations and the types that they decode and encode."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from gyrostat.cluster.api.problem import (
 
 _REF = "#/components/schemas/{name}"
 _DESCRIPTION = """\
-Submit, watch and steer the jobs of a cluster. On a loopback address no token is needed; elsewhere every request carries
-one: `Authorization: Bearer TOKEN`. A tenant's token sees that tenant's jobs only: those of others do not exist for it.
+Submit, observe and control the jobs of a cluster. A loopback address needs no token; on others every request carries one:
+`Authorization: Bearer TOKEN`. A tenant's token sees that tenant's jobs only: for it, those of others do not exist.
 """
 _PROBLEMS = {
-    MALFORMED: "The request is not as the operation takes it, or cannot be granted",
-    UNKNOWN_TOKEN: "No token, or one that is not known",
+    MALFORMED: "The request is invalid for this operation, or cannot be granted",
+    UNKNOWN_TOKEN: "No token, or an unknown one",
     FORBIDDEN: "This token may not do that",
-    NOT_FOUND: "There is no such thing, or it is somebody else's",
-    CONFLICT: "Not in the state that it is in",
-    TOO_LARGE: "More bytes than are taken",
+    NOT_FOUND: "It does not exist, or belongs to another tenant",
+    CONFLICT: "Not possible in its current state",
+    TOO_LARGE: "Larger than the limit",
     UNSUPPORTED: f"The body is not {JSON}",
 }
 
 
 def document(operations: Sequence[Operation]) -> dict[str, Any]:
-    """All of the API, as OpenAPI 3.1 has it."""
+    """The API in OpenAPI 3.1."""
     types: list[Any] = [ProblemBody]
     for operation in operations:
         types += [
@@ -56,7 +56,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
         query = components[next(schema_of)["$ref"].rpartition("/")[2]]
         body = None if operation.body is None else next(schema_of)
         answer = next(schema_of) if operation.media_type == JSON else {"type": "string"}
-        told: dict[str, Any] = {
+        described: dict[str, Any] = {
             "operationId": operation.name,
             "summary": operation.summary,
             "parameters": [*_path_parameters(operation), *_query_parameters(query)],
@@ -70,12 +70,12 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
                 str(status): {"description": _PROBLEMS[status], "content": problem}
                 for status in _refusals(operation)
             }
-            | {"default": {"description": "Anything else that went wrong", "content": problem}},
+            | {"default": {"description": "Any other error", "content": problem}},
             "security": [{}] if operation.public else [{"token": []}, {}],
         }
         if body is not None:
-            told["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
-        paths.setdefault(operation.path, {})[operation.method.lower()] = told
+            described["requestBody"] = {"required": True, "content": {JSON: {"schema": body}}}
+        paths.setdefault(operation.path, {})[operation.method.lower()] = described
     used = {operation.query.__name__ for operation in operations}
     return {
         "openapi": "3.1.0",

@@ -1,10 +1,10 @@
-"""One operation of the API: what it takes, what it answers, and how a request becomes a call of its function.
+"""One operation of the API: its request and response types, and how a request becomes a call of its function.
 
     Operation(method, path, takes: structs for query and body, answers: a type, run: function of a `Call`)
 
-Reading is strict: unknown members, parameters given twice and other content types are refused with the place and the
-reason. Functions run in a thread, since the office may wait for a disk; those that wait for news are asked again until
-there is some (`Operation.waits`), and hold no thread meanwhile.
+Decoding is strict: unknown members, duplicate parameters and other content types are refused with position and reason.
+Functions run in a thread, because the service may wait for a disk; those that wait for new data are called again until there
+is some (`Operation.waits`), and hold no thread meanwhile.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from gyrostat.cluster.api.problem import (
     TOO_SLOW,
     UNSUPPORTED,
     ApiError,
-    told,
+    api_error,
 )
 from gyrostat.cluster.api.tokens import Principal
 
@@ -45,17 +45,17 @@ _log = logging.getLogger("gyrostat.api")
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """An operation that takes nothing."""
+    """An operation without query or body."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """A request that was read and whose sender is known."""
+    """A decoded request of a known principal."""
 
     service: ClusterService
     principal: Principal
     job: str
-    """What stands in the path: a job's id or name; empty for operations that are not about one."""
+    """The id or name of the job in the path; empty if the operation is not about a job."""
     query: Any
     body: Any
 
@@ -79,11 +79,11 @@ class Operation:
     operator: bool = False
     """Only for operators."""
     waits: Callable[[Call, Any], bool] | None = None
-    """Whether an answer has no news yet: asked again until it has, for as many seconds as `query.wait` says."""
+    """Whether a response has no new data: the function is called again until it has, for up to `query.wait` seconds."""
     slow: bool = False
-    """It waits for a job, in one of a few threads of its own."""
+    """It waits for a job, in one of a few threads of the operation."""
     conflicts: bool = False
-    """It may be refused because of the state that something is in."""
+    """It may be refused because of the state of the job."""
 
     @property
     def about_a_job(self) -> bool:
@@ -92,25 +92,25 @@ class Operation:
 
 @dataclass(frozen=True)
 class OperationEndpoint:
-    """An operation as Starlette calls it."""
+    """An operation as an endpoint of Starlette."""
 
     operation: Operation
     service: ClusterService
     count: Callable[[str, int], None]
-    """Told every operation's name and status."""
+    """Counts a request by operation and status."""
     patient: CapacityLimiter
-    """How many threads may wait at once, if it is slow."""
+    """The number of threads that may wait at once, if it is slow."""
 
     async def __call__(self, request: Request) -> Response:
         try:
             response = await self._answer(request)
         except Exception as error:
-            refusal, principal = told(error), request.state.principal
+            refusal, principal = api_error(error), request.state.principal
             _log.warning(
                 "refused %s %r of %s: %s",
                 request.method,
                 request.url.path[:128],
-                principal.tenant or "a stranger",
+                principal.tenant or "unknown",
                 refusal,
             )
             response = refusal.response()
@@ -121,7 +121,7 @@ class OperationEndpoint:
         operation = self.operation
         principal: Principal = request.state.principal
         if operation.operator and not principal.operator:
-            raise ApiError(FORBIDDEN, f"{operation.name} is for operators; this token is a tenant's")
+            raise ApiError(FORBIDDEN, f"{operation.name} is for operators; this token belongs to a tenant")
         call = Call(
             service=self.service,
             principal=principal,
@@ -150,7 +150,7 @@ class OperationEndpoint:
 
 
 def _job(request: Request) -> str:
-    """Whatever is no name or id is no job: nobody needs to look for it."""
+    """Refuse what cannot be an id or a name."""
     job: str = request.path_params.get("job", "")
     if "job" in request.path_params and not (0 < len(job) <= 128 and job.isprintable()):
         raise ApiError(NOT_FOUND, f"there is no job {job[:128]!r}")
@@ -164,16 +164,16 @@ def _read_query(request: Request, kind: type[msgspec.Struct]) -> Any:
     pairs = request.query_params.multi_items()
     given = dict(pairs)
     if len(given) != len(pairs):
-        raise ApiError(MALFORMED, "a parameter of the query is given more than once")
+        raise ApiError(MALFORMED, "a query parameter is given more than once")
     known = {field.encode_name for field in msgspec.structs.fields(kind)}
     for name in given:
         if name not in known:
-            wanted = f"known are {', '.join(sorted(known))}" if known else "this operation takes none"
+            wanted = f"known are {', '.join(sorted(known))}" if known else "this operation has none"
             raise ApiError(MALFORMED, f"unknown parameter {name[:64]!r} in the query; {wanted}")
     try:
         return msgspec.convert(given, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise ApiError(MALFORMED, f"the query is not as this operation takes it: {error}") from error
+        raise ApiError(MALFORMED, f"the query is invalid for this operation: {error}") from error
 
 
 async def _read_body(request: Request, kind: type[msgspec.Struct]) -> Any:
@@ -184,15 +184,15 @@ async def _read_body(request: Request, kind: type[msgspec.Struct]) -> Any:
         async with asyncio.timeout(_BODY_SECONDS):
             content = await _whole_body(request)
     except TimeoutError:
-        raise ApiError(TOO_SLOW, f"the body did not come within {_BODY_SECONDS:g} s") from None
+        raise ApiError(TOO_SLOW, f"the body did not arrive within {_BODY_SECONDS:g} s") from None
     except ClientDisconnect:
         raise ApiError(MALFORMED, "the request ended before its body did") from None
     try:
         return msgspec.json.decode(content, type=kind)
     except msgspec.ValidationError as error:
-        raise ApiError(MALFORMED, f"the body is not as this operation takes it: {error}") from error
+        raise ApiError(MALFORMED, f"the body is invalid for this operation: {error}") from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ApiError(MALFORMED, f"the body is no JSON: {error}") from error
+        raise ApiError(MALFORMED, f"the body is not JSON: {error}") from error
 
 
 async def _whole_body(request: Request) -> bytes:

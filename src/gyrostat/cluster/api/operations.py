@@ -1,4 +1,4 @@
-"""All operations of the API: the table that is served, and that the OpenAPI document describes."""
+"""All operations of the API: the table that is served and that the OpenAPI document describes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gyrostat.core.errors import NoSuchJob, UsageError
 
 API = "v1"
 _EXPLAINED = 50
-"""So many waiting jobs are explained in an overview."""
+"""The number of waiting jobs that an overview explains."""
 _log = logging.getLogger("gyrostat.api")
 
 
@@ -40,7 +40,7 @@ def submit(call: Call) -> JobRecord:
 
 
 def _vc(spec: JobSpec, call: Call) -> str:
-    """A virtual cluster that this token may submit to: the one it names, or the tenant's own, or everybody's."""
+    """A virtual cluster that this token may submit to: the one it names, or else the tenant's own, or else the default one."""
     tenant, known = call.principal.tenant, call.service.virtual_clusters()
     allowed = [*(call.principal.vcs or (tenant,)), DEFAULT_VC]
     if spec.vc is not None and spec.vc not in allowed:
@@ -178,7 +178,7 @@ def _explained(call: Call, live: list[JobRecord]) -> list[Waiting]:
         try:
             waiting = call.service.why_waiting(record.id, tenant_of(call.principal))
         except NoSuchJob:
-            continue  # forgotten since
+            continue  # deleted meanwhile
         if waiting is not None:
             found.append(waiting)
     return found
@@ -216,11 +216,11 @@ def shutdown(call: Call) -> m.About:
     return about(call)
 
 
-# How.
+# Implementation.
 
 
 def _job(call: Call) -> JobRecord:
-    """By id or name. Who asks for another tenant's is told that there is none, and the log has it."""
+    """By id or name. Another tenant's job does not exist for the requester; the log records the attempt."""
     tenant = tenant_of(call.principal)
     try:
         return call.service.job(call.job, tenant)
@@ -238,14 +238,12 @@ def _view(call: Call) -> PrincipalView:
     return PrincipalView(call.principal, {record.id for record in call.service.jobs(call.principal.tenant)})
 
 
-def _nothing_new(call: Call, answer: Any) -> bool:
+def _no_new_data(call: Call, answer: Any) -> bool:
     match answer:
         case m.LogPart(lines=lines, over=over):
             return not lines and not over
         case m.Events(next=looked_to):
-            return bool(
-                looked_to == call.query.since
-            )  # others' events are none of the answer, but are passed
+            return bool(looked_to == call.query.since)  # events of others are skipped, but read
     return False
 
 
@@ -268,7 +266,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="about",
         method="GET",
         path=f"/{API}",
-        summary="Which service this is, and whether something troubles it",
+        summary="Which service this is, and whether it works as it should",
         run=about,
         answers=m.About,
         public=True,
@@ -277,7 +275,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="submit",
         method="POST",
         path=f"/{API}/jobs",
-        summary="Submit a job; it is durable when this answers",
+        summary="Submit a job; it is durable when this responds",
         run=submit,
         answers=JobRecord,
         body=JobSpec,
@@ -304,15 +302,15 @@ OPERATIONS: tuple[Operation, ...] = (
         name="logs",
         method="GET",
         path=f"/{API}/jobs/{{job}}/logs",
-        summary="What it printed, part by part",
+        summary="Its output, part by part",
         run=logs,
         answers=m.LogPart,
         query=m.LogsQuery,
-        waits=_nothing_new,
+        waits=_no_new_data,
     ),
     _of_a_job("cancel", "End it", cancel, JobRecord),
     _of_a_job("pause", "Checkpoint it, and take it out of the queue", pause, JobRecord),
-    _of_a_job("resume", "Back into the queue; it goes on from its checkpoint", resume, JobRecord),
+    _of_a_job("resume", "Put it back into the queue; it continues from its checkpoint", resume, JobRecord),
     _of_a_job("scale", "Run it on another number of devices", scale, JobRecord, m.ScaleBody),
     _of_a_job("migrate", "Replace workers by new ones", migrate, m.Changed, m.MigrateBody, slow=True),
     _of_a_job("profile", "Measure it on several sizes", profile, m.ProfileResult, m.ProfileBody, slow=True),
@@ -320,7 +318,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="devices",
         method="GET",
         path=f"/{API}/devices",
-        summary="All devices, and who is on them",
+        summary="All devices, and the jobs on them",
         run=devices,
         answers=tuple[m.Device, ...],
     ),
@@ -328,17 +326,17 @@ OPERATIONS: tuple[Operation, ...] = (
         name="events",
         method="GET",
         path=f"/{API}/events",
-        summary="What was decided and what happened, with reasons",
+        summary="Decisions and occurrences, with reasons",
         run=events,
         answers=m.Events,
         query=m.EventsQuery,
-        waits=_nothing_new,
+        waits=_no_new_data,
     ),
     Operation(
         name="overview",
         method="GET",
         path=f"/{API}/overview",
-        summary="Devices, jobs and queues at a glance",
+        summary="A summary of devices, jobs and queues",
         run=overview,
         answers=m.Overview,
     ),
@@ -346,7 +344,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="reservations",
         method="GET",
         path=f"/{API}/reservations",
-        summary="What serving loads have",
+        summary="Devices reserved for serving loads",
         run=reservations,
         answers=m.Reservations,
         operator=True,
@@ -355,7 +353,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="reserve",
         method="POST",
         path=f"/{API}/reservations",
-        summary="Have devices for a serving load; jobs shrink or leave for it",
+        summary="Reserve devices for serving loads; jobs shrink or stop for it",
         run=reserve,
         answers=m.Reservations,
         body=m.ReserveBody,
@@ -366,7 +364,7 @@ OPERATIONS: tuple[Operation, ...] = (
         name="recording",
         method="GET",
         path=f"/{API}/recording",
-        summary="What the scheduler saw and decided since the daemon started",
+        summary="What the scheduler observed and decided since the daemon started",
         run=recording,
         answers=NoBody,
         media_type="application/x-ndjson",

@@ -1,7 +1,7 @@
-"""How the API says no: a status and one JSON object, the same for all refusals.
+"""Errors of the API: a status and one JSON object, the same form for all.
 
-The message is for the person who asked: what, the value, what to do. What went wrong inside is never part of it; that goes to
-the daemon's log under the number that the message names.
+The message is for the requester: what happened, the value, what to do. Internal errors are not part of it; they are in the
+daemon's log under the incident number in the message.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class ProblemBody(msgspec.Struct, frozen=True, kw_only=True):
     code: str
     message: str
     suggestions: tuple[str, ...] = ()
-    """Names that exist and are near the one that was given."""
+    """Existing names that are similar to the given one."""
 
 
 class ApiError(Exception):
-    """Raised wherever a request cannot be carried out; becomes a `ProblemBody`."""
+    """A request cannot be carried out; becomes a `ProblemBody`."""
 
     def __init__(
         self, status: int, message: str, *, code: str | None = None, suggestions: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class ApiError(Exception):
         )
 
 
-_TOLD: tuple[tuple[type[Exception], int, str], ...] = (
+_ERRORS: tuple[tuple[type[Exception], int, str], ...] = (
     (NoSuchJob, NOT_FOUND, "no_such_job"),
     (Unplaceable, MALFORMED, "unplaceable"),
     (WrongState, CONFLICT, "wrong_state"),
@@ -81,14 +81,14 @@ _TOLD: tuple[tuple[type[Exception], int, str], ...] = (
     (OutsideRoot, FORBIDDEN, "forbidden"),
     (UsageError, MALFORMED, "malformed"),
 )
-"""Errors whose messages are meant for whoever asked. `local.client` turns the codes back into them."""
+"""Errors whose messages are for the requester. `cluster.client` maps the codes back to these types."""
 
 
-def told(error: Exception) -> ApiError:
-    """An error as it is told to whoever asked."""
+def api_error(error: Exception) -> ApiError:
+    """An error as the requester sees it."""
     if isinstance(error, ApiError):
         return error
-    for kind, status, code in _TOLD:
+    for kind, status, code in _ERRORS:
         if isinstance(error, kind):
             suggestions = error.suggestions if isinstance(error, NoSuchJob) else ()
             return ApiError(status, str(error), code=code, suggestions=suggestions)
@@ -96,9 +96,7 @@ def told(error: Exception) -> ApiError:
 
 
 def broken(error: Exception) -> ApiError:
-    """For what nobody foresaw: the log says what, the answer only where to look."""
+    """An unexpected error: the log has the details, the response only the incident number."""
     number = secrets.token_hex(4)
     _log.error("incident %s", number, exc_info=error)
-    return ApiError(
-        BROKEN, f"something went wrong inside; the daemon's log says what, under incident {number}"
-    )
+    return ApiError(BROKEN, f"internal error; see the daemon's log, incident {number}")

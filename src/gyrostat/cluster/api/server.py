@@ -1,4 +1,4 @@
-"""Listening: the address, who may come in there, and the service in a thread of its own."""
+"""Serves the API: the address, whether it needs tokens, and uvicorn in a thread of its own."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _MAX_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30
 _BACKLOG = 128
 _REQUEST_S = 10.0
-"""A connection is closed that takes longer for the head of its first request, or of another that it has begun."""
+"""A connection that takes longer for the header of a request is closed."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -40,7 +40,7 @@ def parse_listen(text: str) -> tuple[str, int]:
 
 
 def check_listen(address: str, tokens: Path | None) -> TokenBook | None:
-    """Beyond this machine only those may come in who have a token."""
+    """Tokens are required on every address but loopback ones."""
     if tokens is not None:
         return TokenBook(tokens)
     if not ip_address(address).is_loopback:
@@ -51,15 +51,14 @@ def check_listen(address: str, tokens: Path | None) -> TokenBook | None:
     return None
 
 
-class Impatient(H11Protocol):
-    """Closes connections over which nobody asks for anything: they are counted, and keep others out.
+class RequestTimeout(H11Protocol):
+    """Closes connections without a complete request: the number of connections is limited.
 
-    A request that is begun has to be whole in time, the first one and every other: uvicorn's own patience with an idle
-    connection starts anew with every byte.
+    Every request has to be complete in time: uvicorn's own timeout of an idle connection starts anew with every byte.
     """
 
     _answered: RequestResponseCycle | None = None
-    """After this one the next request is awaited, for a while. None: after none."""
+    """The last request that was answered; None: none yet."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,28 +75,28 @@ class Impatient(H11Protocol):
 
     def _await_request(self) -> None:
         self._answered = self.cycle
-        self.loop.call_later(_REQUEST_S, self._leave_unless_asked, self.cycle)
+        self.loop.call_later(_REQUEST_S, self._close_if_idle, self.cycle)
 
-    def _leave_unless_asked(self, answered: RequestResponseCycle | None) -> None:
+    def _close_if_idle(self, answered: RequestResponseCycle | None) -> None:
         if self.cycle is answered:
             self.transport.close()
 
 
 class ApiServer:
-    """The API of an office, listening. `address` is where, with the port that was found if 0 was asked for."""
+    """The API of a cluster, listening at `address` (with the chosen port if 0 was requested)."""
 
     def __init__(
         self, service: ClusterService, listen: str = DEFAULT_LISTEN, tokens: Path | None = None
     ) -> None:
-        """Raises `UsageError` if the address cannot be had, or would need tokens and there are none."""
+        """Raises `UsageError` if the address is not available, or needs tokens and there are none."""
         family, address = _resolve(*parse_listen(listen))
         book = check_listen(address[0], tokens)
         self._socket = _listen_at(family, address)
         bound = self._socket.getsockname()
         self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
         config = uvicorn.Config(
-            build_app(service, book=book, nobody=Principal(tenant=_user(), operator=True)),
-            http=Impatient,
+            build_app(service, book=book, anonymous=Principal(tenant=_user(), operator=True)),
+            http=RequestTimeout,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -120,7 +119,7 @@ class ApiServer:
         self._thread.start()
 
     def stop(self) -> None:
-        """Answers those who are being served, and closes."""
+        """Answer the requests in progress, then close."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
@@ -131,7 +130,7 @@ class ApiServer:
 def serving(
     service: ClusterService, listen: str = DEFAULT_LISTEN, tokens: Path | None = None
 ) -> Iterator[ApiServer]:
-    """The API for as long as the block lasts."""
+    """Serve the API during the block."""
     server = ApiServer(service, listen, tokens)
     server.start()
     try:
@@ -145,13 +144,13 @@ def _resolve(host: str, port: int) -> tuple[socket.AddressFamily, Any]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UsageError(
-            f"--listen {host}:{port}: {host!r} is no address of this machine: {error}"
+            f"--listen {host}:{port}: {host!r} is not an address of this machine: {error}"
         ) from error
     return family, address
 
 
 def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
-    # asyncio sends small answers at once only on sockets that say they are TCP's.
+    # asyncio disables Nagle's algorithm only on sockets whose protocol is TCP.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -167,7 +166,7 @@ def _listen_at(family: socket.AddressFamily, address: Any) -> socket.socket:
 
 
 def _user() -> str:
-    """Whose jobs those are that come without a token."""
+    """The tenant of jobs that are submitted without a token."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):

@@ -1,9 +1,9 @@
-"""Who is asking: tokens, the tenants they belong to, and what each may do.
+"""Tokens: which tenant a request belongs to, and what it may do.
 
-A token is 32 random bytes, shown once when it is made; the file keeps only its SHA-256 (nothing slower is needed for what
-cannot be guessed). Whoever holds an operator's token may do everything; a tenant's token sees and touches that tenant's jobs
-only, submits to the virtual clusters it names, and runs scripts below one directory. The file is read again when it changes,
-so that a token can be revoked while the cluster runs; if it cannot be read, nobody is let in.
+A token is 32 random bytes, shown once when it is made; the file has only its SHA-256 (a slower hash is unnecessary for what
+cannot be guessed). An operator's token may do everything; a tenant's token sees and changes that tenant's jobs only, submits to
+the virtual clusters it names, and runs scripts below one directory. The file is read again when it changes, so a token can be
+revoked while the cluster runs; if it cannot be read, all requests are refused.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _log = logging.getLogger("gyrostat.api")
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
-    """Somebody who was recognised."""
+    """The sender of a request."""
 
     tenant: str
     operator: bool = False
-    """May see and touch everybody's jobs, reserve devices, and shut the cluster down."""
+    """May see and change all jobs, reserve devices, and shut the cluster down."""
     root: str | None = None
     """Workdirs and scripts must lie below; None: anywhere."""
     vcs: tuple[str, ...] | None = None
@@ -44,7 +44,7 @@ class Token(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """One line of the file."""
 
     id: str
-    """Names the token without revealing it, for listing and revoking."""
+    """Identifies the token without revealing it."""
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
     principal: Principal
 
@@ -55,7 +55,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def new_token(principal: Principal) -> tuple[str, Token]:
-    """The secret, which is told once, and what the file keeps of it."""
+    """The secret, which is shown once, and its entry in the file."""
     secret = _PREFIX + secrets.token_urlsafe(32)
     return secret, Token(id=secrets.token_hex(4), sha256=_digest(secret), principal=principal)
 
@@ -77,14 +77,14 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
     try:
         found = msgspec.json.decode(content, type=_File)
     except msgspec.DecodeError as error:
-        raise UsageError(f"{path} is no token file ({FORMAT}): {error}") from error
+        raise UsageError(f"{path} is not a token file ({FORMAT}): {error}") from error
     if found.format != FORMAT:
-        raise UsageError(f"{path} is no token file ({FORMAT}): its format is {found.format!r}")
+        raise UsageError(f"{path} is not a token file ({FORMAT}): its format is {found.format!r}")
     return found.tokens
 
 
 def write_tokens(path: Path, tokens: tuple[Token, ...]) -> None:
-    """Whoever looks sees the old file or the whole new one; only its owner may look."""
+    """Atomic: readers see the old file or the new one. Readable by its owner only."""
     content = msgspec.json.format(msgspec.json.encode(_File(format=FORMAT, tokens=tokens)), indent=1)
     try:
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
@@ -110,11 +110,11 @@ class TokenBook:
         self._tokens = read_tokens(path)
         if not self._tokens:
             raise UsageError(
-                f"the token file {path} has no tokens: nobody could come in; add one with `gyrostat token add`"
+                f"the token file {path} has no tokens, so every request would be refused; add one with `gyrostat token add`"
             )
 
     def recognise(self, secret: str) -> Principal | None:
-        """Whose token that is. Takes the same time whichever matches, and if none does."""
+        """The principal of a token. Takes the same time whichever matches, and if none does."""
         digest, found = _digest(secret), None
         for token in self._current():
             if hmac.compare_digest(token.sha256, digest):
@@ -128,7 +128,7 @@ class TokenBook:
                 try:
                     self._tokens = read_tokens(self._path)
                 except UsageError as error:
-                    _log.error("nobody is let in until this is mended: %s", error)
+                    _log.error("all requests are refused until this is repaired: %s", error)
                     self._tokens = ()
                 self._seen = stamp
             return self._tokens

@@ -1,7 +1,7 @@
-"""What whoever asks may see of the cluster. Pure.
+"""What a principal may see of the cluster. Pure.
 
-For a tenant, other tenants' jobs do not exist: devices that they hold are just busy, and where a reason names one, it is
-another job. Operators see everything.
+For a tenant, other tenants' jobs do not exist: devices that they hold are just busy, and a reason that names one says
+"another job". Operators see everything.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _OTHER = "another job"
 
 
 def tenant_of(principal: Principal) -> str | None:
-    """Whose jobs it may see and touch; None: everybody's."""
+    """The tenant whose jobs it may see and change; None: all."""
     return None if principal.operator else principal.tenant
 
 
 class PrincipalView:
-    """Answers as one principal may see them."""
+    """Responses as one principal may see them."""
 
     def __init__(self, principal: Principal, own: Collection[str]) -> None:
         """`own`: ids of the jobs that it may see."""
