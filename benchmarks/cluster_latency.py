@@ -101,7 +101,7 @@ def free(daemon: Daemon, devices: int) -> float:
     if not daemon.service.reserve("cpu", devices, wait=120.0):
         raise SystemExit("the devices were not free after two minutes")
     took = time.monotonic() - began
-    daemon.service.release("cpu")
+    daemon.service.reserve("cpu", 0)
     return took
 
 

@@ -89,7 +89,7 @@ def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int)
             reserved = [device for device in daemon.service.devices() if device.reserved]
             assert len(reserved) == wanted
             assert all(device.job is None for device in reserved)
-            daemon.service.release("cpu")
+            daemon.service.reserve("cpu", 0)
             until(
                 daemon,
                 lambda: all(daemon.service.job(id_, None).state in _GOES_ON for id_ in ids),

@@ -26,7 +26,7 @@ def daemon_in(home: Home) -> Daemon:
 
 
 def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_HOUSEKEEPING_S", 0.01)
+    monkeypatch.setattr(module, "CLEAN_UP_S", 0.01)
     home = Home(tmp_path / "state")
     with daemon_in(home) as daemon:
         job = daemon.registry.add(SPEC, "me", "default")

@@ -117,7 +117,7 @@ def test_a_reader_that_was_away_too_long_goes_on_with_the_oldest(log: Path) -> N
 
 
 @pytest.mark.parametrize("place", ["x", "1", "1:2", "-1:2:3", "1:2:3:4", "../etc/passwd", "1:2:" + "9" * 40])
-def test_a_place_is_what_was_answered(log: Path, place: str) -> None:
+def test_a_position_is_one_of_an_earlier_response(log: Path, place: str) -> None:
     log.write_text("one\n")
-    with pytest.raises(UsageError, match="a place in a log is"):
+    with pytest.raises(UsageError, match="a position in a log is"):
         read_part(log, place, None, over=False)

@@ -7,6 +7,7 @@ kept in memory, written when there is room again, and reported as trouble; new s
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import deque
@@ -21,6 +22,7 @@ from gyrostat.core.errors import NoSuchJob, StorageFull
 
 _REMEMBERED = 10_000
 """Events that are kept in memory; the store has older ones."""
+logger = logging.getLogger(__name__)
 
 
 class RecordStore(Protocol):
@@ -124,6 +126,7 @@ class Registry:
             )
             self._save(record, event)
             self._submissions = number
+            logger.info("submitted: %s of %s", spec.title, tenant, extra={"job": record.id})
             return record
 
     def update(self, id_: str, kind: str, reason: str, **fields: Any) -> JobRecord:
@@ -145,9 +148,12 @@ class Registry:
     ) -> JobRecord:
         """Change its state and reason (None: keep them). Succeeds even if the disk is full."""
         with self.lock:
-            record = self.get(id_)
-            reason = record.reason if reason is None else reason
-            record = record.moved(state or record.state, reason, self.clock(), **fields)
+            previous = self.get(id_)
+            reason = previous.reason if reason is None else reason
+            record = previous.moved(state or previous.state, reason, self.clock(), **fields)
+            if record.state is not previous.state:
+                extra = {"job": id_, "step": record.step}
+                logger.info("%s after %s: %s", record.state, previous.state, reason, extra=extra)
             event = None if kind is None else self._new_event(kind, reason, record, before, record.devices)
             self._save_later(record, event)
             return record

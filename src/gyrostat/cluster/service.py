@@ -275,10 +275,6 @@ class ClusterService:
             self._registry.reserve(wanted, f"{devices} {type} for a serving load", kind)
         return self._backend.reserve(wanted, wait)
 
-    def release(self, type: str) -> None:
-        """End all reservations of this type. Raises `UsageError`."""
-        self.reserve(type, 0)
-
     def reservations(self) -> dict[str, int]:
         """Devices reserved for serving loads, by type."""
         return self._registry.store.reservations()

@@ -1,4 +1,4 @@
-"""Where the office meets the running cluster: implements `office.Machine`. May be used from any thread."""
+"""The cluster on this machine behind its service: implements `service.ClusterBackend`. May be used from any thread."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class LocalBackend:
         )
 
     def migrate(self, id_: str, workers: tuple[int, ...]) -> RequestResult:
-        with self._call(id_) as job_client:
+        with self._connect(id_) as job_client:
             answer = job_client.migrate(workers or job_client.status().members)
         if not answer.done:
             raise RequestFailed(answer.text)
@@ -69,16 +69,16 @@ class LocalBackend:
         record = self._registry.get(id_)
         if largest is not None and largest > len(record.devices):
             raise UsageError(
-                f"job {id_} has {len(record.devices)} devices and can be measured on so many at most, not on {largest}"
+                f"job {id_} has {len(record.devices)} devices and cannot be measured on {largest}"
             )
-        with self._call(id_) as job_client:
+        with self._connect(id_) as job_client:
             return job_client.profile(smallest, largest, steps)
 
-    def _call(self, id_: str) -> JobClient:
+    def _connect(self, id_: str) -> JobClient:
         record = self._registry.get(id_)
         if record.state is not JobState.RUNNING:
-            raise WrongState(f"job {id_} is {record.state}; this can be asked of a running job only")
-        return JobClient(id_, at=self._home.doors)
+            raise WrongState(f"job {id_} is {record.state}; only a running job can do this")
+        return JobClient(id_, at=self._home.control_sockets)
 
     def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
         deadline = time.monotonic() + wait
@@ -93,5 +93,5 @@ class LocalBackend:
 
 
 def _withdrawn(scheduler_state: SchedulerState) -> set[DeviceId]:
-    """What serving loads have."""
+    """Devices reserved for serving loads."""
     return {device for devices in scheduler_state.withdrawn.values() for device in devices}

@@ -36,7 +36,7 @@ def layout_of_file(path: Path) -> ClusterLayout:
 
 
 def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None = None) -> ClusterLayout:
-    """`cpu:4`, or `fast:2@400,slow:2@100`: types of slots, how many of each, and their pace."""
+    """`cpu:4`, or `fast:2@400,slow:2@100`: types of slots, their numbers and paces."""
     document: dict[str, Any] = {
         "cell_types": {},
         "physical_cluster": [],
@@ -59,7 +59,7 @@ def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None 
 
 
 def found_layout() -> ClusterLayout:
-    """This machine's GPUs, by model; without any, one CPU slot per core."""
+    """This machine's GPUs, by model; without GPUs, one CPU slot per core."""
     gpus: dict[str, list[int]] = {}
     for number, path in enumerate(sorted(_GPUS.glob("*/information"))):
         model = re.search(r"^Model:\s*(.+)$", path.read_text(), re.MULTILINE)

@@ -1,8 +1,8 @@
-"""Reading a job's log while it is written and rotated, part by part.
+"""Reads a job's log part by part, while it is written and rotated.
 
-A place in a log is a file's identity and an offset in it (`inode:offset:checksum`), so that a reader who was away while the
-log was rotated goes on where it was, in `output.log.1` or whatever the file is called by then. Inodes are used again, hence the
-checksum, of how the file begins. Parts end with whole lines; what a job printed last without a newline comes once it is over.
+A position in a log is a file's identity and an offset in it (`inode:offset:checksum`), so that a reader continues where it
+was after the log was rotated, in `output.log.1` or whatever name the file has then. Inodes are reused, hence the checksum of
+the beginning of the file. Parts end with complete lines; a last line without a newline is returned once the job has ended.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gyrostat.core.errors import UsageError
 
 MOST_BYTES = 256 << 10
 """In one part."""
-_PLACE = re.compile(r"([0-9]{1,20}):([0-9]{1,20}):([0-9]{1,10})")
+_POSITION = re.compile(r"([0-9]{1,20}):([0-9]{1,20}):([0-9]{1,10})")
 _BEGINNING = 64
 
 
@@ -30,9 +30,7 @@ class _File:
 
 
 def read_part(log: Path, after: str | None, tail: int | None, *, over: bool) -> LogChunk:
-    """The lines after that place; without one, from the beginning or the last `tail` lines. `over`: nobody writes it any
-    more.
-    """
+    """The lines after a position; without one, from the beginning or the last `tail` lines. `over`: the log is complete."""
     files = _files(log)
     at, offset = _position(files, after)
     if after is None and tail is not None:
@@ -73,18 +71,18 @@ def _files(log: Path) -> list[_File]:
         try:
             status = path.stat()
         except OSError:
-            continue  # rotated this very moment, or not there yet
+            continue  # being rotated, or not created yet
         found.append(_File(path, status.st_ino, status.st_size))
     return found
 
 
 def _position(files: list[_File], after: str | None) -> tuple[int, int]:
-    """Which file, and where in it; the oldest one if the place is in none of them any more."""
+    """Index of the file and offset in it; the start of the oldest one if the position is in none of them any more."""
     if not after:
         return 0, 0
-    match = _PLACE.fullmatch(after)
+    match = _POSITION.fullmatch(after)
     if match is None:
-        raise UsageError(f"a place in a log is what `next` of an earlier answer was; got {after!r}")
+        raise UsageError(f"a position in a log is `next` of an earlier response; got {after!r}")
     inode, offset, checksum = map(int, match.groups())
     for number, file in enumerate(files):
         if file.inode == inode and offset <= file.size and checksum == _checksum(file, offset):
@@ -97,7 +95,7 @@ def _checksum(file: _File, offset: int) -> int:
 
 
 def _back(files: list[_File], lines: int) -> tuple[int, int]:
-    """Where the last `lines` lines begin."""
+    """The position of the last `lines` lines."""
     if lines == 0 and files:
         return len(files) - 1, files[-1].size
     missing = lines
@@ -124,7 +122,7 @@ def _back(files: list[_File], lines: int) -> tuple[int, int]:
 
 
 def _read(file: _File, offset: int, most: int) -> bytes:
-    """Of the file as it was found: if another has its name by now, nothing."""
+    """Of the file that was found: nothing if another has its name by now."""
     try:
         with file.path.open("rb") as stream:
             if os.fstat(stream.fileno()).st_ino != file.inode:

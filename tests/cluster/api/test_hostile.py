@@ -75,7 +75,10 @@ def test_another_tenants_job_does_not_exist(
     for touch in TOUCHES:
         for job in ("j1", SECRET):
             caplog.clear()
-            with caplog.at_level(logging.WARNING, "gyrostat.api"), pytest.raises(NoSuchJob) as refused:
+            with (
+                caplog.at_level(logging.WARNING, "gyrostat.cluster.api"),
+                pytest.raises(NoSuchJob) as refused,
+            ):
                 touch(mallory, job)
             with pytest.raises(NoSuchJob) as unknown:
                 touch(mallory, "x" * len(job))
@@ -146,7 +149,7 @@ def test_one_connection_too_many_is_closed(guarded: Guarded, monkeypatch: pytest
 
 def test_what_strangers_ask_for_fills_no_log(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
     connection = http.client.HTTPConnection(guarded.server.address)
-    with caplog.at_level(logging.WARNING, "gyrostat.api"):
+    with caplog.at_level(logging.WARNING, "gyrostat.cluster.api"):
         connection.request("GET", "/v1/" + "x" * 5000)
         assert connection.getresponse().status == 401
     connection.close()
@@ -219,7 +222,7 @@ def test_path_tricks_in_jobs(guarded: Guarded, quiet: Quiet, caplog: pytest.LogC
             name: value.format(**places) if isinstance(value, str) else value for name, value in spec.items()
         }
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "gyrostat.api"):
+        with caplog.at_level(logging.WARNING, "gyrostat.cluster.api"):
             found = ask(guarded, "POST", "/v1/jobs", json.dumps(told).encode())[0]
         assert (fields, found) == (fields, status)
         assert "refused POST '/v1/jobs' of mallory" in caplog.text

@@ -246,7 +246,7 @@ def test_what_nobody_foresaw_is_logged_and_not_told(
 
     monkeypatch.setattr(quiet.service, "devices", fail)
     with (
-        caplog.at_level(logging.ERROR, "gyrostat.api"),
+        caplog.at_level(logging.ERROR, "gyrostat.cluster.api"),
         pytest.raises(Exception, match="daemon's log, incident") as told,
     ):
         cluster.devices()

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gyrostat.cluster.api.problem import FORBIDDEN, MISDIRECTED, UNKNOWN_TOKEN, ApiError
 from gyrostat.cluster.api.tokens import Principal, TokenBook
 
-_log = logging.getLogger("gyrostat.api")
+logger = logging.getLogger(__name__)
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _UNKNOWN = Principal(tenant="", vcs=())
 
@@ -57,7 +57,7 @@ class Guard:
             except ApiError as refusal:
                 client = scope.get("client") or ("?",)
                 method, path = scope["method"][:16], scope["path"][:128]
-                _log.warning("refused %s %r from %s: %s", method, path, client[0], refusal)
+                logger.warning("refused %s %r from %s: %s", method, path, client[0], refusal)
                 await refusal.response()(scope, receive, send)
                 return
         await self._app(scope, receive, send)

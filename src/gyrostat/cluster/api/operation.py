@@ -41,7 +41,7 @@ MAX_BODY = 1 << 20
 MAX_QUERY = 4096
 _BODY_SECONDS = 10.0
 _LOOK_EVERY_S = 0.1
-_log = logging.getLogger("gyrostat.api")
+logger = logging.getLogger(__name__)
 
 
 class NoBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,7 +106,7 @@ class OperationEndpoint:
             response = await self._answer(request)
         except Exception as error:
             refusal, principal = api_error(error), request.state.principal
-            _log.warning(
+            logger.warning(
                 "refused %s %r of %s: %s",
                 request.method,
                 request.url.path[:128],

@@ -20,7 +20,7 @@ from gyrostat.core.errors import NoSuchJob, UsageError
 API = "v1"
 _EXPLAINED = 50
 """The number of waiting jobs that an overview explains."""
-_log = logging.getLogger("gyrostat.api")
+logger = logging.getLogger(__name__)
 
 
 def about(call: Call) -> m.About:
@@ -211,7 +211,7 @@ def recording(call: Call) -> bytes:
 
 
 def shutdown(call: Call) -> m.About:
-    _log.warning("%s shuts the cluster down", call.principal.tenant)
+    logger.warning("%s shuts the cluster down", call.principal.tenant)
     call.service.shutdown(checkpoint=call.body.checkpoint)
     return about(call)
 
@@ -228,7 +228,7 @@ def _job(call: Call) -> JobRecord:
         if tenant is not None and any(
             call.job in (record.id, record.name) for record in call.service.jobs(None)
         ):
-            _log.warning("tenant %s asked for another tenant's job %r", tenant, call.job)
+            logger.warning("tenant %s asked for another tenant's job %r", tenant, call.job)
         raise
 
 

@@ -17,7 +17,7 @@ from gyrostat.core.errors import NoSuchJob, StorageFull, Unplaceable, UsageError
 from gyrostat.job.control.control_socket import RequestFailed
 
 JSON = "application/json"
-_log = logging.getLogger("gyrostat.api")
+logger = logging.getLogger(__name__)
 
 MALFORMED, UNKNOWN_TOKEN, FORBIDDEN, NOT_FOUND, NOT_ALLOWED = 400, 401, 403, 404, 405
 TOO_SLOW, CONFLICT, TOO_LARGE, UNSUPPORTED, MISDIRECTED, BROKEN, UNAVAILABLE = (
@@ -98,5 +98,5 @@ def api_error(error: Exception) -> ApiError:
 def broken(error: Exception) -> ApiError:
     """An unexpected error: the log has the details, the response only the incident number."""
     number = secrets.token_hex(4)
-    _log.error("incident %s", number, exc_info=error)
+    logger.error("incident %s", number, exc_info=error)
     return ApiError(BROKEN, f"internal error; see the daemon's log, incident {number}")

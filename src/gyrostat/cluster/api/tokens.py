@@ -25,7 +25,7 @@ from gyrostat.core.errors import UsageError
 
 FORMAT = "gyrostat-tokens-1"
 _PREFIX = "gyr_"
-_log = logging.getLogger("gyrostat.api")
+logger = logging.getLogger(__name__)
 
 
 class Principal(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,7 +128,7 @@ class TokenBook:
                 try:
                     self._tokens = read_tokens(self._path)
                 except UsageError as error:
-                    _log.error("all requests are refused until this is repaired: %s", error)
+                    logger.error("all requests are refused until this is repaired: %s", error)
                     self._tokens = ()
                 self._seen = stamp
             return self._tokens
