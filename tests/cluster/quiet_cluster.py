@@ -1,4 +1,4 @@
-"""A cluster that runs nothing: the real office, registry and store over a machine that only notes what it is asked for."""
+"""A cluster that runs nothing: the real service, registry and store over a backend that only records requests."""
 
 from __future__ import annotations
 

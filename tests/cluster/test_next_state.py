@@ -64,9 +64,11 @@ def test_one_that_was_preempted_waits_for_the_reason_for_which_it_was() -> None:
 
 
 def test_back_off_doubles_up_to_five_minutes() -> None:
-    fates = [next_state_of(job(allowed=12, retries=n, failed_at=n), FAILED, entitled=True) for n in range(11)]
-    assert [next_state.after for next_state in fates] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
-    assert fates[1] == NextState(
+    states = [
+        next_state_of(job(allowed=12, retries=n, failed_at=n), FAILED, entitled=True) for n in range(11)
+    ]
+    assert [next_state.after for next_state in states] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 300, 300]
+    assert states[1] == NextState(
         JobState.QUEUED,
         "worker 0 raised E; retry 2 of 12 in 2 s",
         "retried",

@@ -64,7 +64,7 @@ def write_script(directory: Path, text: str = SCRIPT) -> Path:
 
 
 def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> JobSpec:
-    """A job that runs so many steps of `SCRIPT`."""
+    """A job that runs this many steps of `SCRIPT`."""
     return JobSpec(
         script="train.py",
         args=(str(steps), str(pause), f"hurry-{fields.get('name')}"),

@@ -1,6 +1,6 @@
 """A daemon that is killed at a chosen instant: `python -m tests.local.crashing DIRECTORY POINT submit|finish NAME`.
 
-It does what it is told (submit a job, or let one come to its end) and is killed by itself, with SIGKILL, when it comes to
+It submits a job, or lets one finish, and is killed by itself, with SIGKILL, when it comes to
 the point: before or after a function, when its arguments fit. `POINTS` are the steps of a submission, a resize and an end.
 """
 
@@ -58,7 +58,7 @@ POINTS = {
     "resize, written": Point(Registry, "move", False, _event("resized")),
     "resize, asked": Point(Driver, "_occupy", False),
     "resize, answered": Point(Driver, "_handle_move", True),
-    "end, before it is told": Point(Driver, "_report_end", True),
+    "end, before it is reported": Point(Driver, "_report_end", True),
     "end, before it is written": Point(Registry, "move", True, _event("finished")),
     "end, written": Point(Registry, "move", False, _event("finished")),
 }

@@ -112,7 +112,7 @@ def test_tenants_get_what_is_theirs_back_from_an_opportunistic_job(launch: Launc
     with running(tmp_path, read_layout(_TENANTS), spare=2) as daemon:
         service = daemon.service
         service.submit(low, "speech")
-        until(daemon, lambda: service.job("low", "speech").workers == 4, "grows on what nobody uses")
+        until(daemon, lambda: service.job("low", "speech").workers == 4, "grows on unused devices")
         assert service.job("low", "speech").borrowed == (0, 1, 2, 3)
         service.submit(theirs, "vision")
         at_step(daemon, "theirs", 1)
@@ -129,7 +129,7 @@ def test_tenants_get_what_is_theirs_back_from_an_opportunistic_job(launch: Launc
         assert service.job("low", "speech").state is JobState.SUSPENDED
         waiting = service.why_waiting("low", "speech")
         assert waiting is not None
-        assert "nobody else uses" in waiting.why
+        assert "no other job uses" in waiting.why
         for job in (low, theirs, own):
             hurry(job)
         records = finished(daemon, "low", "theirs", "own")

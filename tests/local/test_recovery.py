@@ -44,7 +44,7 @@ CHAIN = (
     ("resize, written", "submit", "c"),
     ("resize, asked", "submit", "d"),
     ("resize, answered", "finish", "b"),
-    ("end, before it is told", "finish", "c"),
+    ("end, before it is reported", "finish", "c"),
     ("end, before it is written", "finish", "d"),
     ("end, written", "finish", "a"),
 )
@@ -52,7 +52,7 @@ SHORT = (
     ("submission, written", "submit", "a"),
     ("start, ordered", "submit", "a"),
     ("resize, asked", "submit", "b"),
-    ("end, before it is told", "finish", "b"),
+    ("end, before it is reported", "finish", "b"),
 )
 
 
@@ -128,7 +128,7 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
 
 
 def test_a_job_that_restarts_its_workers_keeps_its_devices(tmp_path: Path) -> None:
-    """Its status has no workers and no devices; nobody else is placed there."""
+    """Its status has no workers and no devices; no other job is placed there."""
     home = Home(tmp_path / "state")
     home.make()
     store = Store(home.database)

@@ -67,7 +67,7 @@ class Occupancy:
             return sorted(self._on.get(device, ()))
 
     def await_free(self, devices: Iterable[DeviceId], seconds: float) -> bool:
-        """Whether these are free, now or within so many seconds."""
+        """Whether these are free after at most `seconds`."""
         wanted = list(devices)
         with self._changed:
             return self._changed.wait_for(

@@ -24,8 +24,8 @@ def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: flo
     lendable = {type_: number for type_ in types if (number := view.vc.lendable.get(type_, 0))}
     wants = f"it needs {least} of {' or '.join(types)}"
     if not any(view.vc.capacity.values()):
-        why = f"{wants} that nobody else uses, and there are {told(lendable)}"
-        helps = f"somebody leaves {least} devices unused"
+        why = f"{wants} that no other job uses, and there are {told(lendable)}"
+        helps = f"{least} devices become unused"
         return Waiting(job=record.id, position=position, why=why, what_helps=helps)
     if ahead:
         first = ahead[0]

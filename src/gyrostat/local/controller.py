@@ -220,7 +220,9 @@ class JobController:
     # Messages of drivers.
 
     def status_seen(self, id_: str, status: Status) -> None:
-        record, training = self._registry.get(id_), status.phase is JobPhase.TRAINING
+        if (job := self._jobs.get(id_)) is None:
+            return  # it is over
+        record = self._registry.get(id_)
         self._registry.progress(
             id_,
             step=max(record.step, status.step),
@@ -228,18 +230,19 @@ class JobController:
             throughput=status.throughput,
             workers=status.workers,
         )
-        if not training:
+        if status.phase is not JobPhase.TRAINING:
             return
         if record.state is JobState.STARTING:
             self._registry.move(id_, JobState.RUNNING, None, "running")
-        job = self._jobs.get(id_)
-        request = job.request if job is not None else None
-        if job is None or request is None or (request.work is None and request.workload is None):
+        request = job.request
+        if request is None or (request.work is None and request.workload is None):
             return  # no policy uses the rate
         if (rate := job.rate.update(status.step, time.monotonic())) is not None:
             self.changes.append(Progressed(request.id, float(status.step), rate))
 
     def note(self, message: JobMoved | MoveFailed | DriverTrouble) -> None:
+        if message.job not in self._jobs:
+            return  # it is over
         record = self._registry.get(message.job)
         match message:
             case JobMoved(_, before, after, pause):

@@ -119,7 +119,7 @@ class Daemon:
                 return False
 
     def await_ready(self, seconds: float) -> bool:
-        """Whether a host is ready within so many seconds."""
+        """Whether a host is ready after at most `seconds`."""
         return self._pool.await_ready(seconds)
 
     def clean_up(self) -> None:

@@ -121,7 +121,7 @@ class Driver:
         return self._phase.hosted
 
     def retarget(self, devices: Devices, *, within: float | None = None) -> None:
-        """It should have these. `within`: if it has to stop and does not within so many seconds, it is killed."""
+        """It should have these. `within`: if it has to stop and does not in this many seconds, it is killed."""
         self._command(devices, None if within is None else time.monotonic() + within)
 
     def restart(self, devices: Devices) -> None:

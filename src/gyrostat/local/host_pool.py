@@ -64,7 +64,7 @@ class HostTask:
             self._changed.notify_all()
 
     def wait(self, state: HostTaskState, seconds: float) -> bool:
-        """Whether it is in this state within so many seconds."""
+        """Whether it is in this state after at most `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._state is state, seconds)
 
@@ -166,7 +166,7 @@ class HostPool:
             return True
 
     def await_ready(self, seconds: float, hosts: int = 1) -> bool:
-        """Whether at least this many hosts are ready within so many seconds."""
+        """Whether this many hosts are ready after at most `seconds`."""
         with self._changed:
             return self._changed.wait_for(lambda: len(self._ready) >= hosts, seconds)
 

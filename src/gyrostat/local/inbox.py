@@ -101,7 +101,7 @@ class Inbox:
             return questions
 
     def wait(self, seconds: float | None) -> None:
-        """Until there is a message or question, the end is requested, or so many seconds have passed."""
+        """Until there is a message or question, the end is requested, or `seconds` have passed."""
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._messages or self._questions or self.is_closing), seconds

@@ -9,7 +9,7 @@ from gyrostat.core.request import JobRequest
 from gyrostat.local.driver import Driver
 
 _REPORT_S = 5.0
-"""How often the scheduler is told how fast a job is."""
+"""How often the rate of a job is reported to the scheduler."""
 
 
 class RateMeter:
@@ -53,6 +53,6 @@ class TrackedJob:
     rate: RateMeter = field(default_factory=RateMeter)
 
     def retarget(self, within: float) -> None:
-        """Pass `devices` on to the driver. `within`: without devices, it is killed after so many seconds."""
+        """Pass `devices` on to the driver. `within`: without devices, it is killed after this many seconds."""
         if self.driver is not None:
             self.driver.retarget(self.devices, within=None if self.devices else within)

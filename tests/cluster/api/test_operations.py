@@ -1,4 +1,4 @@
-"""Every operation of the API, through the client and on a real socket, against an office that runs nothing."""
+"""Every operation of the API, through the client and on a real socket, against a cluster that runs nothing."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.cluster.api.tokens import Principal, TokenBook, new_token, read_tokens, write_tokens
+from gyrostat.cluster.api.tokens import Principal, TokenFile, new_token, read_tokens, write_tokens
 from gyrostat.core.errors import UsageError
 
 ALICE = Principal(tenant="alice", root="/srv/alice", vcs=("alice",))
@@ -37,32 +37,32 @@ def test_whose_a_token_is(file: Path) -> None:
     alice, first = new_token(ALICE)
     ops, second = new_token(OPERATOR)
     write_tokens(file, (first, second))
-    book = TokenBook(file)
-    assert book.recognise(alice) == ALICE
-    assert book.recognise(ops) == OPERATOR
+    token_file = TokenFile(file)
+    assert token_file.recognise(alice) == ALICE
+    assert token_file.recognise(ops) == OPERATOR
     for wrong in ("", alice[:-1], alice + "x", first.sha256, first.id, "ü"):
-        assert book.recognise(wrong) is None
+        assert token_file.recognise(wrong) is None
 
 
 def test_a_revoked_token_opens_nothing(file: Path) -> None:
     alice, first = new_token(ALICE)
     ops, second = new_token(OPERATOR)
     write_tokens(file, (first, second))
-    book = TokenBook(file)
+    token_file = TokenFile(file)
     write_tokens(file, (second,))
-    assert book.recognise(alice) is None
-    assert book.recognise(ops) == OPERATOR
+    assert token_file.recognise(alice) is None
+    assert token_file.recognise(ops) == OPERATOR
 
 
 @pytest.mark.parametrize("spoil", [Path.unlink, lambda file: file.write_text("{")])
 def test_a_file_that_cannot_be_read_lets_nobody_in(file: Path, spoil: Callable[[Path], object]) -> None:
     ops, token = new_token(OPERATOR)
     write_tokens(file, (token,))
-    book = TokenBook(file)
+    token_file = TokenFile(file)
     spoil(file)
-    assert book.recognise(ops) is None
+    assert token_file.recognise(ops) is None
     write_tokens(file, (token,))
-    assert book.recognise(ops) == OPERATOR
+    assert token_file.recognise(ops) == OPERATOR
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_book_without_sound_tokens_is_refused(file: Path, content: str, messag
     file.write_text(content)
     file.chmod(0o600)
     with pytest.raises(UsageError, match=message):
-        TokenBook(file)
+        TokenFile(file)
 
 
 def test_a_file_that_others_may_write_is_refused(file: Path) -> None:
@@ -87,9 +87,9 @@ def test_a_file_that_others_may_write_is_refused(file: Path) -> None:
     write_tokens(file, (token,))
     os.chmod(file, 0o620)
     with pytest.raises(UsageError, match=r"others may write .* \(mode 620\): chmod 600"):
-        TokenBook(file)
+        TokenFile(file)
 
 
 def test_a_file_that_is_not_there_is_told(file: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
-        TokenBook(file)
+        TokenFile(file)

@@ -20,7 +20,7 @@ from gyrostat.cluster.api.openapi import document
 from gyrostat.cluster.api.operation import NoBody, Operation, OperationEndpoint
 from gyrostat.cluster.api.operations import API, OPERATIONS
 from gyrostat.cluster.api.problem import NOT_ALLOWED, NOT_FOUND, ApiError, broken
-from gyrostat.cluster.api.tokens import Principal, TokenBook
+from gyrostat.cluster.api.tokens import Principal, TokenFile
 
 if TYPE_CHECKING:
     from gyrostat.cluster.service import ClusterService
@@ -46,7 +46,7 @@ class Resource:
         await response(scope, receive, send)
 
 
-def build_app(service: ClusterService, *, book: TokenBook | None, anonymous: Principal) -> ASGIApp:
+def build_app(service: ClusterService, *, token_file: TokenFile | None, anonymous: Principal) -> ASGIApp:
     """`anonymous`: the principal of all requests if there are no tokens."""
     metrics = Metrics(service)
     described = [*OPERATIONS, _metrics(metrics)]
@@ -61,7 +61,7 @@ def build_app(service: ClusterService, *, book: TokenBook | None, anonymous: Pri
     )
     app.router.redirect_slashes = False
     public = {operation.path for operation in operations if operation.public}
-    return Guard(app, book=book, anonymous=anonymous, public=public)
+    return Guard(app, token_file=token_file, anonymous=anonymous, public=public)
 
 
 def _metrics(metrics: Metrics) -> Operation:

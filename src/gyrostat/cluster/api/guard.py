@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gyrostat.cluster.api.problem import FORBIDDEN, MISDIRECTED, UNKNOWN_TOKEN, ApiError
-from gyrostat.cluster.api.tokens import Principal, TokenBook
+from gyrostat.cluster.api.tokens import Principal, TokenFile
 
 logger = logging.getLogger(__name__)
 _LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
@@ -40,11 +40,11 @@ class Guard:
     """Wraps the whole service. With tokens, it also determines the principal of a request."""
 
     def __init__(
-        self, app: ASGIApp, *, book: TokenBook | None, anonymous: Principal, public: Collection[str]
+        self, app: ASGIApp, *, token_file: TokenFile | None, anonymous: Principal, public: Collection[str]
     ) -> None:
         """`anonymous`: the principal of all requests if there are no tokens; `public` paths need none."""
         self._app = app
-        self._book = book
+        self._tokens = token_file
         self._anonymous = anonymous
         self._public = public
 
@@ -52,7 +52,7 @@ class Guard:
         if scope["type"] == "http":
             headers = Headers(scope=scope)
             try:
-                check_origin(headers, _LOOPBACK_NAMES if self._book is None else None)
+                check_origin(headers, _LOOPBACK_NAMES if self._tokens is None else None)
                 scope.setdefault("state", {})["principal"] = self._principal(scope["path"], headers)
             except ApiError as refusal:
                 client = scope.get("client") or ("?",)
@@ -63,7 +63,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _principal(self, path: str, headers: Headers) -> Principal:
-        if self._book is None:
+        if self._tokens is None:
             return self._anonymous
         if path in self._public:
             return _UNKNOWN
@@ -73,7 +73,7 @@ class Guard:
                 UNKNOWN_TOKEN,
                 "this cluster requires a token: Authorization: Bearer TOKEN, or $GYROSTAT_TOKEN",
             )
-        found = self._book.recognise(secret.strip())
+        found = self._tokens.recognise(secret.strip())
         if found is None:
             raise ApiError(UNKNOWN_TOKEN, "this token is unknown or was revoked")
         return found

@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from gyrostat.cluster.api.app import build_app
-from gyrostat.cluster.api.tokens import Principal, TokenBook
+from gyrostat.cluster.api.tokens import Principal, TokenFile
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ def parse_listen(text: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
-def check_listen(address: str, tokens: Path | None) -> TokenBook | None:
+def check_listen(address: str, tokens: Path | None) -> TokenFile | None:
     """Tokens are required on every address but loopback ones."""
     if tokens is not None:
-        return TokenBook(tokens)
+        return TokenFile(tokens)
     if not ip_address(address).is_loopback:
         raise UsageError(
             f"{address} can be reached from other machines, so the cluster needs tokens: make some with `gyrostat token add`, "
@@ -90,12 +90,12 @@ class ApiServer:
     ) -> None:
         """Raises `UsageError` if the address is not available, or needs tokens and there are none."""
         family, address = _resolve(*parse_listen(listen))
-        book = check_listen(address[0], tokens)
+        token_file = check_listen(address[0], tokens)
         self._socket = _listen_at(family, address)
         bound = self._socket.getsockname()
         self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
         config = uvicorn.Config(
-            build_app(service, book=book, anonymous=Principal(tenant=_user(), operator=True)),
+            build_app(service, token_file=token_file, anonymous=Principal(tenant=_user(), operator=True)),
             http=RequestTimeout,
             log_config=None,
             access_log=False,

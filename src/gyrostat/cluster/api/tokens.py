@@ -100,7 +100,7 @@ def write_tokens(path: Path, tokens: tuple[Token, ...]) -> None:
         raise UsageError(f"the token file {path} cannot be written: {error.strerror}") from error
 
 
-class TokenBook:
+class TokenFile:
     """The tokens in force: those of the file as it is now."""
 
     def __init__(self, path: Path) -> None:
