@@ -21,7 +21,7 @@ from gyrostat.local.controller import STOP_S, JobController
 from gyrostat.local.driver_messages import DriverTrouble, HostGone, JobMoved, MoveFailed, StatusSeen
 from gyrostat.local.home import Home
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.inbox import Inbox, JobChanged, Message, Reserve
+from gyrostat.local.inbox import ClusterInbox, JobChanged, Message, Reserve
 from gyrostat.sched.port import Snapshot, Withdrawn
 from gyrostat.sched.state import SchedulerState
 
@@ -51,7 +51,7 @@ class LocalCluster:
         pool: HostPool,
     ) -> None:
         self._registry, self._scheduler_state = registry, scheduler_state
-        self._inbox = Inbox()
+        self._inbox = ClusterInbox()
         self._controller = JobController(home, registry, layout, pool, self._inbox.post)
         self._began = registry.clock() - registry.store.born, time.monotonic()
         """The cluster's age when this daemon started, and when that was."""

@@ -35,7 +35,7 @@ class Reserve:
 Message: TypeAlias = JobChanged | Reserve | DriverMessage
 
 
-class Inbox:
+class ClusterInbox:
     """All but `take`, `take_questions` and `wait` may be called from any thread."""
 
     def __init__(self) -> None:
