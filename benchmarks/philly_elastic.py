@@ -1,6 +1,7 @@
 """How long the whole Philly trace takes to simulate under Elastic-Tiresias: 82,247 jobs, CPU seconds of one core.
 
-The cluster is that of `gyrostat experiment elastic-tiresias`. The trace is read from `GYROSTAT_DATA` (see docs/experiments.md).
+The cluster is that of `gyrostat experiment elastic-tiresias`. The trace is read from `GYROSTAT_DATA`
+(see docs/howto/experiments.md).
 With `--quick` only its first 5,000 jobs, on a cluster that is as busy with them; the limit is then in proportion.
 """
 

@@ -1,7 +1,7 @@
 """A worker that falls silent (SIGSTOP): how long until the next step is complete, beyond the time-out and a step.
 
-4 paced workers, `--silence 2`. The stopped one is found when the time-out is over; then it is as if it had been killed. Woken
-up again, it is refused. The limit is 200 ms.
+4 paced workers, `--heartbeat-timeout 2`. The stopped one is found when the timeout expires; then recovery is that of a killed
+worker. After SIGCONT it is refused. The limit is 200 ms.
 """
 
 from __future__ import annotations

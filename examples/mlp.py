@@ -4,7 +4,7 @@
 
 Reaches 97 % on the held-out fifth of the digits, in seconds. `examples/ddp/mlp_ddp.py` is the
 same program for plain DDP; with 4 processes it ends with the same digest, bit for bit.
-`docs/from-ddp.md` puts the two side by side.
+`docs/howto/from-ddp.md` puts the two side by side.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ It prints `gyrostat.digest` of model, optimizer and schedule at the end. It is a
 
     gyrostat run --virtual-workers 4 --workers 2 --report report.json examples/mlp.py
 
-and after the same job on 1, 3 or 4 workers. `docs/from-ddp.md` goes from one to the other, line by line.
+and after the same job on 1, 3 or 4 workers. `docs/howto/from-ddp.md` goes from one to the other, line by line.
 """
 
 from __future__ import annotations

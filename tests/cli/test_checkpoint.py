@@ -161,7 +161,7 @@ def test_import_of_a_ddp_checkpoint_and_export_again(tmp_path: Path) -> None:
     torch.save(saved, tmp_path / "ddp.pt")
     result = gyrostat("import", tmp_path / "ddp.pt", tmp_path / "new", "--epoch", "13", "--step", "1300")
     assert result.exit_code == 0
-    assert "model, optimizer; goes on with epoch 13 at step 1300" in result.stdout
+    assert "model, optimizer; continues with epoch 13 at step 1300" in result.stdout
     assert "not imported: epoch" in result.stderr
 
     found = CheckpointStore(tmp_path / "new").find({"virtual_workers": 5}, {"torch": "any"}).usable()

@@ -39,12 +39,14 @@ print("the end, after step", job.step)
 
 
 EXAMPLE = re.findall(
-    r"```python\n(.*?)```", (Path(__file__).parents[2] / "docs/api.md").read_text(), re.DOTALL
+    r"```python\n(.*?)```",
+    (Path(__file__).parents[2] / "docs/reference/cluster-api.md").read_text(),
+    re.DOTALL,
 )[0]
 
 
 def invoke(*args: str, code: int = 0) -> str:
-    result = CliRunner().invoke(build_app(args[0]), args, catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), args, catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -83,7 +85,7 @@ def test_a_day_in_the_life_of_a_cluster(
 
         code = EXAMPLE.replace("/home/me/mnist", str(script.parent))
         with contextlib.redirect_stdout(io.StringIO()) as printed:
-            exec(compile(code, "docs/api.md", "exec"), {})
+            exec(compile(code, "docs/reference/cluster-api.md", "exec"), {})
         lines = printed.getvalue().splitlines()
         assert lines[-1] == launch(script, virtual_workers=8, workers=1, reduction=None).digest
         assert "the end, after step 8" in lines[-2]

@@ -34,7 +34,7 @@ def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Quiet]:
 
 
 def invoke(*args: str, code: int = 0) -> str:
-    result = CliRunner().invoke(build_app(args[0]), args, catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), args, catch_exceptions=False)
     assert result.exit_code == code, result.output
     return result.output
 
@@ -118,10 +118,10 @@ def _address(quiet: Quiet) -> str:
         (("--name", "a/b", "train.py"), "a job's name is made of"),
         (("--vc", "defualt", "train.py"), "did you mean 'default'"),
         (("nosuch.yaml",), "the job file nosuch.yaml cannot be read"),
-        (("empty.yaml",), "must hold fields such as `script: train.py`"),
-        (("noscript.yaml",), "names no script"),
+        (("empty.yaml",), "must have fields such as `script: train.py`"),
+        (("noscript.yaml",), "has no script"),
         (("odd.yaml",), "Object contains unknown field `scripts`"),
-        (("bad.yaml",), "is no YAML"),
+        (("bad.yaml",), "is not YAML"),
     ],
 )
 def test_what_submit_refuses(quiet: Quiet, args: tuple[str, ...], message: str) -> None:
@@ -251,8 +251,8 @@ def test_scale(quiet: Quiet, wanted: str, sizes: tuple[int, int]) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (("0",), "to take them all for a while: gyrostat pause train"),
-        (("-1", "--without", "0"), "is the scheduler's choice"),
+        (("0",), "to release all of them: gyrostat pause train"),
+        (("-1", "--without", "0"), "the scheduler of a cluster chooses the workers"),
         (("5",), "must hold"),
         (("many",), "P is a number of workers"),
         (("3", "--at", "127.0.0.1:1", "--agent", "x:1"), "give one of them"),
@@ -296,7 +296,7 @@ def test_reserve_and_release(quiet: Quiet) -> None:
     assert invoke("reserve", "cpu", "2") == "reserved: 2 cpu\n"
     assert told("reserve") == {"devices": {"cpu": 2}, "free": True}
     assert invoke("release") == "reserved: none\n"
-    with pytest.raises(UsageError, match="how many"):
+    with pytest.raises(UsageError, match="give the number of devices"):
         invoke("reserve", "cpu")
 
 
@@ -335,9 +335,9 @@ def test_tokens(quiet: Quiet, tmp_path: Path) -> None:
     assert invoke("token", "revoke", "alice", "--file", str(file)) == "1 revoked, 1 left\n"
     for args, message in (
         (("revoke", "bob"), "there is no token of 'bob'"),
-        (("add", "bob"), "where may bob's scripts lie"),
+        (("add", "bob"), "give the root of bob's scripts"),
         (("add", "../bob", "--root", "/"), "a tenant's name is made of"),
-        (("add", "bob", "--operator", "--root", "/"), "leave out --root"),
+        (("add", "bob", "--operator", "--root", "/"), "omit --root"),
         (("add", "bob", "--root", "/nosuch"), "there is no directory /nosuch"),
     ):
         with pytest.raises(UsageError, match=message):
@@ -394,6 +394,6 @@ def test_replay_of_the_running_cluster(quiet: Quiet, tmp_path: Path) -> None:
     assert told("replay", str(recording))["difference"] is None
     (summary,) = told("replay", "--policy", "fifo")
     assert (summary["policy"], summary["makespan"], summary["all"]["jobs"]) == ("fifo", 180.0, 3)
-    assert "3 jobs of the recording; 0 were not over or never ran" in invoke("replay", "--policy", "wfs")
+    assert "3 jobs of the recording; 0 had not ended or never ran" in invoke("replay", "--policy", "wfs")
     recording.write_text(recording.read_text().replace('"gpu:1x4"', '"gpu:1x6"'))
-    assert "is decided otherwise" in invoke("replay", code=1)
+    assert "s differs" in invoke("replay", code=1)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import logging
 from signal import SIGTERM
 
 import pytest
 from rich.console import Console
 
 from gyrostat.cli.display import LiveDisplay, LossCurve, PlainDisplay, ProgressText, sparkline
+from gyrostat.core import logs
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone
 from gyrostat.job.control.outcome import Outcome, Tally
@@ -70,7 +72,7 @@ def test_lines_elsewhere_than_on_a_terminal(capsys: pytest.CaptureFixture[str]) 
         "gyrostat: resumed at step 4 from /c/4",
         "worker 0 │ careful",
         "gyrostat: step 6, epoch 1, loss 0.25, 16 samples/s",
-        "gyrostat: no room for /c/5; training goes on, and the next one will be tried",
+        "gyrostat: no room for /c/5; training continues, and the next checkpoint will be attempted",
         "gyrostat: checkpoint of step 6 in /c/6",
         "gyrostat: steps 5 to 6, 64 samples in 3.0 s (21 samples/s), 4 virtual workers on 2",
         "gyrostat: digest abc",
@@ -166,3 +168,21 @@ def test_changes_and_stragglers_are_told(capsys: pytest.CaptureFixture[str]) -> 
         "gyrostat: from step 13 on other shares among 2 workers, after a pause of 9 ms (speed)",
         "gyrostat: from step 20 on 1 worker instead of 2, after a pause of 20 ms (asked for)",
     ]
+
+
+def test_log_records_are_printed_above_the_live_line() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    display = LiveDisplay(PLACEMENT, clock=Clock(), console=console)
+    logs.configure(1)
+    logging.getLogger("gyrostat.test").info("fence", extra={"job": "mnist", "step": 4})
+    display.close()
+    assert isinstance(console.file, io.StringIO)
+    assert "INFO gyrostat.test: fence (job mnist, step 4)\n" in console.file.getvalue()
+
+
+def test_json_records_of_workers_stay_json(capsys: pytest.CaptureFixture[str]) -> None:
+    record = '{"time": "2026-11-18T03:00:00.000Z", "level": "INFO", "logger": "gyrostat.worker", "message": "joined"}'
+    display = PlainDisplay(PLACEMENT, quiet=False)
+    display.printed(1, OutputStream.STDERR, record)
+    display.printed(1, OutputStream.STDOUT, '{"time": "of the script"}')
+    assert capsys.readouterr() == ('worker 1 │ {"time": "of the script"}\n', f"{record}\n")

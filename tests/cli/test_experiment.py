@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gyrostat.cli.main import app
+from gyrostat.cli.main import build_app
 from gyrostat.core.errors import UsageError
 from gyrostat.sim.experiments.registry import EXPERIMENTS
 from tests.sim.experiments.test_experiments import DATA, needs_data
 
 
 def experiment(*options: str) -> str:
-    result = CliRunner().invoke(app, ["experiment", *options], catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), ["experiment", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 

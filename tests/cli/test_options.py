@@ -70,12 +70,12 @@ def test_schedules() -> None:
 @pytest.mark.parametrize(
     ("text", "virtual_workers", "workers", "placement", "problem"),
     [
-        ("5", 4, None, None, "'5' in '5' is none"),
-        ("0:2,x:1", 4, None, None, "'x:1' in '0:2,x:1' is none"),
-        ("5:2,5:3", 4, None, None, "must go up from 0, each once"),
-        ("-1:2", 4, None, None, "must go up from 0"),
-        ("0:2,5:9", 4, None, None, "wants 9 workers at step 5"),
-        ("0:0", 4, None, None, "wants 0 workers at step 0"),
+        ("5", 4, None, None, "'5' in '5' is not such a pair"),
+        ("0:2,x:1", 4, None, None, "'x:1' in '0:2,x:1' is not such a pair"),
+        ("5:2,5:3", 4, None, None, "must increase, from 0 or more"),
+        ("-1:2", 4, None, None, "must increase, from 0 or more"),
+        ("0:2,5:9", 4, None, None, "has 9 workers at step 5"),
+        ("0:0", 4, None, None, "has 0 workers at step 0"),
         ("0:2", 4, 3, None, "begins with 2 workers, but --workers says 3"),
         ("0:2", None, None, None, "needs --virtual-workers N"),
         ("0:2", 4, None, "2,2", "--placement 2,2 is for a fixed number"),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gyrostat.cli.main import app
+from gyrostat.cli.main import build_app
 from gyrostat.core.errors import UsageError
 from tests.cli.gyrostat_process import gyrostat
 
@@ -26,7 +26,7 @@ def profiles(tmp_path: Path) -> str:
 
 
 def plan(*options: str) -> str:
-    result = CliRunner().invoke(app, ["plan", *options], catch_exceptions=False)
+    result = CliRunner().invoke(build_app(), ["plan", *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
 
@@ -92,7 +92,7 @@ def test_all_workloads_of_a_file(profiles: str) -> None:
             "was not measured on 'p100'",
         ),
         (("--devices", "v100:1", "--virtual-workers", "2", "--batch-size", "999"), "fit on none of 1 v100"),
-        (("--devices", "v100:1", "--global-batch", "100", "--workload", "resnet50"), "cannot be shared out"),
+        (("--devices", "v100:1", "--global-batch", "100", "--workload", "resnet50"), "cannot be split over"),
     ],
 )
 def test_what_makes_no_sense_is_told(profiles: str, options: tuple[str, ...], complaint: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from gyrostat.cli.main import app
+from gyrostat.cli.main import build_app
 from gyrostat.core.errors import UsageError
 from tests.cli.gyrostat_process import gyrostat
 
@@ -47,7 +47,7 @@ def test_from_the_device_to_the_plan(tmp_path: Path) -> None:
     assert found["throughput"]["p100"] == {"4": 9.0}
     assert list(found["throughput"]["here"]) == ["4", "8"]
     planned = CliRunner().invoke(
-        app,
+        build_app(),
         ["plan", "--profile", str(file), "--devices", "here:2,p100:1", "--virtual-workers", "4", "--json"],
         catch_exceptions=False,
     )
@@ -58,7 +58,7 @@ def test_from_the_device_to_the_plan(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [["--batches", "4,x"], ["--batches", "0"], ["--workers", "none"]])
 def test_numbers_that_cannot_be(tmp_path: Path, options: list[str]) -> None:
     with pytest.raises(UsageError, match="got"):
-        CliRunner().invoke(app, ["profile-device", *options, "train.py"], catch_exceptions=False)
+        CliRunner().invoke(build_app(), ["profile-device", *options, "train.py"], catch_exceptions=False)
 
 
 def test_a_file_that_is_none(tmp_path: Path) -> None:
@@ -66,5 +66,5 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
     file.write_text("{")
     with pytest.raises(UsageError, match="is not JSON"):
         CliRunner().invoke(
-            app, ["profile-device", "--profile", str(file), "train.py"], catch_exceptions=False
+            build_app(), ["profile-device", "--profile", str(file), "train.py"], catch_exceptions=False
         )

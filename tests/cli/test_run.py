@@ -181,3 +181,13 @@ def test_a_worker_that_never_pauses_can_be_stopped(directory: Path) -> None:
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         assert finish(process)[0] == 128 + signal.SIGTERM
+
+
+def test_log_options_reach_workers(directory: Path) -> None:
+    (directory / "train.py").write_text(
+        "import os, gyrostat\n"
+        "gyrostat.init()\n"
+        "print(os.environ['GYROSTAT_LOG'], os.environ['GYROSTAT_LOG_FORMAT'])\n"
+    )
+    code, out, err = gyrostat("run", "-vv", "--log-format", "json", "train.py", cwd=directory)
+    assert (code, out) == (0, ["worker 0 │ DEBUG json"]), err

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from gyrostat.cli.main import app
+from gyrostat.cli.main import build_app
 from gyrostat.core.errors import UsageError
 from gyrostat.job.control.control_socket import RequestFailed, RequestResult
 from gyrostat.job.control.profiling import SizeMeasured
@@ -45,12 +45,12 @@ class FakeCaller:
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     FakeCaller.asked = []
-    monkeypatch.setattr("gyrostat.cli.running.JobClient", FakeCaller)
+    monkeypatch.setattr("gyrostat.job.control.control_socket.JobClient", FakeCaller)
     return FakeCaller.asked
 
 
 def invoke(*args: str) -> Result:
-    return CliRunner().invoke(app, args, catch_exceptions=False)
+    return CliRunner().invoke(build_app(), args, catch_exceptions=False)
 
 
 @pytest.mark.parametrize(

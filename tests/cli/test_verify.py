@@ -98,7 +98,7 @@ def test_a_difference_and_its_report(directory: Path) -> None:
         "  first step   3",
         "  first tensor model.weight (2 of 13 differ there)",
         "  loss         of virtual worker 0 is the same up to and in that step",
-        "  repeatable   yes: each of the two, run again, came to the same",
+        "  repeatable   yes: a second run of each gives the same result",
         "",
         "Likely cause: one random stream used by all virtual workers of a worker: a generator of the script's, "
         "model's or dataset's own is drawn from inside micro-batches, so who draws what depends on who runs where.",
@@ -107,8 +107,8 @@ def test_a_difference_and_its_report(directory: Path) -> None:
         "virtual worker its own.",
         *out[14:],
     ]
-    assert out[15] == "Also known to cause such a difference, though nothing in the script speaks for it:"
-    assert out[-1].startswith("If none of this fits, it is a mistake in gyrostat")
+    assert out[15] == "Other known causes, without evidence in the script:"
+    assert out[-1].startswith("If none of these applies, it is a bug in gyrostat")
     report = json.loads((directory / "r.json").read_text())
     assert (report["equal"], report["virtual_workers"], report["every"]) == (False, 2, 10)
     (finding,) = report["findings"]
@@ -242,7 +242,7 @@ def test_a_difference_that_did_not_come_again() -> None:
     lines = shown([run(TWO, one), run(ONE, other)], repeatable=False, source="os.urandom(3)", threads=2)
     assert columns(lines[2])[3] == "DIFFERENT by step 10"
     assert "  first step   by 10; run again, no tensor differed up to there" in lines
-    assert "  repeatable   no: the same configuration, run again, came to something else" in lines
+    assert "  repeatable   no: a second run of the same configuration gives another result" in lines
     assert "  threads      with one thread it is repeatable" in lines
     assert "gyrostat: please report" not in "\n".join(lines)
 

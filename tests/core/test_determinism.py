@@ -9,7 +9,7 @@ import pytest
 from gyrostat.core.determinism import STARTED_AS, parse_pool, started_as, table, variables, weakest
 from gyrostat.core.job import Determinism, DevicePool
 
-DOCS = Path(__file__).parents[2] / "docs" / "determinism.md"
+DOCS = Path(__file__).parents[2] / "docs" / "reference" / "determinism.md"
 
 
 def test_the_table_of_the_docs_is_the_table_of_the_code() -> None:

@@ -78,7 +78,9 @@ def test_killed_and_started_anew_it_ends_with_the_same_model(
 def test_the_loop_in_the_docs_can_be_killed(tmp_path: Path) -> None:
     [loop] = [
         block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "shards.md").read_text(), re.DOTALL)
+        for block in re.findall(
+            r"```python\n(.*?)```", (ROOT / "docs" / "reference" / "shards.md").read_text(), re.DOTALL
+        )
         if "gyrostat.shards(" in block
     ]
     (tmp_path / "loop.py").write_text(loop)

@@ -16,7 +16,7 @@ from tests.conftest import Launch
 from tests.determinism.batch_sources import CASES
 from tests.determinism.test_digests import placements
 
-FEEDS = Path(__file__).parent / "feeds.py"
+FEEDS = Path(__file__).parent / "batch_sources.py"
 SHARED_STATE = ("two_passes", "remembering")
 """A dataset that remembers lives in the rank's own process without data workers: there the script must not do that."""
 NEEDS_DATA_WORKERS = (*SHARED_STATE, "initialised")

@@ -40,6 +40,7 @@ COMMANDS = (
     "simulate_philly",
     "tick",
     "transient",
+    "verb_start",
     "planner",
     "wire_bytes",
     "worker_start",

@@ -93,12 +93,12 @@ def test_missing_data_says_what_to_install(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_from_ddp_quotes_the_examples_as_they_are() -> None:
-    guide = (ROOT / "docs" / "from-ddp.md").read_text()
+    guide = (ROOT / "docs" / "howto" / "from-ddp.md").read_text()
     quotes = re.findall(r"^<!-- from (\S+) -->\n+```python\n(.*?)^```$", guide, re.MULTILINE | re.DOTALL)
     assert {path for path, _ in quotes} == {"examples/mlp.py", "examples/ddp/mlp_ddp.py"}
     for path, quote in quotes:
         body = (ROOT / path).read_text().partition("def main() -> None:\n")[2].partition("\nif __name__")[0]
-        assert quote in textwrap.dedent(body), f"docs/from-ddp.md quotes {path} as it is no longer"
+        assert quote in textwrap.dedent(body), f"docs/howto/from-ddp.md quotes {path} as it is no longer"
 
 
 def _logged(outcome: Outcome, metric: str) -> list[float]:

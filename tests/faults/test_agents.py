@@ -247,7 +247,7 @@ def end_of(directory: Path, member: int) -> None:
 
 def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
     """Agent, fork parent and workers of a node are gone at once: the others go on, and another worker takes its place."""
-    leader, other = two_that_train(start("--patience", "1"))
+    leader, other = two_that_train(start("--node-timeout", "1"))
     other.kill()
     end_fork_parent(other.node)
     leader.wait_for("went on after")
@@ -258,11 +258,24 @@ def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path
     same_bits()
 
 
+def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
+    """Its workers train on until they are given up; then the others go on, and another worker takes their place."""
+    leader, other = two_that_train(start("--node-timeout", "2"))
+    other.kill()
+    leader.wait_for("went on after")
+    leader.wait_for("in place of worker")
+    with JobClient("job") as job_client:
+        assert job_client.status().workers == 2
+    assert list_checkpoints(tmp_path / "ckpt") == []
+    stop(leader)
+    same_bits()
+
+
 @pytest.mark.full
-def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None]) -> None:
+def test_an_agent_stays_away_from_a_job_without_backups(start: Start, same_bits: Callable[[], None]) -> None:
     """Its workers wait for another for some time, then stop the job at a boundary, with a checkpoint; from that the agents
     that are left go on."""
-    leader, other = two_that_train(start("--patience", "6"))
+    leader, other = two_that_train(start("--node-timeout", "6", "--recovery", "checkpoint"))
     other.kill()
     leader.wait_for("resumed at step")
     wait_until(ReconfigurationPhase.STEADY)
@@ -270,6 +283,50 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None]) -> Non
         assert job_client.status().workers == 2
     stop(leader)
     same_bits()
+
+
+def test_an_agent_is_back_before_its_workers_are_given_up(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path
+) -> None:
+    """It was away for more than half of the time that it may be: nothing has stopped, and nothing does."""
+    agents = start("--node-timeout", "20")
+    leader, other = two_that_train(agents)
+    other.kill()
+    wait_for_steps(tmp_path, after=monotonic() + 10.5)
+    again = agents.start(other.node)
+    again.wait_for("found 1 workers")
+    again.wait_for("following")
+    wait_for_steps(tmp_path, after=monotonic())
+    assert list_checkpoints(tmp_path / "ckpt") == []
+    with JobClient("job") as job_client:
+        status = job_client.status()
+        assert (status.members, status.phase) == ((0, 1), "steady")
+    stop(leader, again)
+    same_bits()
+
+
+@pytest.mark.full
+def test_the_only_agent_is_back_after_its_workers_have_stopped_the_job(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path
+) -> None:
+    """No worker had an agent, so the job has stopped with a checkpoint. Nobody had asked for that: it goes on."""
+    agents = start("--node-timeout", "20", nodes=1)
+    only = agents.start("a")
+    only.wait_for("leading")
+    wait_until(ReconfigurationPhase.STEADY)
+    only.kill()
+    while not list_checkpoints(tmp_path / "ckpt"):
+        os.sched_yield()
+    again = agents.start("a")
+    again.wait_for("stopped the job, because its agent was away")
+    again.wait_for("resumed at step")
+    stop(again)
+    same_bits()
+
+
+def wait_for_steps(directory: Path, after: float) -> None:
+    while not steps_between(directory, after, float("inf")):
+        os.sched_yield()
 
 
 def test_etcd_is_restarted(

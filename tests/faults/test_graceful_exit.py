@@ -113,10 +113,28 @@ def test_all_of_them_is_the_job(launch: Launch, tmp_path: Path) -> None:
     )
     assert outcome.stopped
     assert outcome.exit_codes == (0, 0)
+    assert (outcome.stopped_by, outcome.exit_code) == (signal.SIGTERM, 128 + signal.SIGTERM)
     assert outcome.checkpoints[-1].step == outcome.steps
     rest = launch(SCRIPT, virtual_workers=4, workers=1, paced=FAST, checkpoint=policy)
     assert rest.first_step == outcome.steps
     assert rest.digest == undisturbed.digest
+
+
+def test_a_lone_worker_that_checkpoints_stops_the_job_without_a_result(
+    launch: Launch, tmp_path: Path
+) -> None:
+    outcome = launch(
+        SCRIPT,
+        virtual_workers=2,
+        workers=1,
+        paced=FAST,
+        checkpoint=CheckpointPolicy(directory=str(tmp_path / "checkpoints")),
+        observer=Terminates(launch, 0),
+        check=False,
+    )
+    assert outcome.stopped
+    assert (outcome.stopped_by, outcome.exit_code) == (signal.SIGTERM, 128 + signal.SIGTERM)
+    assert outcome.checkpoints[-1].step == outcome.steps
 
 
 def test_a_lone_worker_that_does_not_checkpoint_dies_of_it(launch: Launch) -> None:

@@ -117,7 +117,7 @@ def test_a_node_is_cut_off(
         "2",
         "--lease",
         "2",
-        "--patience",
+        "--node-timeout",
         "4",
         "--checkpoint-dir",
         "ckpt",

@@ -283,8 +283,8 @@ def test_the_example_of_the_docs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = Path(__file__).parents[2]
-    (block,) = re.findall(r"```python\n(.*?)```", (root / "docs/cluster.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", (root / "docs/howto/cluster.md").read_text(), re.DOTALL)
     monkeypatch.chdir(root)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    exec(compile(block, "docs/cluster.md", "exec"), {})
+    exec(compile(block, "docs/howto/cluster.md", "exec"), {})
     assert re.fullmatch(r"finished [0-9a-f]{64}\n", capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""`gyrostat cells`: whether a cell file is sound, what it looks like, and its schema for editors."""
+"""`gyrostat cells`: check and show a cell file, and print its schema for editors."""
 
 from __future__ import annotations
 
@@ -8,56 +8,53 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
-from rich.tree import Tree
 
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.tree import Tree
+
     from gyrostat.sched.cells.spec import CellSpec, Hierarchy, TopCell, VirtualCluster
 
 _ABOUT = "\n\n".join(
     [
         "Share a cluster among tenants with guarantees (HiveD's cells).",
-        "A cell file names cell types and what they consist of, the machines there are, and how many cells of which type each "
-        "tenant has. A tenant then has at any time what it would have alone, and others may use what it leaves.",
-        "Every command reads one such file; docs/cells.md explains the format, examples/clusters/cells.yaml is one.",
+        "A cell file defines cell types, the machines of the cluster, and the number of cells that each tenant owns. A tenant "
+        "can get its cells at any time; other tenants may borrow them while they are idle.",
+        "docs/reference/cells.md explains the format; examples/clusters/cells.yaml is an example.",
     ]
 )
 _CHECK = "\n\n".join(
     [
-        "Say whether a cell file is sound: every error with its line.",
-        "If tenants have more cells than the machines can give at the same time: which tenant, which level, how many short.",
-        "Exit code: 0, or 2 if there are errors.",
+        "Check a cell file, and print every error with its line.",
+        "If tenants own more cells than the machines have: the tenant, the level and the number of missing cells.",
+        "Exit code: 0, or 2 on errors.",
     ]
 )
-_SHOW = "Draw a cell file: hierarchies, machines, pinned cells, and what each tenant has."
+_SHOW = "Show a cell file: hierarchies, machines, pinned cells, and the cells of each tenant."
 _SCHEMA = "\n\n".join(
     [
         "Print the JSON schema of cell files, for editors.",
-        "With the YAML extension of most editors, write it to a file and begin a cell file with:",
+        "For the YAML extension of most editors, write it to a file and begin a cell file with:",
         "  # yaml-language-server: $schema=cells.schema.json",
     ]
 )
 
 _MANY = 12
-"""So many top cells are drawn; of the others only those with pinned cells."""
+"""The maximum number of top cells that are shown; of the others, only those with pinned cells."""
 
-app = typer.Typer(
-    no_args_is_help=True, help=_ABOUT, short_help="Share a cluster among tenants with guarantees."
-)
+app = typer.Typer(no_args_is_help=True, help=_ABOUT)
 
 
 def register(parent: typer.Typer) -> None:
     parent.add_typer(app, name="cells")
 
 
-File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="A cell file (YAML).")]
+File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="Cell file (YAML).")]
 
 
-@app.command(help=_CHECK, short_help="Say whether a cell file is sound.")
+@app.command(help=_CHECK, short_help="Check a cell file.")
 def check(file: File) -> None:
     from gyrostat.sched.cells.spec import parse
 
@@ -72,6 +69,9 @@ def check(file: File) -> None:
 
 @app.command(help=_SHOW)
 def show(file: File) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
     from gyrostat.sched.cells.spec import load
 
     spec = load(file)
@@ -111,7 +111,10 @@ def _summary(spec: CellSpec) -> Iterator[str]:
 
 
 def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
-    """One hierarchy: what its cells consist of, and the machines of each top cell."""
+    """One hierarchy: its cell types, and the machines of each top cell."""
+    from rich.markup import escape
+    from rich.tree import Tree
+
     layout = spec.layouts[hierarchy.name]
     nodes = sum(node is not None for node in layout.nodes)
     devices = _count(nodes * hierarchy.sizes[hierarchy.node_level], f"{hierarchy.device_type} device")
@@ -150,6 +153,9 @@ def _pins(spec: CellSpec, hierarchy: Hierarchy) -> dict[str, str]:
 
 
 def _tenants(spec: CellSpec) -> Table:
+    from rich.markup import escape
+    from rich.table import Table
+
     table = Table("virtual cluster", "weight", "cells", "devices", box=None)
     owned: dict[str, int] = {}
     for vc in spec.virtual_clusters:
@@ -163,14 +169,14 @@ def _tenants(spec: CellSpec) -> Table:
         cells += [
             f"{pin.name} ({spec.hierarchy(pin.hierarchy).types[pin.level]} at {pin.at})" for pin in vc.pinned
         ]
-        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _told(devices))
+        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _devices_text(devices))
     spare: dict[str, int] = {}
     for hierarchy in spec.hierarchies:
         nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
         kind = hierarchy.device_type
         spare[kind] = spare.get(kind, 0) + nodes * hierarchy.sizes[hierarchy.node_level]
     rest = {kind: number - owned.get(kind, 0) for kind, number in spare.items()}
-    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _told(rest))
+    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _devices_text(rest))
     return table
 
 
@@ -183,7 +189,7 @@ def _devices(spec: CellSpec, vc: VirtualCluster) -> dict[str, int]:
     return devices
 
 
-def _told(devices: dict[str, int]) -> str:
+def _devices_text(devices: dict[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in devices.items()) or "none"
 
 
@@ -192,6 +198,6 @@ def _count(number: int, what: str) -> str:
 
 
 def _ranges(cell: TopCell) -> str:
-    """The machines of a cell; of many, the first and the last."""
+    """The machines of a cell; of more than 8, the first two and the last."""
     nodes = cell.nodes
     return ", ".join(nodes) if len(nodes) <= 8 else f"{nodes[0]}, {nodes[1]} … {nodes[-1]} ({len(nodes)})"

@@ -1,4 +1,4 @@
-"""`gyrostat chaos`: random faults on one's own job, and whether they left a trace in its result."""
+"""`gyrostat chaos`: injects random faults into a job, and compares its result with that of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -6,34 +6,27 @@ import importlib.util
 import signal
 import sys
 import tempfile
-from collections import Counter
 from pathlib import Path
-from statistics import median
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from gyrostat.cli import log_options
 from gyrostat.cli import run_options as given
 from gyrostat.cli.script_options import Args, Module, Script
+from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
-from gyrostat.job.chaos.play import ChaosObserver, ChaosRequest, play
-from gyrostat.job.chaos.record import RecordedRun
-from gyrostat.job.chaos.verdict import ChaosVerdict, Round, Struck
-from gyrostat.job.control.report import check_writable, write_json
-from gyrostat.job.processes.protocol import Program
 
 _RUN = (sys.executable, "-c", "from gyrostat.cli.main import main; main()", "run")
 _HELP = "\n\n".join(
     [
-        "Inflict random faults on a job, and compare its result with that of an undisturbed run.",
+        "Inject random faults into a job, and compare its result with that of an undisturbed run.",
         "  gyrostat chaos -n 8 -w 4 --minutes 5 --seed 1 train.py --epochs 2",
-        "The job runs once undisturbed, then again and again while workers are killed and stopped, the job is resized, and the "
-        "agent that leads it is lost. Give it arguments with which a run takes some ten seconds or more.",
-        "The verdict is good if every run ends with the digest of the undisturbed one, and every step was made with the same "
-        "loss and samples. The exit code is 0 then, else 1. The same seed brings the same faults; whom they hit depends on who "
-        "is there at the time.",
+        "The job runs once undisturbed, then repeatedly while workers are killed and stopped, the job is resized, and the "
+        "leading agent is killed. Choose arguments with which one run takes at least ten seconds.",
+        "The runs are equal if each ends with the digest of the undisturbed run and every step has the same loss and samples. "
+        "Exit code: 0 if they are equal, otherwise 1. A seed fixes the faults and their times; the workers they hit depend on "
+        "the state of the job.",
     ]
 )
 
@@ -42,7 +35,6 @@ def register(app: typer.Typer) -> None:
     app.command(
         "chaos",
         help=_HELP,
-        short_help="Inject failures into a job, and compare its result.",
         context_settings={"allow_interspersed_args": False},
     )(chaos)
 
@@ -53,36 +45,44 @@ def chaos(
     module: Module = False,
     virtual_workers: given.VirtualWorkers = None,
     workers: given.Workers = None,
-    minutes: Annotated[float, typer.Option(metavar="M", help="No more faults after M minutes.")] = 1.0,
+    minutes: Annotated[float, typer.Option(metavar="M", help="Inject faults for M minutes.")] = 1.0,
     faults: Annotated[
-        int | None, typer.Option(metavar="K", show_default=False, help="At most K faults.")
+        int | None, typer.Option(metavar="K", show_default=False, help="Maximum number of faults.")
     ] = None,
-    seed: Annotated[int, typer.Option(metavar="S", help="Decides which faults come, and when.")] = 0,
-    every: Annotated[float, typer.Option(metavar="SECONDS", help="Between two faults, on average.")] = 2.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the faults and their times.")] = 0,
+    every: Annotated[float, typer.Option(metavar="SECONDS", help="Mean time between two faults.")] = 2.0,
     nodes: Annotated[
         int | None,
         typer.Option(
             metavar="K",
             show_default="2, or 1 without grpcio",
-            help="Agents, one of which leads. With 1 the job has no agent that could be lost.",
+            help="Number of agents, one of which leads. With 1, no agent is killed.",
         ),
     ] = None,
     checkpoint_every: given.CheckpointEvery = 20,
     paced: given.Paced = None,
     json: Annotated[
         Path | None,
-        typer.Option("--json", metavar="FILE", show_default=False, help="Write the verdict as JSON."),
+        typer.Option("--json", metavar="FILE", show_default=False, help="Write the result as JSON."),
     ] = None,
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", show_default=False, help="Keep notes, logs and checkpoints there."),
+        typer.Option(metavar="DIR", show_default=False, help="Keep records, logs and checkpoints in DIR."),
     ] = None,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
+    from gyrostat.cli.chaos_display import Printer, print_verdict
+    from gyrostat.job.chaos.play import ChaosRequest, play
+    from gyrostat.job.control.report import check_writable, write_json
+    from gyrostat.job.processes.protocol import Program
+
+    logs.configure(verbose, log_format)
     if json is not None:
         check_writable(json)
     if keep is not None and keep.exists() and any(keep.iterdir()):
-        raise UsageError(f"--keep {keep}: that directory is not empty; name a new one")
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # nothing is left running
+        raise UsageError(f"--keep {keep}: the directory is not empty; give a new one")
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # leaves no process behind
     with tempfile.TemporaryDirectory(prefix="gyrostat-chaos-") as directory:
         request = ChaosRequest(
             run=_RUN,
@@ -98,8 +98,8 @@ def chaos(
             options=[] if paced is None else ["--paced", paced],
             checkpoint_every=checkpoint_every,
         )
-        verdict = play(request, _Teller())
-    _show(verdict)
+        verdict = play(request, Printer())
+    print_verdict(verdict)
     if json is not None:
         write_json(json, verdict.as_json())
     if not verdict.ok:
@@ -113,60 +113,3 @@ def _nodes(wanted: int | None) -> int:
             f"--nodes {wanted} needs agents, and they need gRPC: pip install 'gyrostat[cluster]'"
         )
     return wanted if wanted is not None else 2 if has_grpc else 1
-
-
-class _Teller(ChaosObserver):
-    """Says what happens, as it happens."""
-
-    def undisturbed(self, recorded: RecordedRun) -> None:
-        _say(
-            f"undisturbed: {len(recorded.steps):,} steps, {recorded.samples:,} samples, digest {_digest(recorded)}"
-        )
-
-    def struck(self, struck: Struck) -> None:
-        _say(f"{struck.at:7.1f} s, step {struck.step}: {struck.kind}: {struck.whom}")
-
-    def round_over(self, round: Round) -> None:
-        recorded = round.recorded
-        _say(
-            f"round over: {len(round.struck)} faults, {recorded.samples:,} samples, recovered {len(recorded.rescued)} times "
-            f"from peers and {recorded.restored} times from a checkpoint, digest {_digest(recorded)}"
-        )
-
-
-def _say(line: str) -> None:
-    print(f"gyrostat: {line}", file=sys.stderr, flush=True)
-
-
-def _digest(recorded: RecordedRun) -> str:
-    return ", ".join(sorted(recorded.digests)) or "none"
-
-
-def _show(verdict: ChaosVerdict) -> None:
-    console = Console(highlight=False)
-    table = Table(title=f"{len(verdict.struck)} faults in {len(verdict.rounds)} rounds, seed {verdict.seed}")
-    table.add_column("fault")
-    for column in ("times", "until the next step: median", "longest"):
-        table.add_column(column, justify="right")
-    for kind, times in sorted(Counter(struck.kind for struck in verdict.struck).items()):
-        waits = [
-            struck.until_next_step
-            for struck in verdict.struck
-            if struck.kind == kind and struck.until_next_step is not None
-        ]
-        shown = (f"{1e3 * median(waits):,.0f} ms", f"{1e3 * max(waits):,.0f} ms") if waits else ("", "")
-        table.add_row(kind, str(times), *shown)
-    console.print(table)
-    for number, round in enumerate(verdict.rounds):
-        for difference in round.differences:
-            console.print(f"round {number}: {difference}", markup=False)
-    restored = sum(round.recorded.restored for round in verdict.rounds)
-    rescued = sum(len(round.recorded.rescued) for round in verdict.rounds)
-    if verdict.ok:
-        console.print(
-            f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step "
-            f"with the same loss and samples; {rescued} times they recovered from peers, {restored} times from a checkpoint.",
-            soft_wrap=True,
-        )
-    else:
-        console.print("verdict: NOT EQUAL")

@@ -1,7 +1,6 @@
-"""`gyrostat checkpoint`: look at checkpoints, check them, ask for one, and exchange them with other programs.
+"""`gyrostat checkpoint`: show, verify and request checkpoints, and exchange them with other programs.
 
-The formats are in `engine.checkpoint`; it is imported by each command for itself, since it takes torch with
-it and `gyrostat --help` should not wait for that.
+The formats are in `engine.checkpoint`, which imports torch; so each command imports it itself.
 """
 
 from __future__ import annotations
@@ -18,8 +17,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.core.errors import CheckpointError, UsageError
-from gyrostat.job.control import run_file
-from gyrostat.job.control.control_socket import NAMES, JobClient, RequestFailed
 
 if TYPE_CHECKING:
     from gyrostat.engine.checkpoint import Description, JobSnapshot
@@ -36,16 +33,18 @@ _ASK_AGAIN_S = 2.0
 
 Place = Annotated[
     Path,
-    typer.Argument(metavar="PATH", show_default=False, help="A directory of checkpoints, or a single one."),
+    typer.Argument(
+        metavar="PATH", show_default=False, help="Directory of checkpoints, or a single checkpoint."
+    ),
 ]
 Directory = Annotated[
-    Path, typer.Argument(metavar="DIR", show_default=False, help="The directory of a job's checkpoints.")
+    Path, typer.Argument(metavar="DIR", show_default=False, help="Directory of a job's checkpoints.")
 ]
 
 
 @app.command()
 def show(path: Place) -> None:
-    """List the checkpoints of a directory, or what is in a single one."""
+    """List the checkpoints of a directory, or show the contents of a single one."""
     from gyrostat.cli import checkpoint_tables
 
     if _is_single(path):
@@ -73,13 +72,15 @@ def export_(
     path: Place,
     output: Annotated[
         Path,
-        typer.Argument(metavar="FILE", show_default=False, help="What to write: .safetensors, .pt or .pth."),
+        typer.Argument(metavar="FILE", show_default=False, help="Output file: .safetensors, .pt or .pth."),
     ],
-    name: Annotated[str, typer.Option(metavar="NAME", help="What it was tracked as.")] = "model",
+    name: Annotated[
+        str, typer.Option(metavar="NAME", help="Name under which `job.track` registered the module.")
+    ] = "model",
 ) -> None:
     """Write the plain state_dict of a tracked module, for inference or for other programs.
 
-    Of a directory, the newest checkpoint that is whole is taken. An existing FILE is replaced.
+    From a directory, the newest undamaged checkpoint is exported. An existing FILE is replaced.
     """
     from gyrostat.engine.checkpoint.exchange import state_dict_of, write_plain
 
@@ -102,31 +103,30 @@ def import_(
             "--map",
             metavar="NAME=ENTRY",
             show_default="entries with usual names",
-            help="Track the file's ENTRY as NAME; may be given several times. NAME= takes the whole file.",
+            help="Register the file's ENTRY as NAME. NAME= takes the whole file. May be repeated.",
         ),
     ] = None,
     epoch: Annotated[
         int,
-        typer.Option(metavar="E", min=-1, help="The epoch to begin with; -1: there is no job.epochs."),
+        typer.Option(metavar="E", min=-1, help="First epoch; -1: the script does not use job.epochs."),
     ] = 0,
-    step: Annotated[int, typer.Option(metavar="S", min=0, help="Count steps from here.")] = 0,
-    keep_prefix: Annotated[bool, typer.Option(help="Leave a prefix `module.` on all names.")] = False,
+    step: Annotated[int, typer.Option(metavar="S", min=0, help="Number of the first step.")] = 0,
+    keep_prefix: Annotated[bool, typer.Option(help="Keep the prefix `module.` of names.")] = False,
 ) -> None:
-    """Make a checkpoint out of a plain DDP one.
+    """Convert a checkpoint of a plain DDP program.
 
-    A `gyrostat run --checkpoint-dir DIR` then begins with its values, and with fresh random states. Nothing
-    but tensors and plain values is read from FILE: no code in it is ever run.
+    `gyrostat run --checkpoint-dir DIR` then starts from its values, with fresh random states. Only tensors and plain
+    values are read from FILE; no code in it is executed.
     """
     from gyrostat.engine.checkpoint import CheckpointStore, list_checkpoints
     from gyrostat.engine.checkpoint.exchange import imported, pick, read_plain
+    from gyrostat.job.control import run_file
 
     if list_checkpoints(directory) or run_file.find(directory):
-        raise UsageError(
-            f"{directory} is in use already: it has checkpoints or a running job; give an empty directory"
-        )
+        raise UsageError(f"{directory} already has checkpoints or a running job; give an empty directory")
     picked = pick(read_plain(file), _parse_map(pairs or []), keep_prefix=keep_prefix)
     path = CheckpointStore(directory).save(imported(picked.states, step=step, epoch=epoch))
-    print(f"{path}: {', '.join(picked.states)}; goes on with epoch {max(epoch, 0)} at step {step}")
+    print(f"{path}: {', '.join(picked.states)}; continues with epoch {max(epoch, 0)} at step {step}")
     if picked.left_out:
         print(
             f"gyrostat: not imported: {', '.join(picked.left_out)}; --map NAME=ENTRY takes more",
@@ -141,12 +141,15 @@ def save(
         typer.Argument(
             metavar="DIR|JOB",
             show_default=False,
-            help="The directory of a job's checkpoints, or the job's name: that does not wait until it is written.",
+            help="Directory of the job's checkpoints, or name of the job (then the command does not wait).",
         ),
     ],
-    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Wait at most so long.")] = 600,
+    timeout: Annotated[float, typer.Option(metavar="SECONDS", min=0, help="Maximum time to wait.")] = 600,
 ) -> None:
-    """Ask the running job for a checkpoint now, wait until it is there, and print its path."""
+    """Request a checkpoint of a running job, wait until it is written, and print its path."""
+    from gyrostat.job.control import run_file
+    from gyrostat.job.control.control_socket import NAMES, JobClient, RequestFailed
+
     if not directory.exists() and len(directory.parts) == 1 and NAMES.fullmatch(str(directory)):
         with JobClient(str(directory)) as job:
             answer = job.checkpoint()
@@ -160,12 +163,12 @@ def save(
             f"no job is running with the checkpoint directory {directory}; "
             f"start one with `gyrostat run --checkpoint-dir {directory} …`"
         )
-    # One that is being written now is older than the question. Its directory stays the same when it is renamed.
+    # A checkpoint that is being written now is older than this request. Its inode stays the same when it is renamed.
     before = _inodes(directory) | _inodes(directory, ".writing-step-*")
     end = time.monotonic() + timeout
     asked = -math.inf
     while not (fresh := [path for inode, path in _inodes(directory).items() if inode not in before]):
-        # A job whose workers are just starting does not hear us: ask again. More than once means once.
+        # A job whose workers are starting does not handle the signal yet: send it again. Requests are idempotent.
         again = asked > 0 and _is_writing(directory)
         if time.monotonic() > asked + _ASK_AGAIN_S and _listens(run.pid) and not again:
             os.kill(run.pid, signal.SIGUSR1)
@@ -179,21 +182,23 @@ def _is_writing(directory: Path) -> bool:
 
 
 def _pause(directory: Path, end: float) -> None:
-    """Give the job some time; an error if it has ended, or has had enough."""
+    """Wait for a moment; raise an error after the timeout, or if the job has ended."""
+    from gyrostat.job.control import run_file
+
     if time.monotonic() > end:
         raise CheckpointError(
-            f"no new checkpoint has appeared in {directory} in time; one is written when the running step is "
-            "complete. Give a longer --timeout, or look at the output of the run"
+            f"no new checkpoint has appeared in {directory} in time; it is written after the current step. "
+            "Set a longer --timeout, or see the output of the run"
         )
     if run_file.find(directory) is None:
         raise CheckpointError(
-            f"the job of {directory} ended before it wrote a checkpoint; look at the output of the run"
+            f"the job of {directory} ended before it wrote a checkpoint; see the output of the run"
         )
     time.sleep(_LOOK_AGAIN_S)
 
 
 def _inodes(directory: Path, names: str = "step-????????*") -> dict[int, Path]:
-    """Checkpoints by what they are on the disk: one that replaces another has the same name."""
+    """Checkpoints by inode: a checkpoint that replaces another has the same name."""
     found: dict[int, Path] = {}
     for path in directory.glob(names):
         if path.suffix != ".replaced":
@@ -203,11 +208,11 @@ def _inodes(directory: Path, names: str = "step-????????*") -> dict[int, Path]:
 
 
 def _listens(pid: int) -> bool:
-    """Whether the process handles our signal; one that has only just begun would die of it."""
+    """Whether the process handles SIGUSR1; a process that has just started would be killed by it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
-        return True  # no such file system, or gone: the kill will tell
+        return True  # no /proc, or the process has ended: `os.kill` reports it
     caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
     return bool(int(caught, 16) >> (signal.SIGUSR1 - 1) & 1)
 
@@ -234,7 +239,7 @@ def _describe(path: Path) -> Description:
 
 
 def _newest(path: Path) -> tuple[Path, JobSnapshot]:
-    """The checkpoint itself, or the newest whole one of a directory; those passed over are named."""
+    """The checkpoint itself, or the newest undamaged one of a directory. Reports those that were skipped."""
     from gyrostat.engine.checkpoint import load
 
     if _is_single(path):

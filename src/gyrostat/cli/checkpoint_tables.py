@@ -1,4 +1,4 @@
-"""How checkpoints look on a terminal."""
+"""Tables of checkpoints."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gyrostat.engine.state.statetree import TensorSpec
 
 
 def print_list(paths: Sequence[Path]) -> None:
-    """A line for each. All of them are read, to say whether they are whole."""
+    """One row each. Reads all of them to find damaged ones."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("step", "epoch", "virtual workers", "size"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -41,7 +41,7 @@ def print_list(paths: Sequence[Path]) -> None:
 
 
 def print_details(description: Description) -> None:
-    """All that the manifest says."""
+    """The contents of the manifest."""
     console = Console(highlight=False)
     facts = {
         "checkpoint": str(description.path),
@@ -97,7 +97,7 @@ def _time(description: Description) -> str:
 
 
 def _short(fingerprint: dict[str, str]) -> str:
-    """Enough to see whether two are the same; all of it is shown for a single checkpoint."""
+    """A hash, to compare two fingerprints; `print_details` shows all of it."""
     if not fingerprint:
         return "any"
     return sha256(repr(sorted(fingerprint.items())).encode()).hexdigest()[:8]

@@ -1,21 +1,24 @@
-"""What all verbs that speak to a cluster share: where it is, which job, JSON or tables, and how times are told."""
+"""Options and output shared by the verbs of a cluster: its address, a job, JSON or tables, times."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-import msgspec
 import typer
-from rich.console import Console
 
-from gyrostat.cluster.records import JobRecord
 from gyrostat.core.errors import GyrostatError
-from gyrostat.local.client import connect
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gyrostat.cluster.records import JobRecord
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:
-    """Names and ids of the cluster's jobs, for the shell."""
+    """Names and ids of the cluster's jobs, for shell completion."""
+    from gyrostat.local.client import connect
+
     try:
         with connect() as cluster:
             jobs = cluster.jobs()
@@ -30,7 +33,7 @@ Job = Annotated[
     typer.Argument(
         metavar="JOB",
         show_default=False,
-        help="Its id, or its name: the newest job of that name.",
+        help="Id or name of the job; of several with one name, the newest.",
         autocompletion=complete_job,
     ),
 ]
@@ -40,22 +43,26 @@ At = Annotated[
         "--at",
         metavar="HOST:PORT",
         show_default="$GYROSTAT_CLUSTER, or the cluster on this machine",
-        help="Where the cluster is; its token is $GYROSTAT_TOKEN.",
+        help="Address of the cluster. The token is read from $GYROSTAT_TOKEN.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def console() -> Console:
+    from rich.console import Console
+
     return Console(soft_wrap=True, highlight=False, markup=False)
 
 
 def print_json(value: Any) -> None:
+    import msgspec
+
     print(msgspec.json.encode(value).decode())
 
 
 def plain(text: str) -> str:
-    """Without characters that do something to a terminal: what jobs say may be anything."""
+    """Without control characters: the text comes from jobs."""
     return "".join(char if char.isprintable() else "·" for char in text)
 
 
@@ -69,7 +76,7 @@ def span(seconds: float) -> str:
 
 
 def clock(at: float) -> str:
-    """The time of day, here."""
+    """The local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at))
 
 

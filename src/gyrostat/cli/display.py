@@ -1,8 +1,8 @@
-"""How a run looks: a live line on a terminal, an occasional one elsewhere, and every worker's output with its
-name on it.
+"""The output of `gyrostat run`: a live progress line on a terminal, occasional lines elsewhere, and the output of every
+worker with its name.
 
-Two observers of `job.launcher`. Both print what workers print (stdout to stdout, stderr to stderr) and what
-the script gives to `job.log`; `--quiet` leaves only that.
+Two observers of `job.launcher`. Both print the output of workers (stdout to stdout, stderr to stderr) and the values of
+`job.log`; with `--quiet` nothing else. Log records (`core.logs`) reach a terminal above the live line, which redirects stderr.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from gyrostat.core.logs import is_json_record
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.coordinator import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
@@ -46,8 +47,8 @@ _CURVE = 10
 
 
 class LossCurve:
-    """A loss over a whole run in few points: each the mean of equally many steps, of twice as many when it
-    gets long.
+    """The loss of a whole run in at most 20 points. Each is the mean of equally many steps; the number doubles when the
+    curve is full.
     """
 
     def __init__(self) -> None:
@@ -70,7 +71,7 @@ class LossCurve:
 
 @dataclass
 class ProgressText:
-    """How far the job is and how fast it goes. Pure: steps in, text out."""
+    """Progress and throughput of the job. Pure: steps in, text out."""
 
     steps: deque[StepReport] = field(default_factory=lambda: deque(maxlen=4096))
     curve: LossCurve = field(default_factory=LossCurve)
@@ -82,7 +83,7 @@ class ProgressText:
                 self.curve.append(step.loss)
 
     def rate(self) -> float | None:
-        """Samples per second of the last few seconds."""
+        """Samples per second over the last few seconds."""
         last = self.steps[-1]
         window = [step for step in self.steps if last.at - step.at <= _RATE_WINDOW_S]
         seconds = last.at - window[0].at
@@ -103,7 +104,7 @@ class ProgressText:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A small curve; what is not a number leaves a gap."""
+    """A small curve; NaN and infinity leave a gap."""
     finite = [value for value in values if abs(value) != float("inf") and value == value]
     if len(finite) < 2:
         return ""
@@ -123,7 +124,7 @@ def metrics_line(message: Logged) -> str:
 
 
 def news(message: FromWorker) -> list[str]:
-    """What the user should hear of once, in a line each."""
+    """Lines to print about this message, if any."""
     match message:
         case Started(resumed_from=None, refused=refused):
             return refused
@@ -132,24 +133,26 @@ def news(message: FromWorker) -> list[str]:
         case Checkpointed(step=step, path=path):
             return [f"checkpoint of step {step} in {path}"]
         case NotCheckpointed(reason=reason):
-            return [f"{reason}; training goes on, and the next one will be tried"]
+            return [f"{reason}; training continues, and the next checkpoint will be attempted"]
     return []
 
 
 def summary(outcome: Outcome) -> list[str]:
-    """The last lines of a run that came to its end, or was stopped."""
+    """The last lines of a run that finished or was stopped."""
     lines = []
     if outcome.losses:
         lines.append(
             f"{_steps(outcome)}, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
-            f"({outcome.throughput:,.0f} samples/s), {_pool(outcome.virtual_workers, outcome.workers)}"
+            f"({outcome.throughput:,.0f} samples/s), {_size(outcome.virtual_workers, outcome.workers)}"
         )
     if outcome.digest is not None:
         lines.append(f"digest {outcome.digest}")
     elif outcome.stopped_by is not None:
         name = signal.Signals(outcome.stopped_by).name
         where = (
-            f"; {outcome.checkpoints[-1].path} holds it" if outcome.checkpoints and outcome.stopped else ""
+            f"; its checkpoint is {outcome.checkpoints[-1].path}"
+            if outcome.checkpoints and outcome.stopped
+            else ""
         )
         lines.append(f"stopped by {name} after step {outcome.steps}{where}")
     return lines
@@ -161,7 +164,7 @@ def _steps(outcome: Outcome) -> str:
     return f"{outcome.steps:,} steps"
 
 
-def _pool(virtual_workers: int, workers: int) -> str:
+def _size(virtual_workers: int, workers: int) -> str:
     return f"{virtual_workers} virtual worker{'s' * (virtual_workers != 1)} on {workers}"
 
 
@@ -173,7 +176,7 @@ class PlainDisplay:
         self.progress = ProgressText()
         self.workers = placement.workers
         self._clock = clock
-        self._told_at = clock()
+        self._printed_at = clock()
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, StepReports):
@@ -184,7 +187,10 @@ class PlainDisplay:
             self.note(line)
 
     def printed(self, worker: int, stream: OutputStream, line: str) -> None:
-        self.show(worker, stream, line)
+        if is_json_record(line):  # stays one JSON object per line
+            print(line, file=sys.stderr, flush=True)
+        else:
+            self.show(worker, stream, line)
 
     def resized(self, done: ReconfigurationDone) -> None:
         self.workers = max([self.workers, *(member + 1 for member in done.joined)])
@@ -203,7 +209,9 @@ class PlainDisplay:
             f"{rescued.redone} micro-batch{'es' * (rescued.redone != 1)} redone, nothing lost"
         )
         if rescued.waits:
-            self.note(f"{workers}: fewer than it needs; it holds its state and waits for others")
+            self.note(
+                f"{workers}: fewer than --min-workers; the job keeps its state and waits for more workers"
+            )
 
     def stood_still(self, found: Standstill) -> None:
         for line in (str(found), *found.told()):
@@ -211,7 +219,7 @@ class PlainDisplay:
 
     def died(self, failure: JobFailure, wait: float) -> None:
         when = f" in {wait:.0f} s" if wait else ""
-        self.note(f"{failure}; starting again from the newest checkpoint{when}")
+        self.note(f"{failure}; restarting from the newest checkpoint{when}")
         for line in failure.evidence.told():
             self.note(line)
 
@@ -225,11 +233,11 @@ class PlainDisplay:
         if self.quiet:
             return None
         now = self._clock()
-        if now - self._told_at >= _PLAIN_EVERY_S:
-            self._told_at = now
+        if now - self._printed_at >= _PLAIN_EVERY_S:
+            self._printed_at = now
             if self.progress.steps:
                 self.note(", ".join(self.progress.parts()))
-        return self._told_at + _PLAIN_EVERY_S - now
+        return self._printed_at + _PLAIN_EVERY_S - now
 
     def over(self, outcome: Outcome) -> None:
         if outcome.failure is None:
@@ -242,23 +250,23 @@ class PlainDisplay:
             self.note(line)
 
     def note(self, line: str) -> None:
-        """Something gyrostat itself has to say."""
+        """A line of gyrostat itself."""
         if not self.quiet:
             print(f"gyrostat: {line}", file=sys.stderr, flush=True)
 
     def show(self, worker: int | None, stream: OutputStream, line: str) -> None:
-        """A line of a worker, or of `job.log`."""
+        """A line of a worker, or of `job.log` (None)."""
         file = sys.stdout if stream is OutputStream.STDOUT else sys.stderr
         print(f"{self.name(worker)} │ {line}", file=file, flush=True)
 
     def name(self, worker: int | None) -> str:
-        """All of one width."""
+        """Padded to one width."""
         width = len(f"worker {self.workers - 1}")
         return ("job" if worker is None else f"worker {worker}").ljust(width)
 
 
 class LiveDisplay(PlainDisplay):
-    """A live line at the foot of a terminal, and everything else scrolling above it."""
+    """A live line at the bottom of a terminal; all other output scrolls above it."""
 
     def __init__(
         self,
@@ -271,7 +279,7 @@ class LiveDisplay(PlainDisplay):
         super().__init__(placement, quiet=quiet, clock=clock)
         self._console = console or Console(stderr=True, highlight=False)
         self._virtual_workers = placement.virtual_workers
-        self._pool = f"{placement.virtual_workers} on {placement.workers} workers"
+        self._size = f"{placement.virtual_workers} on {placement.workers} workers"
         self._began = self._drawn_at = clock()
         self._live = Live(
             "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -287,14 +295,14 @@ class LiveDisplay(PlainDisplay):
 
     def resized(self, done: ReconfigurationDone) -> None:
         super().resized(done)
-        self._pool = f"{self._virtual_workers} on {done.after} workers"
+        self._size = f"{self._virtual_workers} on {done.after} workers"
 
     def over(self, outcome: Outcome) -> None:
         self.close()
         super().over(outcome)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._live.stop()
 
     def note(self, line: str) -> None:
@@ -311,7 +319,7 @@ class LiveDisplay(PlainDisplay):
 
     def _line(self, now: float) -> Text:
         minutes, seconds = divmod(int(now - self._began), 60)
-        parts = [*self.progress.parts(), self._pool, f"{minutes}:{seconds:02}"]
+        parts = [*self.progress.parts(), self._size, f"{minutes}:{seconds:02}"]
         curve = sparkline(self.progress.curve.points())
         line = Text(" · ".join(parts), style="bold", no_wrap=True, overflow="ellipsis", end="")
         return line.append(f"  {curve}", style="not bold green")

@@ -1,45 +1,50 @@
-"""`gyrostat events`: every decision of a cluster with its reason."""
+"""`gyrostat events`: every decision of the scheduler, with its reason."""
 
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, plain, print_json
-from gyrostat.cluster.records import EventRecord
-from gyrostat.local.client import connect
+
+if TYPE_CHECKING:
+    from gyrostat.cluster.records import EventRecord
 
 _HELP = "\n\n".join(
     [
-        "What the cluster decided and what happened, the oldest first, each with its reason.",
+        "List the decisions of the scheduler and other events, oldest first, each with its reason.",
         "  gyrostat events                 gyrostat events --job mnist",
-        "  gyrostat events -f              (and what follows)",
-        "  gyrostat events --since 120     (those after number 120)",
+        "  gyrostat events -f              (and new events as they happen)",
+        "  gyrostat events --since 120     (events after number 120)",
     ]
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("events", help=_HELP, short_help="Every decision of the cluster, with its reason.")(events)
+    app.command("events", help=_HELP)(events)
 
 
 def events(
     job: Annotated[
         str | None,
         typer.Option(
-            metavar="JOB", show_default=False, help="Only those of this job.", autocompletion=complete_job
+            metavar="JOB", show_default=False, help="Only events of this job.", autocompletion=complete_job
         ),
     ] = None,
     kind: Annotated[
-        str | None, typer.Option(metavar="KIND", show_default=False, help="Only those of this kind.")
+        str | None, typer.Option(metavar="KIND", show_default=False, help="Only events of this kind.")
     ] = None,
-    since: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Only those after it.")] = 0,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="And those to come.")] = False,
+    since: Annotated[int, typer.Option(metavar="NUMBER", min=0, help="Only events after this number.")] = 0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Also print new events as they happen.")
+    ] = False,
     as_json: AsJson = False,
     at: At = None,
 ) -> None:
+    from gyrostat.local.client import connect
+
     with connect(at) as cluster:
         id_ = None if job is None else cluster.status(job).job.id
         for event in cluster.events(since, follow=follow):

@@ -1,50 +1,61 @@
-"""`gyrostat experiment`: the papers' experiments, again, on virtual time."""
+"""`gyrostat experiment`: reproduces experiments of published papers in virtual time."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from gyrostat.cli import environment, log_options
+from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
-from gyrostat.sim.experiments.finding import ExperimentContext, ExperimentFinding
-from gyrostat.sim.experiments.page import write_page
-from gyrostat.sim.experiments.registry import EXPERIMENTS, run
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gyrostat.sim.experiments.finding import ExperimentFinding
 
 _HELP = "\n\n".join(
     [
-        "Run an experiment of one of the papers on virtual time, and show the paper's figures beside ours.",
+        "Run an experiment of a published paper in virtual time, and print the paper's figures beside ours.",
         "  gyrostat experiment virtualflow-3-jobs --data DIR",
         "  gyrostat experiment virtualflow-3-jobs --data DIR --page docs/results.md",
         "  gyrostat experiment --all --data DIR",
-        "DIR holds the traces and tables (see docs/experiments.md). Without a name, the experiments are listed.",
+        "DIR contains the traces and tables (docs/howto/experiments.md). Without a name, the command lists the experiments.",
     ]
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("experiment", help=_HELP, short_help="Run the papers' experiments again.")(experiment)
+    app.command("experiment", help=_HELP)(experiment)
 
 
 def experiment(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Which one.")] = None,
-    every: Annotated[bool, typer.Option("--all", help="Run all of them.")] = False,
+    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="Name of the experiment.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Run all experiments.")] = False,
     data: Annotated[
-        Path, typer.Option(metavar="DIR", envvar="GYROSTAT_DATA", help="Where traces and tables are.")
+        Path, typer.Option(metavar="DIR", envvar=environment.DATA, help="Directory with traces and tables.")
     ] = Path("data"),
     page: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
             show_default="docs/results.md with --all",
-            help="Write a section with plots into this page, beside those it has.",
+            help="Write the results with plots as a section of this page.",
         ),
     ] = None,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
+    from rich.console import Console
+
+    from gyrostat.sim.experiments.finding import ExperimentContext
+    from gyrostat.sim.experiments.page import write_page
+    from gyrostat.sim.experiments.registry import EXPERIMENTS, run
+
+    logs.configure(verbose, log_format)
     if every and name is not None:
         raise UsageError(f"give either a name or --all, not both ({name})")
     console = Console(soft_wrap=True, highlight=False)
@@ -69,6 +80,8 @@ def experiment(
 
 
 def _print(console: Console, finding: ExperimentFinding, took: float) -> None:
+    from rich.table import Table
+
     console.print(f"\n[bold]{finding.title}[/bold] ({took:.1f} s)")
     compared = Table("figure", "paper", "ours", "", box=None)
     for each in finding.compared:

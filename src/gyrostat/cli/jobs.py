@@ -1,44 +1,47 @@
-"""`gyrostat jobs`: the jobs of a cluster, one line each."""
+"""`gyrostat jobs`: the jobs of a cluster as a table."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, span
 from gyrostat.cluster.records import JobRecord, JobState
-from gyrostat.local.client import connect
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _HELP = "\n\n".join(
     [
-        "The jobs of the cluster: those that are not over, in the order in which they were submitted.",
+        "List the jobs of the cluster that have not ended, in the order of submission.",
         "  gyrostat jobs                   gyrostat jobs --all",
         "  gyrostat jobs --state failed    gyrostat jobs --json | jq '.[].name'",
-        "`gyrostat status JOB` tells more about one: why it waits, or how it failed.",
+        "`gyrostat status JOB` shows more about one job: why it is queued, or how it failed.",
     ]
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("jobs", help=_HELP, short_help="List the cluster's jobs.")(jobs)
+    app.command("jobs", help=_HELP)(jobs)
 
 
 def jobs(
-    ended: Annotated[bool, typer.Option("--all", "-a", help="Also those that are over.")] = False,
+    ended: Annotated[bool, typer.Option("--all", "-a", help="Include jobs that have ended.")] = False,
     state: Annotated[
-        JobState | None, typer.Option(show_default=False, help="Only those in this state.")
+        JobState | None, typer.Option(show_default=False, help="Only jobs in this state.")
     ] = None,
     tenant: Annotated[
-        str | None, typer.Option(metavar="TENANT", show_default=False, help="Only this tenant's.")
+        str | None, typer.Option(metavar="TENANT", show_default=False, help="Only jobs of this tenant.")
     ] = None,
     as_json: AsJson = False,
     at: At = None,
 ) -> None:
+    from gyrostat.local.client import connect
+
     with connect(at) as cluster:
         found = cluster.jobs(state=state, tenant=tenant)
     wanted = [job for job in found if ended or state is not None or not job.state.over]
@@ -52,11 +55,13 @@ def jobs(
         out.print("no jobs")
     over = Counter(str(job.state) for job in found if job.state.over)
     if len(wanted) < len(found):
-        told = ", ".join(f"{number} {name}" for name, number in over.items())
-        out.print(f"and {told}: --all shows them", style="dim")
+        ended_jobs = ", ".join(f"{number} {name}" for name, number in over.items())
+        out.print(f"and {ended_jobs}: --all shows them", style="dim")
 
 
 def table(found: Sequence[JobRecord], now: float) -> Table:
+    from rich.table import Table
+
     rows = Table("job", "name", "tenant", "state", "devices", "step", "loss", "speed", "age", "why", box=None)
     for job in found:
         rows.add_row(

@@ -1,4 +1,4 @@
-"""The verbs of later versions: they are known, and say so."""
+"""The verbs of later versions: they exist and say that they are not implemented."""
 
 from __future__ import annotations
 
@@ -18,18 +18,16 @@ def register(app: typer.Typer) -> None:
     for verb, meaning in VERBS.items():
         app.command(
             verb,
-            help=f"(later) {meaning}",
-            hidden=True,
             add_help_option=False,
             context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
         )(_not_yet(verb, meaning))
 
 
-def _not_yet(verb: str, meaning: str) -> Callable[[typer.Context], None]:
-    def command(context: typer.Context) -> None:
+def _not_yet(verb: str, meaning: str) -> Callable[[], None]:
+    def command() -> None:
         raise NotYet(
-            f"`gyrostat {verb}` ({meaning}) comes in a later version; "
-            "this one runs single jobs: see `gyrostat run --help`"
+            f"`gyrostat {verb}` ({meaning}) comes in a later version; this version runs jobs on one machine, on several "
+            "nodes and in a cluster on one machine: see `gyrostat --help`"
         )
 
     return command

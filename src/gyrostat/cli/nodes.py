@@ -1,21 +1,19 @@
-"""`gyrostat run --store …`: the agent of one node. The same command is given on every node."""
+"""`gyrostat run --store …`: the agent of one node. Each node runs the same command."""
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from gyrostat.cli import environment
 from gyrostat.core.errors import UsageError
-from gyrostat.job.control.control_socket import check_name
-from gyrostat.job.control.observer import Observer
-from gyrostat.job.control.run_request import RunRequest
-from gyrostat.job.nodes.lease import open_store
-from gyrostat.job.processes.signals import caught
 
-TOKEN = "GYROSTAT_TOKEN"
+if TYPE_CHECKING:
+    from gyrostat.job.control.observer import Observer
+    from gyrostat.job.control.run_request import RunRequest
 
 
 def run_as_agent(
@@ -27,19 +25,23 @@ def run_as_agent(
     node: str | None,
     listen: str | None,
     token_file: Path | None,
-    patience: float,
+    node_timeout: float,
     ttl: float,
 ) -> int:
-    """Be this node's agent until the job is over. Returns the exit code."""
+    """Run this node's agent until the job ends. Returns the exit code."""
+    from gyrostat.job.control.control_socket import check_name
     from gyrostat.job.nodes.agent import Agent, NodeOptions
-    from gyrostat.job.nodes.lease import Timing
+    from gyrostat.job.nodes.lease import Timing, open_store
     from gyrostat.job.nodes.service import own_host
+    from gyrostat.job.processes.signals import caught
 
     assert request.name is not None
     if request.trace is not None:
         raise UsageError("--trace is for a job on one machine; leave out --store or --trace")
-    if nodes < 1 or patience <= 0:
-        raise UsageError(f"--nodes must be 1 or more and --patience above 0, got {nodes} and {patience:g}")
+    if nodes < 1 or node_timeout <= 0:
+        raise UsageError(
+            f"--nodes must be 1 or more and --node-timeout above 0, got {nodes} and {node_timeout:g}"
+        )
     node = choose_node(node)
     check_name(f"{request.name}.{node}")
     host, port = _parse_listen(listen)
@@ -49,37 +51,37 @@ def run_as_agent(
         host=host or (own_host(_server(store)) if store.startswith("etcd") else "127.0.0.1"),
         port=port,
         token=read_token(token_file),
-        patience=patience,
+        patience=node_timeout,
         timing=Timing(ttl=ttl, agents=nodes),
     )
     with caught() as signals:
         lease = open_store(job_address(store, request.name))
-        with Agent(request, options, lease, observer, signals=signals, tell=_tell) as agent:
+        with Agent(request, options, lease, observer, signals=signals, tell=_print_note) as agent:
             return agent.run()
 
 
 def job_address(store: str, name: str) -> str:
-    """The job's own place in a store that serves many jobs."""
+    """The job's own prefix in a lease store of several jobs."""
     parts = urlsplit(store)
     path = parts.path.rstrip("/") or "/gyrostat"
     return parts._replace(path=f"{path}/{name}").geturl()
 
 
 def choose_node(node: str | None) -> str:
-    """This machine's name, unless another is given."""
+    """Default: the host name."""
     return node if node is not None else socket.gethostname().partition(".")[0]
 
 
 def read_token(file: Path | None) -> str | None:
-    """From a file, or the environment; never from a command line, which everybody on the machine can read."""
+    """From a file or the environment; not from the command line, which all users of the machine can read."""
     if file is None:
-        return os.environ.get(TOKEN) or None
+        return environment.token()
     try:
         token = file.read_text().strip()
     except OSError as error:
         raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
     if not token:
-        raise UsageError(f"the token file {file} is empty; write a long random word into it")
+        raise UsageError(f"the token file {file} is empty; write a long random string into it")
     return token
 
 
@@ -101,5 +103,5 @@ def _parse_listen(text: str | None) -> tuple[str | None, int]:
     return host.strip("[]"), int(port)
 
 
-def _tell(text: str) -> None:
+def _print_note(text: str) -> None:
     print(f"gyrostat: {text}", file=sys.stderr, flush=True)

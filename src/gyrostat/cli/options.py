@@ -1,6 +1,4 @@
-"""What the options of `run` and `verify` mean together. Pure: options in, a placement and a policy out, or
-what is wrong.
-"""
+"""Interpretation of the options of `gyrostat run`. Pure: option values in, a placement, policy or `UsageError` out."""
 
 from __future__ import annotations
 
@@ -8,15 +6,13 @@ import os
 import re
 from pathlib import Path
 
-from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool
 from gyrostat.core.placement import Placement
-from gyrostat.job.control.control_socket import check_name
 
 
 def parse_counts(text: str) -> list[int]:
-    """`3,1`: so many virtual workers on each worker."""
+    """`3,1`: the number of virtual workers on each worker."""
     try:
         return [int(part) for part in text.split(",")]
     except ValueError:
@@ -28,7 +24,7 @@ def parse_counts(text: str) -> list[int]:
 def choose_placement(
     virtual_workers: int | None, workers: int | None, placement: str | None
 ) -> tuple[Placement, bool]:
-    """The placement, and whether the command line fixes the number of virtual workers (or the script may)."""
+    """The placement, and whether the number of virtual workers is fixed (otherwise the script may set it)."""
     if placement is None:
         given = virtual_workers is not None
         workers = 1 if workers is None else workers
@@ -47,18 +43,18 @@ def choose_placement(
 
 
 def choose_checkpoint(directory: Path | None, every: int, keep: int, resume: bool) -> CheckpointPolicy | None:
-    """Where and when to checkpoint."""
+    """Directory and interval of checkpoints; None without a directory."""
     if every < 0 or keep < 1:
         raise UsageError(f"--checkpoint-every must be 0 or more and --keep 1 or more, got {every} and {keep}")
     if directory is None:
         if every:
-            raise UsageError("--checkpoint-every needs --checkpoint-dir DIR: where should they be written?")
+            raise UsageError("--checkpoint-every needs --checkpoint-dir DIR")
         return None
     return CheckpointPolicy(directory=os.path.abspath(directory), every=every, keep=keep, resume=resume)
 
 
 def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> DevicePool | None:
-    """The device types that a job may mix; only one that is `heterogeneous` has any to declare."""
+    """The device types that a heterogeneous job may mix; None for other determinism levels."""
     if determinism is not Determinism.HETEROGENEOUS:
         if pool is not None:
             raise UsageError(f"--pool {pool} is for --determinism heterogeneous; this job is {determinism}")
@@ -66,30 +62,32 @@ def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> Dev
     if pool is None:
         raise UsageError(
             "--determinism heterogeneous needs the device types that the job may use, such as --pool avx512,avx2: "
-            "all compute with what the weakest of them has"
+            "all of them compute with the instructions of the weakest one"
         )
+    from gyrostat.core.determinism import parse_pool
+
     return parse_pool(pool, threads=threads)
 
 
 def choose_schedule(
     text: str | None, virtual_workers: int | None, workers: int | None, placement: str | None
 ) -> tuple[int | None, tuple[tuple[int, int], ...]]:
-    """`0:2,50:4,100:1`: the number of workers to begin with, and (step, workers) of every change after that."""
+    """`0:2,50:4,100:1`: the initial number of workers, and (step, workers) of every later change."""
     if text is None:
         return workers, ()
     if placement is not None:
         raise UsageError(
-            f"--placement {placement} is for a fixed number of workers, but there is --schedule {text}"
+            f"--placement {placement} is for a fixed number of workers; it excludes --schedule {text}"
         )
     entries = [_parse_entry(entry, text) for entry in text.split(",")]
     steps = [step for step, _ in entries]
     if steps != sorted(set(steps)) or steps[0] < 0:
-        raise UsageError(f"the steps of --schedule must go up from 0, each once; got {text!r}")
+        raise UsageError(f"the steps of --schedule must increase, from 0 or more; got {text!r}")
     for step, count in entries:
         if count < 1 or (virtual_workers is not None and count > virtual_workers):
             raise UsageError(
-                f"--schedule {text} wants {count} workers at step {step}; there can be 1 to as many as there are virtual "
-                f"workers ({virtual_workers or 'say how many: --virtual-workers N'})"
+                f"--schedule {text} has {count} workers at step {step}; the number of workers is 1 to the number of virtual "
+                f"workers ({virtual_workers or 'set it with --virtual-workers N'})"
             )
     if steps[0] == 0:
         if workers is not None and workers != entries[0][1]:
@@ -98,7 +96,7 @@ def choose_schedule(
             )
         workers = entries.pop(0)[1]
     if virtual_workers is None:
-        raise UsageError("--schedule needs --virtual-workers N: the number that stays the same")
+        raise UsageError("--schedule needs --virtual-workers N, which stays constant")
     return workers, tuple(entries)
 
 
@@ -108,12 +106,12 @@ def _parse_entry(entry: str, text: str) -> tuple[int, int]:
         return int(step), int(workers)
     except ValueError:
         raise UsageError(
-            f"--schedule takes STEP:WORKERS pairs such as 0:2,50:4,100:1; {entry!r} in {text!r} is none"
+            f"--schedule takes STEP:WORKERS pairs such as 0:2,50:4,100:1; {entry!r} in {text!r} is not such a pair"
         ) from None
 
 
 def parse_paced(text: str | None) -> tuple[float, ...]:
-    """`200`, or `200,150`: samples per second of each worker; the last number goes for all that follow."""
+    """`200`, or `200,150`: samples per second of each worker; the last value applies to all further workers."""
     try:
         return () if text is None else tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -123,8 +121,10 @@ def parse_paced(text: str | None) -> tuple[float, ...]:
 
 
 def choose_name(name: str | None, script: str) -> str:
-    """By which others find the running job: what the user says, or the script's name and this process's number."""
+    """The name of the running job. Default: script name and process id."""
     if name is not None:
+        from gyrostat.job.control.control_socket import check_name
+
         check_name(name)
         return name
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._") or "job"

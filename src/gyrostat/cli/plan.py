@@ -1,4 +1,4 @@
-"""`gyrostat plan`: how a job's virtual workers are best split over devices of several types, by its profile."""
+"""`gyrostat plan`: the fastest split of a job's virtual workers over devices of several types, by its profile."""
 
 from __future__ import annotations
 
@@ -6,40 +6,44 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.profile import Profile
-from gyrostat.sched.planner.definition import Definition, define
-from gyrostat.sched.planner.split import Split, best_split
-from gyrostat.sched.planner.tables import profiles_of
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from gyrostat.core.profile import Profile
+    from gyrostat.sched.planner.definition import Definition
+    from gyrostat.sched.planner.split import Split
 
 _HELP = "\n\n".join(
     [
         "Split a job's virtual workers over devices of several types so that a step is fastest.",
-        "FILE holds measured throughput: gyrostat's own form, VirtualFlow's or Gavel's (see docs/planner.md).",
+        "FILE contains measured throughput in the format of gyrostat, VirtualFlow or Gavel (see docs/howto/plan.md).",
         "  gyrostat plan --profile profiles.json --workload bert --devices v100:2,p100:8 --virtual-workers 32",
-        "moves 32 virtual workers with equal micro-batches; devices that would not help are left unused, and one type "
-        "is used alone where mixing does not pay. Before a job is defined, --global-batch also chooses micro-batch sizes:",
+        "places 32 virtual workers with equal micro-batches. Devices that do not reduce the step time stay unused. Before "
+        "a job is defined, --global-batch also chooses micro-batch sizes:",
         "  gyrostat plan --profile profiles.json --workload bert --devices v100:2,p100:8 --global-batch 1024",
-        "Without --workload there is one line for each workload in FILE.",
+        "Without --workload, the command plans every workload in FILE.",
     ]
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("plan", help=_HELP, short_help="Split virtual workers over devices of several types.")(plan)
+    app.command("plan", help=_HELP)(plan)
 
 
 def plan(
-    profile: Annotated[Path, typer.Option(metavar="FILE", help="Measured throughput, JSON.")],
-    devices: Annotated[str, typer.Option(metavar="TYPE:N,…", help="What there is, such as v100:2,p100:8.")],
+    profile: Annotated[Path, typer.Option(metavar="FILE", help="Measured throughput (JSON).")],
+    devices: Annotated[
+        str, typer.Option(metavar="TYPE:N,…", help="Available devices, such as v100:2,p100:8.")
+    ],
     virtual_workers: Annotated[
-        int | None, typer.Option(metavar="N", min=1, show_default=False, help="The job's virtual workers.")
+        int | None,
+        typer.Option(metavar="N", min=1, show_default=False, help="Number of virtual workers of the job."),
     ] = None,
     global_batch: Annotated[
         int | None,
@@ -47,7 +51,7 @@ def plan(
             metavar="B",
             min=1,
             show_default=False,
-            help="Define a job: split so many samples, choose micro-batches.",
+            help="Define a job with a global batch of B samples, and choose its micro-batches.",
         ),
     ] = None,
     batch_size: Annotated[
@@ -60,7 +64,7 @@ def plan(
         ),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="all in FILE", help="Which workload.")
+        str | None, typer.Option(metavar="NAME", show_default="all in FILE", help="Workload in FILE.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
@@ -71,6 +75,8 @@ def plan(
         )
     if global_batch is not None and batch_size is not None:
         raise UsageError("--global-batch chooses the batch sizes itself; leave out --batch-size")
+    from rich.console import Console
+
     wanted = parse_devices(devices)
     console = Console(soft_wrap=True, highlight=False)
     answers = []
@@ -87,7 +93,7 @@ def plan(
 
 
 def parse_devices(text: str) -> dict[str, int]:
-    """`v100:2,p100:8`: so many of each type."""
+    """`v100:2,p100:8`: the number of devices of each type."""
     found: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = part.strip().partition(":")
@@ -100,6 +106,8 @@ def parse_devices(text: str) -> dict[str, int]:
 
 
 def _read(path: Path) -> dict[str, Profile]:
+    from gyrostat.sched.planner.tables import profiles_of
+
     try:
         return profiles_of(json.loads(path.read_text()))
     except OSError as error:
@@ -109,7 +117,7 @@ def _read(path: Path) -> dict[str, Profile]:
 
 
 def _chosen(profiles: Mapping[str, Profile], workload: str | None, there: Mapping[str, int]) -> list[Profile]:
-    """The workload asked for, which must have been measured on all types; or all that were measured on any."""
+    """The requested workload, which must have been measured on all types; or all that were measured on any type."""
     if workload is None:
         found = [known for known in profiles.values() if any(name in known.speeds for name in there)]
         if not found:
@@ -134,10 +142,14 @@ def _placed(
     *,
     show: bool,
 ) -> dict[str, Any]:
+    from gyrostat.sched.planner.split import best_split
+
     batch = batch_size or min(known.speed(name).largest_batch for name in there)
     found = best_split(known, batch=batch, virtual_workers=virtual_workers, devices=there)
     if found is None:
-        raise UsageError(f"{known.workload}: micro-batches of {batch} samples fit on none of {_told(there)}")
+        raise UsageError(
+            f"{known.workload}: micro-batches of {batch} samples fit on none of {_devices_text(there)}"
+        )
     alone = {
         name: split.step
         for name, count in there.items()
@@ -170,10 +182,12 @@ def _placed(
 def _defined(
     console: Console, known: Profile, there: Mapping[str, int], global_batch: int, *, show: bool
 ) -> dict[str, Any]:
+    from gyrostat.sched.planner.definition import define
+
     found = define(known, global_batch=global_batch, devices=there)
     if found is None:
         raise UsageError(
-            f"{known.workload}: {global_batch} samples cannot be shared out over {_told(there)} in measured micro-batches; "
+            f"{known.workload}: {global_batch} samples cannot be split over {_devices_text(there)} in measured micro-batches; "
             "try a multiple of a power of two"
         )
     alone = {
@@ -213,6 +227,8 @@ def _show(
     throughput: float,
     alone: Mapping[str, float],
 ) -> None:
+    from rich.table import Table
+
     table = Table("type", "devices", what, "busy", box=None, title=title, title_justify="left")
     for name, used, load, busy in rows:
         table.add_row(name, used, load, f"{1000 * busy:.1f} ms")
@@ -224,7 +240,7 @@ def _show(
 
 
 def _verdict(step: float, types: int, alone: Mapping[str, float]) -> str:
-    """Whether mixing types pays, and how much."""
+    """Whether a mix of types is faster, and by how much."""
     if not alone:
         return "no type can do it alone"
     name = min(alone, key=lambda each: alone[each])
@@ -238,5 +254,5 @@ def _runs(counts: tuple[int, ...]) -> str:
     return " or ".join(str(count) for count in sorted(set(counts), reverse=True))
 
 
-def _told(there: Mapping[str, int]) -> str:
+def _devices_text(there: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in there.items()) or "no device"

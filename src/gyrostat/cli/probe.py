@@ -1,39 +1,38 @@
-"""`gyrostat probe`: whether two machines compute alike. Run on each; the second compares with what the first wrote."""
+"""`gyrostat probe`: checks whether two machines compute the same bits. Runs on each; the second run compares."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from gyrostat.cli import environment
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Assignment, Determinism
 from gyrostat.core.placement import Placement
-from gyrostat.engine.numerics.probe.result import FORMAT, ProbeComparison, ProbeResult, compare
-from gyrostat.job.control.report import check_writable, write_json
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from gyrostat.core.job import DevicePool
+    from gyrostat.engine.numerics.probe.result import ProbeComparison, ProbeResult
 
 _HELP = "\n\n".join(
     [
-        "Print digests of many small operators, to tell whether two machines compute alike.",
-        "Run it on a node of each type, with the pool that a job is to use; the second time compare with the first:",
+        "Print digests of many small operators, to check whether two machines compute the same bits.",
+        "Run it on a node of each type with the pool of the job, and compare the second result with the first:",
         "  gyrostat probe --pool avx512,avx2 --json fast.json",
         "  gyrostat probe --pool avx512,avx2 --compare fast.json",
-        "Without --pool nothing is pinned, and nodes of different types differ.",
-        "Exit code: 0, or with --compare 1 if an operator differs.",
+        "Without --pool, nothing is pinned and nodes of different types differ.",
+        "Exit code: 0; with --compare, 1 if an operator differs.",
     ]
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("probe", help=_HELP, short_help="Tell whether two machines compute alike.")(probe)
+    app.command("probe", help=_HELP)(probe)
 
 
 def probe(
@@ -42,18 +41,27 @@ def probe(
         typer.Option(
             metavar="TYPE,…",
             show_default="nothing pinned",
-            help="Pin what these device types have in common.",
+            help="Pin the instructions that these device types have in common.",
         ),
     ] = None,
-    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads; they decide bits.")] = 1,
+    threads: Annotated[
+        int, typer.Option(metavar="T", min=1, help="Number of threads; affects the bits.")
+    ] = 1,
     json: Annotated[
         Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the digests to FILE.")
     ] = None,
     compare_with: Annotated[
         Path | None,
-        typer.Option("--compare", metavar="FILE", show_default=False, help="What another machine wrote."),
+        typer.Option(
+            "--compare", metavar="FILE", show_default=False, help="Digests of another machine (--json)."
+        ),
     ] = None,
 ) -> None:
+    import msgspec
+
+    from gyrostat.engine.numerics.probe.result import compare
+    from gyrostat.job.control.report import check_writable, write_json
+
     if json is not None:
         check_writable(json)
     there = None if compare_with is None else _read(compare_with)
@@ -67,14 +75,12 @@ def probe(
 
 
 def _run(pool: DevicePool | None, threads: int) -> ProbeResult:
-    """Pin as a worker of a job would, then run; torch is imported here."""
-    import os
-
+    """Pin as a worker does, then run the operators. Imports torch."""
     from gyrostat.engine.numerics import determinism
     from gyrostat.engine.numerics.probe.run import run_probe
 
     level = Determinism.ELASTIC if pool is None else Determinism.HETEROGENEOUS
-    machine = determinism.cpu_type(os.environ)
+    machine = determinism.cpu_type(environment.variables())
     assignment = Assignment(placement=Placement.even(1, 1), determinism=level, pool=pool, threads=threads)
     determinism.pin(assignment)
     determinism.prepare(assignment)
@@ -82,6 +88,10 @@ def _run(pool: DevicePool | None, threads: int) -> ProbeResult:
 
 
 def _read(path: Path) -> ProbeResult:
+    import msgspec
+
+    from gyrostat.engine.numerics.probe.result import FORMAT, ProbeResult
+
     try:
         result = msgspec.json.decode(path.read_bytes(), type=ProbeResult)
     except OSError as error:
@@ -89,11 +99,16 @@ def _read(path: Path) -> ProbeResult:
     except msgspec.DecodeError as error:
         raise UsageError(f"{path} was not written by `gyrostat probe --json`: {error}") from error
     if result.format != FORMAT:
-        raise UsageError(f"{path} has format {result.format}, this version reads {FORMAT}; write it anew")
+        raise UsageError(
+            f"{path} has format {result.format}, this version reads {FORMAT}; run `gyrostat probe --json` again"
+        )
     return result
 
 
 def _print(here: ProbeResult, comparison: ProbeComparison | None) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
     console = Console(soft_wrap=True, highlight=False)
     pinned = "nothing pinned" if here.pool is None else f"pinned for {', '.join(here.pool)}"
     console.print(

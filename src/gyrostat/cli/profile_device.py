@@ -1,4 +1,4 @@
-"""`gyrostat profile-device`: throughput of a script by batch size on this machine's device, for `gyrostat plan`."""
+"""`gyrostat profile-device`: the throughput of a script by batch size on this device, for `gyrostat plan`."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ from typing import Annotated
 
 import typer
 
+from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
+from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 from gyrostat.core.profile import Profile
-from gyrostat.job.control.report import check_writable, write_json
-from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
-from gyrostat.job.processes.protocol import Program
-from gyrostat.job.processes.start import WorkerForkServer
 
 _HELP = "\n\n".join(
     [
-        "Measure how fast this machine's device runs a script, by batch size, and what exchanging gradients costs.",
-        "Runs some steps of it for each batch size, on one worker, and for the exchange on several. The script stays as it is: "
-        "its loaders take the batch size that is measured instead of their own.",
-        "Options stand before the script; everything after it is the script's own.",
+        "Measure the throughput of a script by batch size on this device, and the cost of the gradient exchange.",
+        "Runs some steps for each batch size on one worker, and on several workers for the exchange. The script is not "
+        "changed: its data loaders use the measured batch size instead of their own.",
+        "Options stand before the script; all arguments after it are passed to the script.",
         "[bold]Examples[/bold]",
         "  gyrostat profile-device --batches 8,16,32,48,64 train.py",
         "  gyrostat profile-device --batches 32,64 --profile profiles.json --workload resnet50 train.py --epochs 9",
-        "With --profile FILE this device type is added to the workload's profile in FILE, or replaced there; measure on a "
-        "machine of each type, then `gyrostat plan --profile FILE` splits the job over them.",
+        "With --profile FILE, the result is added to the workload's profile in FILE, or replaces the entry of this device "
+        "type. Measure on a machine of each type; then `gyrostat plan --profile FILE` splits the job over them.",
     ]
 )
 
@@ -36,7 +34,6 @@ def register(app: typer.Typer) -> None:
     app.command(
         "profile-device",
         help=_HELP,
-        short_help="Measure a script's throughput by batch size on this device.",
         context_settings={"allow_interspersed_args": False},
     )(profile)
 
@@ -45,29 +42,34 @@ def profile(
     script: Script,
     args: Args = None,
     module: Module = False,
-    batches: Annotated[
-        str, typer.Option(metavar="B,…", help="Samples that the device is given at once.")
-    ] = "8,16,32,48,64",
+    batches: Annotated[str, typer.Option(metavar="B,…", help="Batch sizes to measure.")] = "8,16,32,48,64",
     workers: Annotated[
         str,
-        typer.Option(metavar="P,…", help="Measure the exchange among so many workers; 1: leave it out."),
+        typer.Option(metavar="P,…", help="Numbers of workers for the exchange; 1: do not measure it."),
     ] = "2",
     steps: Annotated[int, typer.Option(metavar="K", help="Steps to measure for each batch size.")] = 20,
-    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads of each worker.")] = 1,
+    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads per worker.")] = 1,
     device_type: Annotated[
         str | None,
-        typer.Option("--type", metavar="NAME", show_default="as it calls itself", help="The device's type."),
+        typer.Option("--type", metavar="NAME", show_default="the detected type", help="Device type."),
     ] = None,
     workload: Annotated[
-        str | None, typer.Option(metavar="NAME", show_default="the script's name", help="What it is called.")
+        str | None,
+        typer.Option(metavar="NAME", show_default="the script's name", help="Name of the workload."),
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option(
-            "--profile", metavar="FILE", show_default="print it", help="Add what was found to this file."
-        ),
+        typer.Option("--profile", metavar="FILE", show_default="print it", help="File to add the result to."),
     ] = None,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
+    from gyrostat.job.control.report import check_writable, write_json
+    from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
+    from gyrostat.job.processes.protocol import Program
+    from gyrostat.job.processes.start import WorkerForkServer
+
+    logs.configure(verbose, log_format)
     if file is not None:
         check_writable(file)
     request = DeviceProfileRequest(
@@ -90,12 +92,12 @@ def profile(
 
 
 def merged(known: Profile | None, found: Profile) -> Profile:
-    """What was known of other device types, and what was found now."""
+    """The known profile with the device types of the new one added or replaced."""
     if known is None:
         return found
     if known.workload != found.workload:
         raise UsageError(
-            f"the file holds the profile of {known.workload!r}, this is {found.workload!r}; give it a file of its own, or "
+            f"the file has the profile of {known.workload!r}, this is {found.workload!r}; use another file, or "
             f"--workload {known.workload}"
         )
     return Profile(found.workload, {**known.speeds, **found.speeds})

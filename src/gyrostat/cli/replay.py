@@ -1,6 +1,4 @@
-"""`gyrostat replay`: a recorded cluster once more. Would the scheduler decide again what it decided, and what would another
-policy have made of the same jobs?
-"""
+"""`gyrostat replay`: replays the recorded decisions of a scheduler, or simulates the recorded jobs under other policies."""
 
 from __future__ import annotations
 
@@ -12,55 +10,57 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, console, print_json
-from gyrostat.cli.simulations import print_runs, run_setup
 from gyrostat.core.errors import UsageError
-from gyrostat.local.client import connect
 
 if TYPE_CHECKING:
     from gyrostat.sched.recording import Replayed
 
 _HELP = "\n\n".join(
     [
-        "Have the scheduler decide again, on what it saw, and compare: actions, devices, order, reasons, times.",
+        "Replay recorded scheduling decisions on the recorded input, and compare actions, devices, order, reasons and times.",
         "  gyrostat replay                  (the running cluster, since its daemon started)",
-        "  gyrostat replay ticks.jsonl      (a recording: of a cluster, or of `gyrostat simulate --record`)",
-        "  gyrostat replay --save FILE      (keep the running cluster's recording as well)",
-        "With --policy, the jobs of the recording run through the simulator instead, under each of these policies:",
+        "  gyrostat replay ticks.jsonl      (a recording of a cluster, or of `gyrostat simulate --record`)",
+        "  gyrostat replay --save FILE      (also save the running cluster's recording)",
+        "With --policy, the recorded jobs are simulated under each of these policies instead:",
         "  gyrostat replay --policy fifo --policy wfs",
-        "Nothing of the cluster is needed for it but the recording. Exit code 1 if a plan differs.",
+        "Only the recording is needed. Exit code: 1 if a plan differs.",
     ]
 )
 
 
 def register(app: typer.Typer) -> None:
-    app.command("replay", help=_HELP, short_help="Have the scheduler decide again what it decided.")(replay)
+    app.command("replay", help=_HELP)(replay)
 
 
 def replay(
     recording: Annotated[
         Path | None,
-        typer.Argument(metavar="[FILE]", show_default="the running cluster's", help="A recording of ticks."),
+        typer.Argument(metavar="[FILE]", show_default="the running cluster's", help="Recording of ticks."),
     ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", show_default=False, help="Write the running cluster's recording there."),
+        typer.Option(
+            metavar="FILE", show_default=False, help="Write the running cluster's recording to FILE."
+        ),
     ] = None,
     policy: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME[:SETTING=VALUE,…]",
             show_default=False,
-            help="Simulate the recorded jobs under it. May be repeated.",
+            help="Simulate the recorded jobs under this policy. May be repeated.",
         ),
     ] = None,
     as_json: AsJson = False,
     at: At = None,
 ) -> None:
     if recording is not None and save is not None:
-        raise UsageError(f"--save is for the running cluster's recording; {recording} is a file already")
+        raise UsageError(f"--save is for the running cluster's recording; {recording} is already a file")
     with tempfile.TemporaryDirectory(prefix="gyrostat-replay-") as directory:
         path = recording or save or Path(directory) / "ticks.jsonl"
         if recording is None:
+            from gyrostat.local.client import connect
+
             with connect(at) as cluster:
                 content = cluster.recording()
             try:
@@ -70,11 +70,11 @@ def replay(
         if policy:
             _simulate(path, policy, as_json)
         else:
-            tell(decide_again(path), as_json)
+            print_replayed(decide_again(path), as_json)
 
 
 def decide_again(recording: Path) -> Replayed:
-    """Build the scheduler that the recording names, and hand it what was seen."""
+    """Replay a recording with the scheduler that it names."""
     from gyrostat.sched.recording import replay as run
     from gyrostat.sim.setup import read_setup
 
@@ -82,7 +82,8 @@ def decide_again(recording: Path) -> Replayed:
 
 
 def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
-    """What each policy makes of the recorded jobs."""
+    """Simulate the recorded jobs under each policy."""
+    from gyrostat.cli.simulations import print_runs, run_setup
     from gyrostat.sim.cluster import Costs
     from gyrostat.sim.recorded import read_recorded
     from gyrostat.sim.report import ReportedRun
@@ -90,7 +91,7 @@ def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
 
     found = read_recorded(recording)
     if not found.jobs:
-        raise UsageError(f"no job of {recording} was over when it ended: there is nothing to simulate")
+        raise UsageError(f"no job of {recording} had ended: there is nothing to simulate")
     runs = []
     for policy in policies:
         setup = replace(found.setup, policy=policy)
@@ -100,18 +101,18 @@ def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
         print_json([run.summary.to_json() for run in runs])
         return
     out = console()
-    out.print(f"{len(found.jobs)} jobs of the recording; {found.unfinished} were not over or never ran")
+    out.print(f"{len(found.jobs)} jobs of the recording; {found.unfinished} had not ended or never ran")
     print_runs(out, runs)
 
 
-def tell(found: Replayed, as_json: bool = False) -> None:
+def print_replayed(found: Replayed, as_json: bool = False) -> None:
     """Raises `typer.Exit` if a plan differs."""
     if as_json:
         print_json(found)
     elif found.difference is None:
         print(f"{found.ticks} ticks with {found.actions} actions: all plans equal")
     else:
-        print(f"tick {found.difference.tick} at {found.difference.now} s is decided otherwise")
+        print(f"tick {found.difference.tick} at {found.difference.now} s differs")
         print(f"  recorded  {found.difference.recorded}")
         print(f"  replayed  {found.difference.replayed}")
     if found.difference is not None:

@@ -1,42 +1,42 @@
-"""`gyrostat run`: one job on this machine, on a fixed number of workers or on one that changes by a schedule."""
+"""`gyrostat run`: one job on this machine, or this node's agent of a job on several nodes."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import typer
 
-from gyrostat.cli import nodes as nodes_cli
-from gyrostat.cli import options
+from gyrostat.cli import log_options, options
 from gyrostat.cli import run_options as given
-from gyrostat.cli.display import LiveDisplay, PlainDisplay
+from gyrostat.cli.renamed import accepting
 from gyrostat.cli.script_options import Args, Module, Script
+from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Determinism, RecoveryMode
-from gyrostat.job.control.outcome import Outcome
-from gyrostat.job.control.report import check_writable, write_report
-from gyrostat.job.control.run_file import holding
 from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
-from gyrostat.job.launcher import RunRequest, run_job
-from gyrostat.job.processes.protocol import Program
+
+if TYPE_CHECKING:
+    from gyrostat.job.control.outcome import Outcome
+    from gyrostat.job.control.run_request import RunRequest
 
 _HELP = "\n\n".join(
     [
-        "Run one job on this machine.",
-        "Options stand before the script; everything after it is the script's own.",
+        "Run a training job on this machine, or on several nodes.",
+        "Options stand before the script; all arguments after it are passed to the script.",
         "[bold]Examples[/bold]",
         "  gyrostat run --virtual-workers 4 --workers 2 train.py --epochs 3",
         "  gyrostat run --placement 3,1 train.py",
         "  gyrostat run -n 8 --checkpoint-dir ckpt --checkpoint-every 100 -m mypackage.train",
         "Virtual workers decide the result: it is, bit for bit, what plain DDP computes with that many "
         "processes. Workers only decide the speed.",
-        "A run with --checkpoint-dir that was interrupted goes on from its last checkpoint when the same "
-        "command is given again, on any number of workers. SIGUSR1, or `gyrostat checkpoint save DIR`, asks "
-        "for a checkpoint now; SIGTERM or Ctrl-C for one and the end; a second Ctrl-C ends it at once.",
-        "On several nodes, give the same command on each:",
+        "With --checkpoint-dir, an interrupted run resumes from its newest checkpoint when the same command is "
+        "given again, on any number of workers. SIGUSR1 or `gyrostat checkpoint save DIR` requests a checkpoint; "
+        "SIGTERM or Ctrl-C requests one and ends the job; a second Ctrl-C ends it immediately.",
+        "On several nodes, run the same command on each node:",
         "  gyrostat run --store etcd://10.0.0.1:2379 --name mnist --nodes 2 -n 8 -w 4 train.py",
     ]
 )
@@ -46,7 +46,7 @@ def register(app: typer.Typer) -> None:
     app.command(
         "run",
         help=_HELP,
-        short_help="Run one job on this machine.",
+        cls=accepting({"--silence": "--heartbeat-timeout", "--patience": "--node-timeout"}),
         context_settings={"allow_interspersed_args": False},
     )(run)
 
@@ -67,8 +67,8 @@ def run(
     paced: given.Paced = None,
     grace: given.Grace = 30.0,
     recovery: given.Recovery = RecoveryMode.PEERS,
-    min_workers: given.Fewest = 1,
-    heartbeats: given.Silence = 60.0,
+    min_workers: given.MinWorkers = 1,
+    heartbeat_timeout: given.HeartbeatTimeout = 60.0,
     stragglers: given.Stragglers = Reaction.REPORT,
     straggler_factor: given.StragglerFactor = 1.2,
     straggler_steps: given.StragglerSteps = 10,
@@ -81,7 +81,7 @@ def run(
     node: given.Node = None,
     listen: given.Listen = None,
     token_file: given.TokenFile = None,
-    patience: given.Patience = 60.0,
+    node_timeout: given.NodeTimeout = 60.0,
     lease: given.Lease = 5.0,
     checkpoint_dir: given.CheckpointDir = None,
     checkpoint_every: given.CheckpointEvery = 0,
@@ -93,7 +93,14 @@ def run(
     log_dir: given.LogDir = None,
     trace: given.Trace = None,
     quiet: given.Quiet = False,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
+    from gyrostat.job.control.report import check_writable, write_report
+    from gyrostat.job.control.run_request import RunRequest
+    from gyrostat.job.processes.protocol import Program
+
+    log_format = logs.configure(verbose, log_format)
     workers, entries = options.choose_schedule(schedule, virtual_workers, workers, placement)
     chosen, is_given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
@@ -113,7 +120,7 @@ def run(
         restarts=restarts,
         recovery=recovery,
         min_workers=min_workers,
-        heartbeat_timeout_s=heartbeats,
+        heartbeat_timeout_s=heartbeat_timeout,
         poison_limit=poison_limit,
         paced=options.parse_paced(paced),
         grace_s=grace,
@@ -130,11 +137,14 @@ def run(
         trace=trace,
     )
     if store is not None:
+        from gyrostat.cli.display import PlainDisplay
+        from gyrostat.cli.nodes import run_as_agent
+
         if name is None:
             raise UsageError("--store needs --name JOB, the same on every node")
         if report is not None:
             raise UsageError("--report is for a job on one machine; leave out --store or --report")
-        code = nodes_cli.run_as_agent(
+        code = run_as_agent(
             request,
             PlainDisplay(request.placement, quiet=quiet),
             store=store,
@@ -142,30 +152,34 @@ def run(
             node=node,
             listen=listen,
             token_file=token_file,
-            patience=patience,
+            node_timeout=node_timeout,
             ttl=lease,
         )
         raise typer.Exit(code)
-    outcome = _run_on_display(request, quiet=quiet)
+    outcome = _run_on_display(request, quiet=quiet, live=log_format is not logs.LogFormat.JSON)
     if report is not None:
         write_report(report, outcome, request)
     _finish(outcome)
 
 
-def _run_on_display(request: RunRequest, *, quiet: bool) -> Outcome:
+def _run_on_display(request: RunRequest, *, quiet: bool, live: bool) -> Outcome:
+    from gyrostat.cli.display import LiveDisplay, PlainDisplay
+    from gyrostat.job.control.run_file import holding
+    from gyrostat.job.launcher import run_job
+
     request.check()
     with contextlib.ExitStack() as stack:
         if request.checkpoint is not None:
             stack.enter_context(holding(Path(request.checkpoint.directory), request.program.name))
         display = PlainDisplay(request.placement, quiet=quiet)
-        if sys.stderr.isatty() and not quiet:
-            display = live = LiveDisplay(request.placement)
-            stack.callback(live.close)
+        if live and sys.stderr.isatty() and not quiet:
+            display = terminal = LiveDisplay(request.placement)
+            stack.callback(terminal.close)
         return run_job(request, observer=display, forward_signals=True)
 
 
 def _finish(outcome: Outcome) -> None:
-    """Say in one line what went wrong, and return the exit code."""
+    """Print a failure in one line, and exit with the code of the job."""
     problem = outcome.diverged if outcome.failure is None else str(outcome.failure)
     if problem is not None:
         print(f"gyrostat: error: {problem}", file=sys.stderr)

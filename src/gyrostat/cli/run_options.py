@@ -1,4 +1,4 @@
-"""The options of `gyrostat run`, each with what it means."""
+"""The options of `gyrostat run`."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ VirtualWorkers = Annotated[
         "--virtual-workers",
         "-n",
         metavar="N",
-        show_default="as many as workers, or what the script says",
-        help="Logical data-parallel ranks; they decide the result.",
+        show_default="the number of workers, or what the script sets",
+        help="Number of virtual workers (data-parallel ranks); decides the result.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -33,7 +33,7 @@ Workers = Annotated[
         "-w",
         metavar="P",
         show_default="1",
-        help="Processes that share the virtual workers.",
+        help="Number of worker processes, over which virtual workers are distributed.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -42,7 +42,7 @@ Placement = Annotated[
     typer.Option(
         metavar="3,1,…",
         show_default="as even as possible",
-        help="How many virtual workers each worker runs.",
+        help="Number of virtual workers on each worker.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -50,7 +50,7 @@ Threads = Annotated[
     int,
     typer.Option(
         metavar="T",
-        help="Threads of each worker; their number is part of the bits.",
+        help="Threads per worker; the number affects the bits of the result.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -58,19 +58,20 @@ Reduction = Annotated[
     Order | None,
     typer.Option(
         show_default="ddp; tree on GPUs with NCCL",
-        help="The order in which gradients are added.",
+        help="Order in which gradients are summed.",
         rich_help_panel=_JOB,
     ),
 ]
 Determinism = Annotated[
-    Level, typer.Option(help="What may change without changing a bit.", rich_help_panel=_JOB)
+    Level,
+    typer.Option(help="Determinism level: what may change without a change of bits.", rich_help_panel=_JOB),
 ]
 Pool = Annotated[
     str | None,
     typer.Option(
         metavar="TYPE,…",
         show_default=False,
-        help="Device types that a heterogeneous job may mix: avx512, avx2, sse, or names of GPUs.",
+        help="Device types that a heterogeneous job may mix: avx512, avx2, sse, or GPU names.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -78,8 +79,8 @@ Name = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        show_default="the script's name and the process's number",
-        help="By which `gyrostat scale` and `status` find it.",
+        show_default="script name and process id",
+        help="Name of the job, for `gyrostat status`, `scale` and others.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -88,7 +89,7 @@ Schedule = Annotated[
     typer.Option(
         metavar="STEP:P,…",
         show_default=False,
-        help="Resize at these steps, without stopping: 0:2,50:4,100:1.",
+        help="Change the number of workers at these steps, without a restart: 0:2,50:4,100:1.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -97,7 +98,7 @@ Paced = Annotated[
     typer.Option(
         metavar="RATE,…",
         show_default=False,
-        help="Wait instead of computing, as devices of so many samples/s would take; for measuring.",
+        help="Emulate devices with this throughput (samples/s) by waiting; for benchmarks.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -106,29 +107,32 @@ Grace = Annotated[
     typer.Option(
         metavar="S",
         min=0,
-        help="A worker that is sent SIGTERM leaves at a boundary, within S seconds.",
+        help="Seconds that a worker has to leave at a step boundary after SIGTERM.",
         rich_help_panel=_JOB,
     ),
 ]
 Stragglers = Annotated[
     Reaction,
     typer.Option(
-        help="A worker that is slower than the others is only reported, gets fewer virtual workers, or is removed.",
+        help="Action for a slow worker: report it, give it fewer virtual workers, or remove it.",
         rich_help_panel=_JOB,
     ),
 ]
 StragglerFactor = Annotated[
-    float, typer.Option(metavar="X", help="It is so many times slower than usual …", rich_help_panel=_JOB)
+    float,
+    typer.Option(
+        metavar="X", help="A worker is slow if it takes X times its usual time …", rich_help_panel=_JOB
+    ),
 ]
 StragglerSteps = Annotated[
-    int, typer.Option(metavar="K", help="… in the median of K steps.", rich_help_panel=_JOB)
+    int, typer.Option(metavar="K", help="… in the median over K steps.", rich_help_panel=_JOB)
 ]
 StragglerReturn = Annotated[
     float,
     typer.Option(
         metavar="S",
         min=0,
-        help="The place of one that was removed is tried again after S seconds; 0: never.",
+        help="Seconds until a removed worker is replaced again; 0: never.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -137,7 +141,7 @@ StragglerPause = Annotated[
     typer.Option(
         metavar="S",
         min=0,
-        help="At most one change in S seconds because of stragglers.",
+        help="Minimum seconds between two changes because of slow workers.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -146,33 +150,35 @@ Watchdog = Annotated[
     typer.Option(
         metavar="S",
         show_default=False,
-        help="If no step is completed for S seconds, show the stack of every worker …",
+        help="If no step completes for S seconds, print the stack of every worker …",
         rich_help_panel=_JOB,
     ),
 ]
 WatchdogAction = Annotated[
     Action,
-    typer.Option(help="… and end the one that hangs in the script's code, or not.", rich_help_panel=_JOB),
+    typer.Option(
+        help="… and only report, or kill the worker that hangs in the script's code.", rich_help_panel=_JOB
+    ),
 ]
 Store = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
         show_default=False,
-        help="Where agents agree on who leads: etcd://HOST:2379, or file:///DIR for several on one machine.",
+        help="Lease store for leader election: etcd://HOST:2379, or file:///DIR for agents on one machine.",
         rich_help_panel=_NODES,
     ),
 ]
 Nodes = Annotated[
     int,
-    typer.Option(metavar="K", help="Begin when so many agents are there.", rich_help_panel=_NODES),
+    typer.Option(metavar="K", help="Start when K agents have joined.", rich_help_panel=_NODES),
 ]
 Node = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        show_default="this machine's",
-        help="This agent's name; each has its own.",
+        show_default="host name",
+        help="Name of this node; unique among the nodes of the job.",
         rich_help_panel=_NODES,
     ),
 ]
@@ -180,8 +186,8 @@ Listen = Annotated[
     str | None,
     typer.Option(
         metavar="HOST[:PORT]",
-        show_default="the address towards the store",
-        help="Where other nodes reach this one.",
+        show_default="the local address used to reach the store",
+        help="Address at which other nodes reach this node.",
         rich_help_panel=_NODES,
     ),
 ]
@@ -190,15 +196,15 @@ TokenFile = Annotated[
     typer.Option(
         metavar="FILE",
         show_default="$GYROSTAT_TOKEN",
-        help="The secret that all agents and clients of the job share.",
+        help="File with the secret shared by all agents and clients of the job.",
         rich_help_panel=_NODES,
     ),
 ]
-Patience = Annotated[
+NodeTimeout = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="An agent that is away for longer is given up, and its workers with it.",
+        help="Seconds without contact after which a node and its workers are considered lost.",
         rich_help_panel=_NODES,
     ),
 ]
@@ -206,45 +212,55 @@ Lease = Annotated[
     float,
     typer.Option(
         metavar="SECONDS",
-        help="A leader that is silent for so long has lost the lease.",
+        help="Duration of the leader's lease, in seconds.",
         rich_help_panel=_NODES,
     ),
 ]
 CheckpointDir = Annotated[
     Path | None,
     typer.Option(
-        metavar="DIR", show_default=False, help="Where checkpoints are.", rich_help_panel=_CHECKPOINTS
+        metavar="DIR",
+        show_default=False,
+        help="Directory of the job's checkpoints.",
+        rich_help_panel=_CHECKPOINTS,
     ),
 ]
 CheckpointEvery = Annotated[
     int,
-    typer.Option(metavar="K", help="Write one every K steps; 0: on demand.", rich_help_panel=_CHECKPOINTS),
+    typer.Option(
+        metavar="K",
+        help="Write a checkpoint every K steps; 0: only on request.",
+        rich_help_panel=_CHECKPOINTS,
+    ),
 ]
-Keep = Annotated[int, typer.Option(metavar="K", help="Keep the newest K.", rich_help_panel=_CHECKPOINTS)]
-Resume = Annotated[bool, typer.Option(help="Go on from the newest valid one.", rich_help_panel=_CHECKPOINTS)]
+Keep = Annotated[
+    int, typer.Option(metavar="K", help="Number of checkpoints to keep.", rich_help_panel=_CHECKPOINTS)
+]
+Resume = Annotated[
+    bool, typer.Option(help="Resume from the newest valid checkpoint.", rich_help_panel=_CHECKPOINTS)
+]
 Recovery = Annotated[
     RecoveryMode,
     typer.Option(
-        help="If a worker dies: the others go on, with the same bits (peers); they go on without what it had computed, "
-        "inexactly (approximate); or all start again from the newest checkpoint (checkpoint).",
+        help="When a worker dies: survivors recover its state and keep the bits (peers), survivors drop its gradients and do "
+        "not keep the bits (approximate), or the job restarts from the newest checkpoint (checkpoint).",
         rich_help_panel=_JOB,
     ),
 ]
-Fewest = Annotated[
+MinWorkers = Annotated[
     int,
     typer.Option(
         "--min-workers",
         metavar="P",
-        help="With fewer workers left than that, wait for others before going on.",
+        help="Minimum number of workers; with fewer, the job waits for replacements.",
         rich_help_panel=_JOB,
     ),
 ]
-Silence = Annotated[
+HeartbeatTimeout = Annotated[
     float,
     typer.Option(
-        "--silence",
-        metavar="S",
-        help="A worker that does not answer for S seconds (stopped, or cut off) counts as dead; 0: never.",
+        metavar="SECONDS",
+        help="Seconds without a heartbeat after which a worker is considered dead; 0: never.",
         rich_help_panel=_JOB,
     ),
 ]
@@ -253,7 +269,7 @@ Restarts = Annotated[
     typer.Option(
         metavar="R",
         min=0,
-        help="If a worker dies, go on from the newest checkpoint, at most R times; sooner after progress than without.",
+        help="Maximum number of restarts from the newest checkpoint; the delay is shorter after progress.",
         rich_help_panel=_CHECKPOINTS,
     ),
 ]
@@ -262,7 +278,7 @@ PoisonLimit = Annotated[
     typer.Option(
         metavar="K",
         min=0,
-        help="End the job when K workers have died of the same micro-batch; 0: never.",
+        help="Fail the job when the same micro-batch has killed K workers; 0: never.",
         rich_help_panel=_CHECKPOINTS,
     ),
 ]
@@ -275,7 +291,7 @@ LogDir = Annotated[
     typer.Option(
         metavar="DIR",
         show_default=False,
-        help="Keep each worker's output in DIR/worker-N.log as well.",
+        help="Also write the output of each worker to DIR/worker-N.log.",
         rich_help_panel=_OUTPUT,
     ),
 ]
@@ -284,10 +300,10 @@ Trace = Annotated[
     typer.Option(
         metavar="FILE",
         show_default=False,
-        help="Write where each step's time went, for chrome://tracing or Perfetto.",
+        help="Write a trace of each step's phases, for Perfetto or chrome://tracing.",
         rich_help_panel=_OUTPUT,
     ),
 ]
 Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="No progress, no summary.", rich_help_panel=_OUTPUT)
+    bool, typer.Option("--quiet", "-q", help="Print no progress and no summary.", rich_help_panel=_OUTPUT)
 ]

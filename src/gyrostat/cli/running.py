@@ -1,35 +1,33 @@
-"""`gyrostat status`, `scale`, `migrate`, `profile` and `stop`: ask a running job, through an agent on this machine or on
-another, or through the cluster that it was submitted to.
+"""`gyrostat status`, `scale`, `migrate`, `profile` and `stop`: requests to a running job, through an agent on this or another
+machine, or through the cluster that it was submitted to.
 
-A name is looked for among the jobs that run on this machine by themselves, then in the cluster.
+A name is looked up among the jobs that `gyrostat run` started on this machine, then in the cluster.
 """
 
 from __future__ import annotations
 
 import re
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-from gyrostat.cli import status_page
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
-from gyrostat.cli.nodes import read_token
-from gyrostat.cluster.client import ClusterClient
-from gyrostat.cluster.records import JobRecord
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
-from gyrostat.core.phase import JobPhase
-from gyrostat.job.control.control_socket import JobClient, RequestFailed, RequestResult, Status, running
-from gyrostat.job.control.profiling import SizeMeasured
-from gyrostat.local.client import address, connect
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gyrostat.cluster.client import ClusterClient
+    from gyrostat.cluster.records import JobRecord
+    from gyrostat.job.control.control_socket import JobClient, RequestResult, Status
+    from gyrostat.job.control.profiling import SizeMeasured
 
 Name = Annotated[
     str,
     typer.Argument(
         metavar="JOB",
-        help="Its name, or its id in the cluster: see `gyrostat status`.",
+        help="Name of the job, or its id in the cluster: see `gyrostat status`.",
         show_default=False,
         autocompletion=complete_job,
     ),
@@ -42,60 +40,66 @@ Agent = Annotated[
         "--agent",
         metavar="HOST:PORT",
         show_default="one on this machine",
-        help="Ask this agent of the job; its token is $GYROSTAT_TOKEN.",
+        help="Address of an agent of the job. The token is read from $GYROSTAT_TOKEN.",
     ),
 ]
 
 
 def register(app: typer.Typer) -> None:
-    app.command("status", help=_STATUS_HELP, short_help="How jobs are, and why they wait.")(status)
-    # `-1` is no option.
+    app.command("status", help=_STATUS_HELP)(status)
+    # `-1` is not an option.
     app.command("scale", help=_SCALE_HELP, context_settings={"ignore_unknown_options": True})(scale)
     app.command("migrate", help=_MIGRATE_HELP)(migrate)
     app.command("profile", help=_PROFILE_HELP)(profile)
-    app.command("stop", help="Have a job checkpoint at its next boundary, and end.")(stop)
+    app.command("stop", help="Checkpoint a running job at its next step boundary, and end it.")(stop)
 
 
 _STATUS_HELP = "\n\n".join(
     [
-        "How jobs are: those that run on this machine by themselves, and those of the cluster.",
+        "Show the status of jobs: those that `gyrostat run` started on this machine, and those of the cluster.",
         "  gyrostat status          (all, one line each)",
-        "  gyrostat status mnist    (one; if it waits, why and what would let it run; if it failed, its last lines)",
+        "  gyrostat status mnist    (one job; if it is queued, why; if it failed, its last lines)",
     ]
 )
 _SCALE_HELP = "\n\n".join(
     [
-        "Run a job on another number of workers, from its next boundary on.",
-        "Newcomers prepare while the others train; the result stays the same, bit for bit. Returns when they train.",
+        "Change the number of workers of a running job at a step boundary.",
+        "New workers prepare while the others train; the result keeps its bits. Returns when the new workers train.",
         "  gyrostat scale train 4     (four workers)",
         "  gyrostat scale train +2    (two more)",
         "  gyrostat scale train -1    (one fewer)",
-        "With 0 the job is checkpointed and suspended, until it is given workers again.",
-        "A job of the cluster is resized by its scheduler as soon as it can be; it also takes a range:",
+        "With 0 the job is checkpointed and suspended until it gets workers again.",
+        "The scheduler of a cluster resizes its jobs as soon as devices are free; it also accepts a range:",
         "  gyrostat scale mnist 2-6   (from now on two to six devices)",
     ]
 )
 _MIGRATE_HELP = "\n\n".join(
     [
-        "Replace workers of a job by new ones, in one switch.",
-        "  gyrostat migrate train 0 2   (the numbers are those of `gyrostat status`)",
+        "Replace workers of a running job by new ones, all at one step boundary.",
+        "  gyrostat migrate train 0 2   (worker numbers as in `gyrostat status`)",
         "  gyrostat migrate mnist       (all workers of a job of the cluster)",
     ]
 )
 _PROFILE_HELP = "\n\n".join(
     [
-        "Measure how fast a running job is, on the workers it has or on a range of sizes.",
-        "  gyrostat profile train                    (as it is)",
+        "Measure the throughput of a running job, on its current workers or on a range of sizes.",
+        "  gyrostat profile train                    (on its current workers)",
         "  gyrostat profile train --min 2 --max 8    (on 8, 7 … 2 workers, and back to what it had)",
-        "It trains on meanwhile, and its result stays the same, bit for bit. Efficiency is throughput per worker, relative to "
-        "the size at which that is best (EDL); busy is the share of time for which workers ran micro-batches.",
+        "The job continues to train, and its result keeps its bits. Efficiency is throughput per worker relative to the best "
+        "size (EDL); busy is the share of time in which workers run micro-batches.",
     ]
 )
 
 
 def status(
     name: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", show_default=False, autocompletion=complete_job)
+        str | None,
+        typer.Argument(
+            metavar="[JOB]",
+            show_default="all jobs",
+            help="Name of the job, or its id in the cluster.",
+            autocompletion=complete_job,
+        ),
     ] = None,
     agent: Agent = None,
     as_json: AsJson = False,
@@ -103,7 +107,7 @@ def status(
 ) -> None:
     if name is None:
         if agent is not None:
-            raise UsageError("--agent is for one job: name it")
+            raise UsageError("--agent needs the name of a job")
         _status_of_all(at, as_json)
         return
     cluster = _cluster_of(name, agent, at)
@@ -113,6 +117,8 @@ def status(
         if as_json:
             print_json(found)
         else:
+            from gyrostat.cli import status_page
+
             print("\n".join(status_page.page(found)))
         return
     with _call(name, agent) as job_client:
@@ -124,12 +130,16 @@ def status(
 
 
 def _status_of_all(at: str | None, as_json: bool) -> None:
+    from gyrostat.cli import status_page
+    from gyrostat.job.control.control_socket import JobClient, running
+    from gyrostat.local.client import address, connect
+
     alone: dict[str, Status] = {}
     for other in running():
         try:
             with JobClient(other) as job_client:
                 found = job_client.status()
-                alone[found.name] = found  # one for all agents of a job
+                alone[found.name] = found  # one entry for all agents of a job
         except GyrostatError:
             continue  # it has just ended, or was killed
     clustered: tuple[JobRecord, ...] = ()
@@ -146,10 +156,11 @@ def _status_of_all(at: str | None, as_json: bool) -> None:
 def scale(
     name: Name,
     workers: Annotated[
-        str, typer.Argument(metavar="P", help="So many workers; +2: two more; -1: one fewer.")
+        str, typer.Argument(metavar="P", help="Number of workers; +2: two more; -1: one fewer.")
     ],
     without: Annotated[
-        str | None, typer.Option(metavar="WORKER,…", help="With -K: which ones leave.", show_default=False)
+        str | None,
+        typer.Option(metavar="WORKER,…", help="With -K: the workers that leave.", show_default=False),
     ] = None,
     agent: Agent = None,
     as_json: AsJson = False,
@@ -167,22 +178,20 @@ def scale(
     if cluster is not None:
         with cluster:
             if leavers:
-                raise UsageError(
-                    "which workers of a cluster's job leave is the scheduler's choice: leave --without out"
-                )
+                raise UsageError("the scheduler of a cluster chooses the workers that leave: omit --without")
             _scale_in_cluster(cluster, name, match, as_json)
         return
     if match[1] is None:
         raise UsageError(
-            f"a range such as {workers} is for jobs of the cluster; a number of workers for {name!r}?"
+            f"a range such as {workers} is for jobs of the cluster; give {name!r} a number of workers"
         )
     with _call(name, agent) as job_client:
         if workers[0] == "+":
-            _tell(job_client.scale_out(int(workers)), as_json)
+            _print_answer(job_client.scale_out(int(workers)), as_json)
         elif workers[0] == "-":
-            _tell(job_client.scale_in(-int(workers), leavers), as_json)
+            _print_answer(job_client.scale_in(-int(workers), leavers), as_json)
         else:
-            _tell(job_client.scale(int(workers)), as_json)
+            _print_answer(job_client.scale(int(workers)), as_json)
 
 
 def _scale_in_cluster(cluster: ClusterClient, name: str, wanted: re.Match[str], as_json: bool) -> None:
@@ -194,14 +203,14 @@ def _scale_in_cluster(cluster: ClusterClient, name: str, wanted: re.Match[str], 
         smallest = largest = now + int(wanted[1])
     if largest < 1:
         raise UsageError(
-            f"{job.name} would be left with {largest} devices; to take them all for a while: gyrostat pause {job.name}"
+            f"{job.name} would have {largest} devices; to release all of them: gyrostat pause {job.name}"
         )
     scaled = cluster.scale(job.id, smallest, largest)
     if as_json:
         print_json(scaled)
     else:
-        told = smallest if smallest == largest else f"{smallest} to {largest}"
-        print(f"{scaled.name} ({scaled.id}) runs on {told} devices as soon as there are so many for it")
+        size = smallest if smallest == largest else f"{smallest} to {largest}"
+        print(f"{scaled.name} ({scaled.id}) gets {size} devices as soon as they are free")
 
 
 def _members(text: str | None) -> tuple[int, ...]:
@@ -216,7 +225,8 @@ def _members(text: str | None) -> tuple[int, ...]:
 def migrate(
     name: Name,
     members: Annotated[
-        list[int] | None, typer.Argument(metavar="WORKER…", help="Those that leave.", show_default=False)
+        list[int] | None,
+        typer.Argument(metavar="WORKER…", help="Numbers of the workers to replace.", show_default=False),
     ] = None,
     agent: Agent = None,
     as_json: AsJson = False,
@@ -226,21 +236,25 @@ def migrate(
     if cluster is not None:
         with cluster:
             done = cluster.migrate(name, tuple(members or ()))
-        _tell(
+        from gyrostat.job.control.control_socket import RequestResult
+
+        _print_answer(
             RequestResult(True, done.text, done.step, done.workers, done.pause_ms, done.prepare_ms), as_json
         )
         return
     if not members:
         raise UsageError(
-            f"which workers of {name!r} are to leave? `gyrostat status {name}` shows their numbers"
+            f"name the workers of {name!r} to replace: `gyrostat status {name}` shows their numbers"
         )
     with _call(name, agent) as job_client:
-        _tell(job_client.migrate(tuple(members)), as_json)
+        _print_answer(job_client.migrate(tuple(members)), as_json)
 
 
 def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
     with _call(name, agent) as job_client:
         answer = job_client.stop()
+    from gyrostat.job.control.control_socket import RequestFailed
+
     if not answer.done:
         raise RequestFailed(answer.text)
     if as_json:
@@ -250,9 +264,14 @@ def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
 
 
 def _cluster_of(name: str, agent: str | None, at: str | None) -> ClusterClient | None:
-    """The cluster that this job is of; None if it is a job by itself."""
+    """The cluster that runs this job; None if `gyrostat run` started it."""
+    from gyrostat.job.control.control_socket import running
+    from gyrostat.local.client import address, connect
+
     if agent is not None and at is not None:
-        raise UsageError("--agent is for a job by itself, --at for one of a cluster: give one of them")
+        raise UsageError(
+            "--agent is for a job of `gyrostat run`, --at for a job of a cluster: give one of them"
+        )
     if agent is not None or (at is None and (name in running() or address() is None)):
         return None
     cluster = connect(at)
@@ -270,13 +289,18 @@ def _cluster_of(name: str, agent: str | None, at: str | None) -> ClusterClient |
 
 
 def _runs_alone(name: str) -> bool:
-    """Whether agents of such a job are on this machine."""
+    """Whether agents of this job run on this machine."""
+    from gyrostat.job.control.control_socket import running
+
     return any(other.startswith(f"{name}.") for other in running())
 
 
 def _call(name: str, agent: str | None) -> JobClient:
+    from gyrostat.job.control.control_socket import JobClient
+
     if agent is None:
         return JobClient(name)
+    from gyrostat.cli.nodes import read_token
     from gyrostat.job.nodes.service import AgentClient
 
     return JobClient(name, via=AgentClient(agent, read_token(None)))
@@ -285,12 +309,14 @@ def _call(name: str, agent: str | None) -> JobClient:
 def profile(
     name: Name,
     smallest: Annotated[
-        int | None, typer.Option("--min", metavar="P", show_default="the workers it has", help="The fewest.")
+        int | None,
+        typer.Option("--min", metavar="P", show_default="its current workers", help="Smallest size."),
     ] = None,
     largest: Annotated[
-        int | None, typer.Option("--max", metavar="P", show_default="the workers it has", help="The most.")
+        int | None,
+        typer.Option("--max", metavar="P", show_default="its current workers", help="Largest size."),
     ] = None,
-    steps: Annotated[int, typer.Option(metavar="K", help="Measure K steps on each size.")] = 20,
+    steps: Annotated[int, typer.Option(metavar="K", help="Steps to measure at each size.")] = 20,
     as_json: AsJson = False,
     agent: Agent = None,
     at: At = None,
@@ -305,10 +331,14 @@ def profile(
     if as_json:
         print_json(rows)
     else:
+        from rich.console import Console
+
         Console(soft_wrap=True, highlight=False).print(_table(rows))
 
 
 def _table(rows: tuple[SizeMeasured, ...]) -> Table:
+    from rich.table import Table
+
     table = Table("workers", "samples/s", "efficiency", "step", "busy", box=None)
     for row in rows:
         table.add_row(
@@ -321,7 +351,9 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
     return table
 
 
-def _tell(answer: RequestResult, as_json: bool) -> None:
+def _print_answer(answer: RequestResult, as_json: bool) -> None:
+    from gyrostat.job.control.control_socket import RequestFailed
+
     if not answer.done:
         raise RequestFailed(answer.text)
     if as_json:
@@ -335,7 +367,7 @@ def _line(status: Status) -> str:
         f"{status.name}: step {status.step}",
         f"{status.virtual_workers} virtual workers on {status.workers}"
         + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
-        status.reconfiguration if status.phase is JobPhase.TRAINING else status.phase,
+        status.phase,
     ]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4g}")

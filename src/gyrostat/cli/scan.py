@@ -1,31 +1,30 @@
-"""`gyrostat scan`: what a script's model costs under `heterogeneous` determinism, where, and whether it may mix types."""
+"""`gyrostat scan`: the cost of `heterogeneous` determinism for a script, by operator, and whether it may mix types."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
+from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
+from gyrostat.core import logs
 from gyrostat.core.determinism import parse_pool
-from gyrostat.job.control.report import check_writable, write_json
-from gyrostat.job.processes.protocol import Program
-from gyrostat.job.processes.start import WorkerForkServer
-from gyrostat.job.scan.scanner import ScanRequest
-from gyrostat.job.scan.scanner import scan as run_scan
-from gyrostat.job.scan.verdict import ScanRow, ScanVerdict
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from gyrostat.job.scan.verdict import ScanRow, ScanVerdict
 
 _HELP = "\n\n".join(
     [
-        "Say what a script costs under heterogeneous determinism, and whether it may mix device types.",
-        "Runs some steps of it under `elastic` and under `heterogeneous` on this machine, in two workers that take turns, and "
-        "names the operators and modules that the pins make dear.",
-        "Options stand before the script; everything after it is the script's own.",
+        "Measure the cost of heterogeneous determinism for a script, and whether it may mix device types.",
+        "Runs some steps under `elastic` and under `heterogeneous` on this machine, in two workers that take turns, and names "
+        "the operators and modules that the pinned settings make slower.",
+        "Options stand before the script; all arguments after it are passed to the script.",
         "[bold]Examples[/bold]",
         "  gyrostat scan train.py --epochs 1",
         "  gyrostat scan --pool avx512,avx2,sse --json answer.json train.py",
@@ -39,7 +38,6 @@ def register(app: typer.Typer) -> None:
     app.command(
         "scan",
         help=_HELP,
-        short_help="Say what a script costs under heterogeneous determinism.",
         context_settings={"allow_interspersed_args": False},
     )(scan)
 
@@ -54,23 +52,32 @@ def scan(
             "--virtual-workers",
             "-n",
             metavar="N",
-            show_default="1, or what the script says",
-            help="Logical data-parallel ranks.",
+            show_default="1, or what the script sets",
+            help="Number of virtual workers.",
         ),
     ] = None,
     pool: Annotated[
-        str, typer.Option(metavar="TYPE,…", help="The device types that the job would mix.")
+        str, typer.Option(metavar="TYPE,…", help="Device types that the job would mix.")
     ] = "avx512,avx2",
-    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads of the worker.")] = 1,
-    steps: Annotated[int, typer.Option(metavar="S", min=1, help="Steps to time under either level.")] = 60,
+    threads: Annotated[int, typer.Option(metavar="T", min=1, help="Threads per worker.")] = 1,
+    steps: Annotated[int, typer.Option(metavar="S", min=1, help="Steps to measure under each level.")] = 60,
     threshold: Annotated[
         float,
-        typer.Option(metavar="X", help="A job may mix types if it is slowed down at most so many times."),
+        typer.Option(metavar="X", help="Maximum slowdown with which a job may mix types."),
     ] = 1.05,
     json: Annotated[
-        Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the answer to FILE.")
+        Path | None, typer.Option(metavar="FILE", show_default=False, help="Write the result to FILE.")
     ] = None,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
+    from gyrostat.job.control.report import check_writable, write_json
+    from gyrostat.job.processes.protocol import Program
+    from gyrostat.job.processes.start import WorkerForkServer
+    from gyrostat.job.scan.scanner import ScanRequest
+    from gyrostat.job.scan.scanner import scan as run_scan
+
+    logs.configure(verbose, log_format)
     if json is not None:
         check_writable(json)
     request = ScanRequest(
@@ -89,11 +96,13 @@ def scan(
 
 
 def to_json(verdict: ScanVerdict, script: str) -> dict[str, object]:
-    """`mix` is what a scheduler reads: `core.job.DeviceMix`."""
+    """`mix` is for schedulers: `core.job.DeviceMix`."""
     return {"script": script, "reason": verdict.reason, "mix": asdict(verdict.mix), **asdict(verdict)}
 
 
 def _print(verdict: ScanVerdict, script: str) -> None:
+    from rich.console import Console
+
     console = Console(soft_wrap=True, highlight=False)
     console.print(
         f"{script} on a CPU of type {verdict.cpu_type}: a step computes {verdict.elastic_ms:.2f} ms under elastic, "
@@ -109,7 +118,9 @@ def _print(verdict: ScanVerdict, script: str) -> None:
 
 
 def _table(title: str, rows: Sequence[ScanRow]) -> Table:
-    """The dearest first."""
+    """The most expensive rows first."""
+    from rich.table import Table
+
     table = Table(box=None)
     table.add_column(title, no_wrap=True, max_width=36)
     for heading in ("share", "elastic", "pinned", "ratio", "adds"):

@@ -1,4 +1,4 @@
-"""What every verb that runs a script takes: the script, and all that is its own."""
+"""The arguments of every verb that runs a script."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import typer
 
 Script = Annotated[str, typer.Argument(metavar="SCRIPT", show_default=False, help="The training script.")]
 Args = Annotated[
-    list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Its own arguments.")
+    list[str] | None, typer.Argument(metavar="ARGS", show_default=False, help="Arguments of the script.")
 ]
-Module = Annotated[
-    bool, typer.Option("-m", "--module", help="SCRIPT is the name of a module, as with python -m.")
-]
+Module = Annotated[bool, typer.Option("-m", "--module", help="SCRIPT is a module name, as with python -m.")]

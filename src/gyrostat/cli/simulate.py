@@ -1,4 +1,4 @@
-"""`gyrostat simulate`: the scheduler on virtual time, on a recorded trace."""
+"""`gyrostat simulate`: the scheduler in virtual time, on a trace."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 
+from gyrostat.cli import log_options
 from gyrostat.cli import simulate_options as options
-from gyrostat.cli.replay import decide_again, tell
-from gyrostat.cli.simulations import print_runs, run_setup
+from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,24 +25,24 @@ if TYPE_CHECKING:
 
 _HELP = "\n\n".join(
     [
-        "Run the scheduler on virtual time, on a trace, and compare policies.",
+        "Run the scheduler on a trace in virtual time, and compare policies.",
         "  gyrostat simulate --cluster v100:73x8 --policy fifo --policy tiresias philly.csv",
         "  gyrostat simulate --cluster by-load:73 --sharing quota --sharing cells --policy fifo philly.csv",
         "  gyrostat simulate --cluster cells.yaml --policy 'fifo;prod=tiresias' --report out jobs.csv",
-        "TRACE is Philly's, ITP's or Alibaba's, or your own: CSV or Parquet with submitted, duration, devices and more "
-        "(docs/simulator.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: machines "
-        "with 8 devices, divided among the trace's tenants by load.",
-        "The same trace, options and seed give the same result, to the bit. --record keeps what the scheduler saw and decided; "
-        "--replay has it decide again and compares: exit code 1 if a plan differs.",
+        "TRACE is the trace of Philly, ITP or Alibaba, or your own: CSV or Parquet with submitted, duration, devices and more "
+        "(docs/howto/simulate.md). CLUSTER is a cell file, nodes such as v100:73x8,p100:2x4 (one pool), or by-load:NODES: "
+        "machines with 8 devices, divided among the tenants of the trace by load.",
+        "The same trace, options and seed give the same result, bit for bit. --record saves every observation and decision of "
+        "the scheduler; --replay replays and compares them. Exit code: 1 if a plan differs.",
     ]
 )
 
 _MEASURING = 30.0
-"""Seconds until a job knows how fast it is on other devices."""
+"""Seconds until a job has measured its throughput on new devices."""
 
 
 def register(app: typer.Typer) -> None:
-    app.command("simulate", help=_HELP, short_help="Run the scheduler on virtual time.")(simulate)
+    app.command("simulate", help=_HELP)(simulate)
 
 
 def simulate(
@@ -70,21 +69,29 @@ def simulate(
     report: options.Report = None,
     record: options.Record = None,
     replay: options.Replay = None,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
-    console = Console(soft_wrap=True, highlight=False)
+    logs.configure(verbose, log_format)
     if replay is not None:
+        from gyrostat.cli.replay import decide_again, print_replayed
+
         if trace is not None:
-            raise UsageError(f"--replay takes all it needs from {replay}; leave out {trace}")
-        tell(decide_again(replay))
+            raise UsageError(f"--replay reads everything from {replay}; omit {trace}")
+        print_replayed(decide_again(replay))
         return
     if trace is None or cluster is None:
         raise UsageError("simulate needs --cluster CLUSTER and a TRACE (or --replay FILE)")
 
+    from rich.console import Console
+
+    from gyrostat.cli.simulations import print_runs, run_setup
     from gyrostat.sim.cluster import Costs
     from gyrostat.sim.report import ReportedRun, write_report
     from gyrostat.sim.setup import Setup, read_cluster, throughput_of
     from gyrostat.sim.summary import summarise
 
+    console = Console(soft_wrap=True, highlight=False)
     jobs = _jobs(trace, tenants, days)
     text, nodes = read_cluster(cluster, jobs)
     costs = Costs(
@@ -107,7 +114,7 @@ def simulate(
     )
     setups = _setups(base, policy or ["fifo"], sharing or ["cells"])
     if record is not None and len(setups) != 1:
-        raise UsageError(f"--record keeps one run, but --policy and --sharing ask for {len(setups)}")
+        raise UsageError(f"--record needs one run, but --policy and --sharing request {len(setups)}")
     alone: dict[str, SimulationResult] = {}
     runs: list[ReportedRun] = []
     for setup in setups:
@@ -136,7 +143,7 @@ def simulate(
 
 def _measuring(truth: Path | None, after: float | None) -> float:
     if truth is None and after is not None:
-        raise UsageError(f"--measure-after {after:g} is about what --truth says; give --truth FILE too")
+        raise UsageError(f"--measure-after {after:g} needs --truth FILE")
     return 0.0 if truth is None else _MEASURING if after is None else after
 
 

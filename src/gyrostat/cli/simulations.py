@@ -1,4 +1,4 @@
-"""Running simulations for `simulate` and `replay`, and the tables they print."""
+"""Simulations of `simulate` and `replay`, and the tables that they print."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def run_setup(
     name: str,
     record: Path | None = None,
 ) -> SimulationResult:
-    """One simulation, with a bar that shows how far it is; `record` keeps what the scheduler saw and decided."""
+    """One simulation with a progress bar; `record` saves every observation and decision of the scheduler."""
     from gyrostat.sched.recording import TickRecorder
     from gyrostat.sim.setup import for_setup
     from gyrostat.sim.simulate import simulate as run

@@ -1,4 +1,4 @@
-"""How one job of a cluster is told: in a line, or on a page. Pure."""
+"""One job of a cluster as text: a line, or a page. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gyrostat.cluster.records import JobRecord, JobState
 
 
 def line(job: JobRecord) -> str:
-    """As `gyrostat status` lists it beside jobs that run by themselves."""
+    """The line of `gyrostat status`."""
     parts = [
         f"{job.name} ({job.id}): step {job.step}",
         f"{job.spec.virtual_workers} virtual workers on {len(job.devices)}",
@@ -24,7 +24,7 @@ def line(job: JobRecord) -> str:
 
 
 def page(found: JobStatus, now: float | None = None) -> list[str]:
-    """All that its owner wants to know."""
+    """The page of `gyrostat status JOB`."""
     job, now = found.job, time.time() if now is None else now
     rows: list[tuple[str, str]] = [
         ("job", f"{job.id}, of {job.tenant} in virtual cluster {job.vc}"),

@@ -1,34 +1,36 @@
-"""`gyrostat submit`: hand a job to a cluster."""
+"""`gyrostat submit`: submit a job to a cluster."""
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gyrostat.cli import environment
 from gyrostat.cli import submit_options as given
 from gyrostat.cli.cluster_options import AsJson, At, plain, print_json
 from gyrostat.cli.script_options import Args, Module
-from gyrostat.cluster.client import ClusterClient
-from gyrostat.cluster.records import JobRecord, JobSpec, JobState, read_spec
 from gyrostat.core.errors import UsageError
-from gyrostat.local.client import connect
+
+if TYPE_CHECKING:
+    from gyrostat.cluster.client import ClusterClient
+    from gyrostat.cluster.records import JobRecord, JobSpec
 
 _HELP = "\n\n".join(
     [
-        "Hand a job to the cluster. It is run when its turn comes, on as many devices as there are for it.",
-        "Options stand before the script; everything after it is the script's own.",
+        "Submit a job to the cluster. The scheduler decides when it runs and on which devices.",
+        "Options stand before the script; all arguments after it are passed to the script.",
         "[bold]Examples[/bold]",
         "  gyrostat submit -n 8 train.py --epochs 3               (8 virtual workers on 1 to 8 devices)",
         "  gyrostat submit -n 8 --min 2 --max 4 --priority 5 --name mnist train.py",
         "  gyrostat submit --opportunistic --retries 3 --time-limit 12h -m mypackage.train",
-        "  gyrostat submit job.yaml                               (all of it in a file)",
-        "A job.yaml has the options as fields, with `_` for `-`: script, args, virtual_workers, min, max, types … What is "
-        "said on the command line goes before it.",
-        "When it returns, the job is durable: it survives the daemon. One that could never run is refused with the reason.",
+        "  gyrostat submit job.yaml                               (a job file)",
+        "A job.yaml has the options as fields, with `_` for `-`: script, args, virtual_workers, min, max, types … Options "
+        "of the command line take precedence.",
+        "When the command returns, the job is stored and survives a restart of the daemon. A job that can never run is "
+        "refused, with the reason.",
     ]
 )
 
@@ -39,14 +41,16 @@ def register(app: typer.Typer) -> None:
     app.command(
         "submit",
         help=_HELP,
-        short_help="Hand a job to the cluster.",
         context_settings={"allow_interspersed_args": False},
     )(submit)
 
 
 def submit(
     script: Annotated[
-        str, typer.Argument(metavar="SCRIPT", show_default=False, help="The script, or a job.yaml.")
+        str,
+        typer.Argument(
+            metavar="SCRIPT", show_default=False, help="The training script, or a job file (YAML)."
+        ),
     ],
     args: Args = None,
     module: Module = False,
@@ -72,12 +76,14 @@ def submit(
     reduction: given.Reduction = None,
     determinism: given.Determinism = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show what it prints, and end with its exit code.")
+        bool, typer.Option("--follow", "-f", help="Print the output of the job, and exit with its exit code.")
     ] = False,
     as_json: AsJson = False,
     at: At = None,
 ) -> None:
-    said: dict[str, Any] = {
+    from gyrostat.local.client import connect
+
+    options: dict[str, Any] = {
         "module": module or None,
         "name": name,
         "virtual_workers": virtual_workers,
@@ -88,7 +94,7 @@ def submit(
         "cpu": cpu,
         "memory": None if memory is None else given.parse_size(memory),
         "workdir": None if workdir is None else str(workdir.resolve()),
-        "env": None if env is None else given.parse_env(env, os.environ),
+        "env": None if env is None else given.parse_env(env, environment.variables()),
         "priority": priority,
         "vc": vc,
         "opportunistic": opportunistic,
@@ -101,7 +107,7 @@ def submit(
         "reduction": reduction,
         "determinism": determinism,
     }
-    spec = make_spec(script, tuple(args or ()), said)
+    spec = make_spec(script, tuple(args or ()), options)
     with connect(at) as cluster:
         job = cluster.submit(spec)
         if as_json:
@@ -112,23 +118,27 @@ def submit(
             _follow(cluster, job, quiet=as_json)
 
 
-def make_spec(script: str, args: tuple[str, ...], said: dict[str, Any]) -> JobSpec:
-    """What the command line says, over what a job file says."""
+def make_spec(script: str, args: tuple[str, ...], options: dict[str, Any]) -> JobSpec:
+    """The options of the command line take precedence over the fields of a job file."""
+    from gyrostat.cluster.records import read_spec
+
     fields: dict[str, Any]
-    if script.endswith(_JOB_FILES) and not said["module"]:
+    if script.endswith(_JOB_FILES) and not options["module"]:
         fields = given.read_job_file(Path(script))
         if args:
             fields["args"] = args
     else:
         fields = {"script": script, "args": args, "workdir": str(Path.cwd())}
-    fields |= {name: value for name, value in said.items() if value is not None}
+    fields |= {name: value for name, value in options.items() if value is not None}
     if "script" not in fields:
-        raise UsageError(f"the job file {script} names no script: `script: train.py`")
+        raise UsageError(f"the job file {script} has no script: add `script: train.py`")
     return read_spec(fields)
 
 
 def _follow(cluster: ClusterClient, job: JobRecord, *, quiet: bool) -> None:
-    """Show what it prints until it is over, and end as it did."""
+    """Print the output of the job until it ends, and exit with its exit code."""
+    from gyrostat.cluster.records import JobState
+
     for line in cluster.logs(job.id, follow=True):
         if not quiet:
             print(line, flush=True)

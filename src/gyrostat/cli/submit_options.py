@@ -1,4 +1,4 @@
-"""The options of `submit`, and how texts such as `90m`, `2G` or `NAME=VALUE` become what a job's spec holds. Pure."""
+"""The options of `gyrostat submit`, and the parsers of values such as `90m`, `2G` and `NAME=VALUE`. Pure."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import yaml
 
 from gyrostat.core import job as core
 from gyrostat.core.errors import UsageError
 
-_SIZE, _PLACE, _RANK, _ENDURE, _EXACT = "Size", "Where", "Who goes first", "Limits and failures", "Exactness"
+_SIZE, _PLACE, _RANK, _LIMITS, _EXACT = "Size", "Placement", "Priority", "Limits and failures", "Determinism"
 
 Name = Annotated[
-    str | None, typer.Option(metavar="NAME", show_default="the script's", help="What to call it.")
+    str | None, typer.Option(metavar="NAME", show_default="the script's", help="Name of the job.")
 ]
 VirtualWorkers = Annotated[
     int | None,
@@ -25,13 +24,15 @@ VirtualWorkers = Annotated[
         "-n",
         metavar="N",
         show_default="1",
-        help="Ranks of the job. They decide its result, whatever devices it gets.",
+        help="Number of virtual workers; decides the result, on any devices.",
         rich_help_panel=_SIZE,
     ),
 ]
 Min = Annotated[
     int | None,
-    typer.Option("--min", metavar="P", show_default="1", help="Fewest devices.", rich_help_panel=_SIZE),
+    typer.Option(
+        "--min", metavar="P", show_default="1", help="Minimum number of devices.", rich_help_panel=_SIZE
+    ),
 ]
 Max = Annotated[
     int | None,
@@ -39,32 +40,33 @@ Max = Annotated[
         "--max",
         metavar="P",
         show_default="one per virtual worker",
-        help="Most devices.",
+        help="Maximum number of devices.",
         rich_help_panel=_SIZE,
     ),
 ]
 Types = Annotated[
     str | None,
     typer.Option(
-        metavar="TYPE,…", show_default="any", help="Device types, best first.", rich_help_panel=_PLACE
+        metavar="TYPE,…",
+        show_default="any",
+        help="Device types, the preferred first.",
+        rich_help_panel=_PLACE,
     ),
 ]
 MixTypes = Annotated[
     bool | None,
-    typer.Option("--mix-types", help="It may use several types at once.", rich_help_panel=_PLACE),
+    typer.Option("--mix-types", help="The job may use several device types at once.", rich_help_panel=_PLACE),
 ]
 Cpu = Annotated[
     float | None,
-    typer.Option(
-        metavar="CPUS", show_default=False, help="CPUs that each device must have.", rich_help_panel=_PLACE
-    ),
+    typer.Option(metavar="CPUS", show_default=False, help="Minimum CPUs per device.", rich_help_panel=_PLACE),
 ]
 Memory = Annotated[
     str | None,
     typer.Option(
         metavar="SIZE",
         show_default=False,
-        help="Memory that each device must have: 512M, 4G.",
+        help="Minimum memory per device: 512M, 4G.",
         rich_help_panel=_PLACE,
     ),
 ]
@@ -72,8 +74,8 @@ Workdir = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        show_default="this one",
-        help="Where it runs; the script is looked for from there.",
+        show_default="the current directory",
+        help="Working directory; the script's path is relative to it.",
         rich_help_panel=_PLACE,
     ),
 ]
@@ -82,25 +84,30 @@ Env = Annotated[
     typer.Option(
         metavar="NAME=VALUE",
         show_default=False,
-        help="Set for its workers; NAME alone takes the value it has here. May be repeated.",
+        help="Environment variable of the workers; NAME alone copies the current value. May be repeated.",
         rich_help_panel=_PLACE,
     ),
 ]
 Priority = Annotated[
     int | None,
     typer.Option(
-        metavar="K", show_default="0", help="More is more urgent, within its VC.", rich_help_panel=_RANK
+        metavar="K",
+        show_default="0",
+        help="Priority within the VC; higher is more urgent.",
+        rich_help_panel=_RANK,
     ),
 ]
 Vc = Annotated[
     str | None,
-    typer.Option("--vc", metavar="VC", show_default="yours", help="Virtual cluster.", rich_help_panel=_RANK),
+    typer.Option(
+        "--vc", metavar="VC", show_default="your own", help="Virtual cluster.", rich_help_panel=_RANK
+    ),
 ]
 Opportunistic = Annotated[
     bool | None,
     typer.Option(
         "--opportunistic",
-        help="Run on what others leave only, and make room when they come.",
+        help="Run on idle devices only; preempted by jobs with guarantees.",
         rich_help_panel=_RANK,
     ),
 ]
@@ -109,8 +116,8 @@ Retries = Annotated[
     typer.Option(
         metavar="R",
         show_default="0",
-        help="Start it again after a failure, at most R times; not for errors that repeat.",
-        rich_help_panel=_ENDURE,
+        help="Maximum number of restarts after a failure; permanent errors are not retried.",
+        rich_help_panel=_LIMITS,
     ),
 ]
 TimeLimit = Annotated[
@@ -118,23 +125,23 @@ TimeLimit = Annotated[
     typer.Option(
         metavar="TIME",
         show_default="none",
-        help="End it after so long with devices: 90s, 30m, 12h, 2d.",
-        rich_help_panel=_ENDURE,
+        help="Maximum time with devices: 90s, 30m, 12h, 2d.",
+        rich_help_panel=_LIMITS,
     ),
 ]
 CheckpointEvery = Annotated[
     int | None,
     typer.Option(
         metavar="STEPS",
-        show_default="only when it has to leave",
-        help="Checkpoint every so many steps.",
-        rich_help_panel=_ENDURE,
+        show_default="only when it loses its devices",
+        help="Checkpoint interval in steps.",
+        rich_help_panel=_LIMITS,
     ),
 ]
 Steps = Annotated[
     int | None,
     typer.Option(
-        metavar="STEPS", show_default=False, help="How many it will run, if you know.", rich_help_panel=_RANK
+        metavar="STEPS", show_default=False, help="Expected number of steps.", rich_help_panel=_RANK
     ),
 ]
 Workload = Annotated[
@@ -142,20 +149,21 @@ Workload = Annotated[
     typer.Option(
         metavar="NAME",
         show_default=False,
-        help="What it trains, as tables of throughput name it.",
+        help="Name of the workload in throughput tables.",
         rich_help_panel=_RANK,
     ),
 ]
 Threads = Annotated[
-    int | None, typer.Option(metavar="T", show_default="1", help="Of every worker.", rich_help_panel=_EXACT)
+    int | None,
+    typer.Option(metavar="T", show_default="1", help="Threads per worker.", rich_help_panel=_EXACT),
 ]
 Reduction = Annotated[
     core.ReductionOrder | None,
-    typer.Option(show_default=False, help="The order in which gradients are added.", rich_help_panel=_EXACT),
+    typer.Option(show_default=False, help="Order in which gradients are summed.", rich_help_panel=_EXACT),
 ]
 Determinism = Annotated[
     core.Determinism | None,
-    typer.Option(show_default="elastic", help="What must not change bits.", rich_help_panel=_EXACT),
+    typer.Option(show_default="elastic", help="Determinism level.", rich_help_panel=_EXACT),
 ]
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -179,14 +187,14 @@ def parse_size(text: str) -> int:
 
 
 def parse_env(given: Iterable[str], here: Mapping[str, str]) -> dict[str, str]:
-    """`NAME=VALUE`, or `NAME` for the value that it has here."""
+    """`NAME=VALUE`, or `NAME` for its value in `here`."""
     found = {}
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
             if name not in here:
                 raise UsageError(
-                    f"--env {name} takes the value that {name} has here, but it is not set; {name}=VALUE?"
+                    f"--env {name} copies the current value of {name}, but it is not set; use {name}=VALUE"
                 )
             value = here[name]
         found[name] = value
@@ -194,15 +202,17 @@ def parse_env(given: Iterable[str], here: Mapping[str, str]) -> dict[str, str]:
 
 
 def read_job_file(path: Path) -> dict[str, Any]:
-    """The fields of a `job.yaml`. Its `workdir` is seen from where the file is, and is that directory if it says nothing."""
+    """The fields of a job file. `workdir` is relative to the directory of the file, which is its default."""
+    import yaml
+
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"the job file {path} cannot be read: {error}") from error
     except yaml.YAMLError as error:
-        raise UsageError(f"the job file {path} is no YAML: {error}") from error
+        raise UsageError(f"the job file {path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise UsageError(f"the job file {path} must hold fields such as `script: train.py`")
+        raise UsageError(f"the job file {path} must have fields such as `script: train.py`")
     if isinstance(content.get("memory"), str):
         content["memory"] = parse_size(content["memory"])
     if isinstance(content.get("time_limit"), str):

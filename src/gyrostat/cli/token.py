@@ -1,4 +1,4 @@
-"""`gyrostat token`: who may come into a cluster that others can reach."""
+"""`gyrostat token`: access tokens of a cluster that other machines can reach."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from gyrostat.cli.cluster_options import AsJson, console, print_json
 from gyrostat.cluster.api.tokens import Principal, new_token, read_tokens, write_tokens
@@ -15,35 +14,36 @@ from gyrostat.core.errors import UsageError
 
 _HELP = "\n\n".join(
     [
-        "Tokens for a cluster that can be reached from other machines: `gyrostat up --listen 0.0.0.0:7460 --tokens FILE`.",
-        "  gyrostat token add alice --root /srv/alice     (prints her token, once)",
+        "Manage the access tokens of a cluster that other machines can reach: `gyrostat up --listen 0.0.0.0:7460 --tokens "
+        "FILE`.",
+        "  gyrostat token add alice --root /srv/alice     (prints the token, once)",
         "  gyrostat token add ops --operator",
         "  gyrostat token list",
-        "  gyrostat token revoke alice                    (at once, also where the cluster runs)",
-        "A tenant sees and touches its own jobs only, and runs scripts below its root. The file keeps hashes only.",
+        "  gyrostat token revoke alice                    (takes effect immediately)",
+        "A tenant can access its own jobs only, and runs scripts below its root. The file contains only hashes of tokens.",
     ]
 )
 app = typer.Typer(help=_HELP, no_args_is_help=True, rich_markup_mode="rich")
-File = Annotated[
-    Path, typer.Option("--file", metavar="FILE", help="The token file that the cluster was given.")
-]
+File = Annotated[Path, typer.Option("--file", metavar="FILE", help="Token file of the cluster.")]
 _FILE = Path("tokens.json")
 
 
 def register(parent: typer.Typer) -> None:
-    parent.add_typer(app, name="token", short_help="Say who may come into the cluster.")
+    parent.add_typer(app, name="token")
 
 
-@app.command("add", short_help="Make a token for a tenant or an operator.")
+@app.command("add", short_help="Create a token for a tenant or an operator.")
 def add(
-    tenant: Annotated[str, typer.Argument(metavar="TENANT", show_default=False, help="Whose it is.")],
-    operator: Annotated[bool, typer.Option("--operator", help="May see and do everything.")] = False,
+    tenant: Annotated[str, typer.Argument(metavar="TENANT", show_default=False, help="Name of the tenant.")],
+    operator: Annotated[
+        bool, typer.Option("--operator", help="The token of an operator, who may do everything.")
+    ] = False,
     root: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
             show_default=False,
-            help="Its scripts and working directories lie below; a must for tenants.",
+            help="Root of its scripts and working directories; required for tenants.",
         ),
     ] = None,
     vc: Annotated[
@@ -51,22 +51,23 @@ def add(
         typer.Option(
             "--vc",
             metavar="VC",
-            show_default="the one of its name",
-            help="May submit there. May be repeated.",
+            show_default="the tenant's name",
+            help="Virtual cluster to which it may submit. May be repeated.",
         ),
     ] = None,
     file: File = _FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token. It is shown this once; the file keeps only its hash."""
+    """Create a token. It is printed only now; the file contains its hash."""
+
     if not NAMES.fullmatch(tenant):
         raise UsageError(
             f"a tenant's name is made of up to 64 letters, digits, dots, dashes and underscores; got {tenant!r}"
         )
     if operator and (root is not None or vc):
-        raise UsageError("an operator may do everything: leave out --root and --vc, or --operator")
+        raise UsageError("an operator may do everything: omit --root and --vc, or --operator")
     if not operator and root is None:
-        raise UsageError(f"where may {tenant}'s scripts lie? --root DIR, such as --root /srv/{tenant}")
+        raise UsageError(f"give the root of {tenant}'s scripts: --root DIR, such as --root /srv/{tenant}")
     if root is not None and not root.is_dir():
         raise UsageError(f"there is no directory {root} for {tenant}'s scripts")
     principal = Principal(
@@ -83,9 +84,11 @@ def add(
         print(secret)
 
 
-@app.command("list", short_help="Whose tokens there are.")
+@app.command("list", short_help="List tokens and their tenants.")
 def list_(file: File = _FILE, as_json: AsJson = False) -> None:
-    """Whose tokens there are; not the tokens themselves, which nobody knows but their owners."""
+    """List the ids and tenants of tokens. The tokens themselves are not stored."""
+    from rich.table import Table
+
     tokens = read_tokens(file)
     if as_json:
         print_json([{"id": token.id, "principal": token.principal} for token in tokens])
@@ -98,21 +101,24 @@ def list_(file: File = _FILE, as_json: AsJson = False) -> None:
     console().print(rows)
 
 
-@app.command("revoke", short_help="Let a token open nothing any more.")
+@app.command("revoke", short_help="Revoke tokens.")
 def revoke(
     which: Annotated[
         str,
-        typer.Argument(metavar="TENANT|ID", show_default=False, help="All of a tenant, or one by its id."),
+        typer.Argument(
+            metavar="TENANT|ID", show_default=False, help="All tokens of a tenant, or one token by its id."
+        ),
     ],
     file: File = _FILE,
     as_json: AsJson = False,
 ) -> None:
-    """Let a tenant's tokens, or one token, open nothing any more. A running cluster notices at once."""
+    """Revoke all tokens of a tenant, or one token. Takes effect in a running cluster immediately."""
+
     tokens = read_tokens(file)
     kept = tuple(token for token in tokens if which not in (token.id, token.principal.tenant))
     if len(kept) == len(tokens):
-        known = ", ".join(sorted({token.principal.tenant for token in tokens})) or "nobody's"
-        raise UsageError(f"there is no token of {which!r} in {file}; there are {known}")
+        known = ", ".join(sorted({token.principal.tenant for token in tokens})) or "none"
+        raise UsageError(f"there is no token of {which!r} in {file}; it has tokens of: {known}")
     write_tokens(file, kept)
     if as_json:
         print_json({"revoked": len(tokens) - len(kept)})

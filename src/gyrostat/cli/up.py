@@ -1,9 +1,8 @@
-"""`gyrostat up`: a cluster on this machine, in front with a live view, or in the background."""
+"""`gyrostat up`: a cluster on this machine, in the foreground with a live view, or in the background."""
 
 from __future__ import annotations
 
 import contextlib
-import logging
 import resource
 import signal
 import subprocess
@@ -16,26 +15,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gyrostat.cli.up_display import watch
+from gyrostat.cli import log_options
+from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
-from gyrostat.local.home import Home, default_home
 
 if TYPE_CHECKING:
     from gyrostat.cluster.layout import ClusterLayout
     from gyrostat.local.daemon import Daemon
+    from gyrostat.local.home import Home
 
 LEAVE_JOBS = signal.SIGUSR2
 _HELP = "\n\n".join(
     [
-        "Start a cluster on this machine: it owns the devices, and runs the jobs that are submitted to it.",
+        "Start a cluster on this machine. It manages the devices and runs submitted jobs.",
         "[bold]Examples[/bold]",
-        "  gyrostat up                                  (what is there: GPUs, or one slot per CPU)",
-        "  gyrostat up --devices cpu:4 --policy wfs     (four slots, shared fairly; jobs grow and shrink)",
-        "  gyrostat up --devices fast:2@400,slow:2@100  (paced slots: so many samples per second; they wait, not compute)",
-        "  gyrostat up --cluster cells.yaml --detach    (cells and tenants: docs/cells.md; in the background)",
+        "  gyrostat up                                  (the GPUs of the machine, or one slot per CPU)",
+        "  gyrostat up --devices cpu:4 --policy wfs     (four slots with weighted fair sharing)",
+        "  gyrostat up --devices fast:2@400,slow:2@100  (emulated devices with this many samples/s)",
+        "  gyrostat up --cluster cells.yaml --detach    (cells and tenants, see docs/reference/cells.md)",
         "Then, in another terminal: gyrostat submit --virtual-workers 4 train.py; gyrostat top.",
-        "Jobs outlive this process: if it is killed, they train on, and the next `gyrostat up` in the same state directory "
-        "finds them again. Ctrl-C or `gyrostat down` has them checkpoint first; they go on with the next `up`.",
+        "Jobs survive this process: if it is killed, they continue to train, and the next `gyrostat up` with the same state "
+        "directory adopts them. On Ctrl-C or `gyrostat down` they checkpoint first; the next `up` resumes them.",
     ]
 )
 _READY_S = 60.0
@@ -43,7 +43,7 @@ _OPEN_FILES = 65536
 
 
 def register(app: typer.Typer) -> None:
-    app.command("up", help=_HELP, short_help="Start a cluster on this machine.")(up)
+    app.command("up", help=_HELP)(up)
 
 
 State = Annotated[
@@ -52,84 +52,92 @@ State = Annotated[
         "--state",
         metavar="DIR",
         show_default="$GYROSTAT_STATE_DIR or ~/.local/state/gyrostat",
-        help="Where the cluster keeps its state.",
+        help="State directory of the cluster.",
     ),
 ]
 
 
 def home_of(state: Path | None) -> Home:
+    from gyrostat.local.home import Home, default_home
+
     return default_home() if state is None else Home(state.absolute())
 
 
 def up(
     devices: Annotated[
         str | None,
-        typer.Option(
-            metavar="TYPE:COUNT[@PACE],…", show_default="what is found", help="The slots that it has."
-        ),
+        typer.Option(metavar="TYPE:COUNT[@PACE],…", show_default="detected", help="Devices of the cluster."),
     ] = None,
     cluster: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="A cell file: machines, cells, tenants (docs/cells.md)."),
+        typer.Option(
+            metavar="FILE", help="Cell file with machines, cells and tenants (docs/reference/cells.md)."
+        ),
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
-            metavar="NAME[:SETTING=VALUE,…]", help="How jobs share; see `gyrostat simulate --help`."
+            metavar="NAME[:SETTING=VALUE,…]", help="Scheduling policy (docs/reference/policies.md)."
         ),
     ] = "wfs",
     listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Where its API answers; port 0: any free one.")
+        str, typer.Option(metavar="HOST:PORT", help="Address of the API; port 0: any free port.")
     ] = "127.0.0.1:7460",
     tokens: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Who may ask; without it, only loopback, and everybody there."),
+        typer.Option(
+            metavar="FILE",
+            help="Token file; without it, the API is on loopback only and open to all local users.",
+        ),
     ] = None,
     workdir: Annotated[
         list[Path] | None,
         typer.Option(
-            metavar="DIR", help="Jobs run below these only; give it several times.", show_default="anywhere"
+            metavar="DIR",
+            help="Directory below which jobs may run. May be repeated.",
+            show_default="anywhere",
         ),
     ] = None,
     keep: Annotated[
-        float, typer.Option(metavar="HOURS", min=0.0, help="How long jobs that have ended are kept.")
+        float, typer.Option(metavar="HOURS", min=0.0, help="Hours for which ended jobs are kept.")
     ] = 168.0,
     spare: Annotated[
         int,
-        typer.Option(
-            metavar="N", min=0, help="Processes kept ready, so that jobs start at once; 10 MB each."
-        ),
+        typer.Option(metavar="N", min=0, help="Idle host processes for a fast start of jobs; 10 MB each."),
     ] = 1,
     state: State = None,
-    detach: Annotated[bool, typer.Option("--detach", help="In the background.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Run in the background.")] = False,
+    verbose: log_options.Verbose = 0,
+    log_format: log_options.Format = None,
 ) -> None:
     if devices is not None and cluster is not None:
-        raise UsageError("--devices and --cluster both say what there is; give one of them")
+        raise UsageError("--devices and --cluster both define the devices; give one of them")
     home = home_of(state)
     if detach:
         _detach(home)
         return
+    from gyrostat.cli.up_display import watch
     from gyrostat.cluster.api.server import ApiServer
     from gyrostat.local.daemon import Daemon
     from gyrostat.local.layout import found_layout, layout_of_file, layout_of_slots
 
+    logs.configure(verbose, log_format)
     layout = found_layout() if cluster is None else layout_of_file(cluster)
     if devices is not None:
         layout = layout_of_slots(devices)
     _allow_open_files()
     roots = tuple(path.absolute() for path in workdir or ())
     daemon = Daemon(home, layout, policy, keep=keep * 3600.0, spare=spare, workdirs=roots)
-    logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S", level=logging.WARNING)
     with contextlib.ExitStack() as stack:
         server = ApiServer(daemon.service, listen, tokens)
-        stack.callback(server.stop)  # last: who asked for the end waits for the API to be gone
+        stack.callback(server.stop)  # last: a client that requested the end waits until the API is closed
         stack.enter_context(daemon)
         stack.enter_context(_ended_by_signals(daemon))
         server.start()
         home.announce(server.url)
         stack.callback(home.withdraw)
         print(
-            f"gyrostat: a cluster of {_told(layout)} at {server.url}, policy {policy}; state in {home.path}",
+            f"gyrostat: a cluster of {_devices(layout)} at {server.url}, policy {policy}; state in {home.path}",
             flush=True,
         )
         watch(daemon)
@@ -137,20 +145,20 @@ def up(
 
 
 def _allow_open_files() -> None:
-    """As many as the system lets us: every connection and every job that runs needs some."""
+    """Raise the limit of open files: every connection and every running job needs some."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     enough = _OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _OPEN_FILES)
     if soft != resource.RLIM_INFINITY and soft < enough:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _told(layout: ClusterLayout) -> str:
+def _devices(layout: ClusterLayout) -> str:
     return ", ".join(f"{number} {type_}" for type_, number in layout.fleet.totals.items())
 
 
 @contextlib.contextmanager
 def _ended_by_signals(daemon: Daemon) -> Iterator[None]:
-    """SIGINT and SIGTERM: jobs checkpoint first. SIGUSR2: they train on."""
+    """SIGINT and SIGTERM: jobs checkpoint first. SIGUSR2: they continue to train."""
 
     def end(number: int, frame: FrameType | None) -> None:
         daemon.service.shutdown(checkpoint=number != LEAVE_JOBS)
@@ -164,7 +172,7 @@ def _ended_by_signals(daemon: Daemon) -> Iterator[None]:
 
 
 def _detach(home: Home) -> None:
-    """The same command in the background; returns when its API answers."""
+    """Start the same command in the background; returns when its API responds."""
     home.make()
     command = [sys.executable, "-P", "-c", "from gyrostat.cli.main import main; main()"]
     arguments = [argument for argument in sys.argv[1:] if argument != "--detach"]
@@ -190,5 +198,5 @@ def _detach(home: Home) -> None:
         except subprocess.TimeoutExpired:
             continue
         break
-    said = home.log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
-    raise UsageError(f"the cluster did not start: {said[-1] if said else f'see {home.log}'}")
+    lines = home.log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
+    raise UsageError(f"the cluster did not start: {lines[-1] if lines else f'see {home.log}'}")

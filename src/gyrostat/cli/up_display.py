@@ -1,4 +1,4 @@
-"""What `gyrostat up` shows in front: a live view in a terminal, elsewhere every event as a line."""
+"""The output of `gyrostat up`: a live view on a terminal, elsewhere one line per event."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ENDED = 5
 
 
 def watch(daemon: Daemon) -> None:
-    """Until the cluster is asked to end."""
+    """Returns when the cluster ends."""
     if not sys.stdout.isatty():
         _print_events(daemon)
         return
@@ -50,7 +50,7 @@ def line(event: EventRecord) -> str:
 
 
 def view(devices: list[DeviceRecord], jobs: list[JobRecord], events: list[EventRecord]) -> Group:
-    """Devices, jobs, and what happened last."""
+    """Devices, jobs and the last events."""
     slots = Text("devices  ")
     for device in devices:
         who = "serving" if device.reserved else device.job or "·"

@@ -1,5 +1,5 @@
-"""`gyrostat verify`: proves on the user's own script that elastic = fixed = plain DDP, or names the first
-difference and what is known to cause it.
+"""`gyrostat verify`: proves for a script that elastic, fixed and plain DDP runs give the same bits, or reports the first
+difference and its likely causes.
 """
 
 from __future__ import annotations
@@ -7,30 +7,29 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
-from gyrostat.cli.verify_display import LiveProgress, PlainProgress, print_verdict
+from gyrostat.core import logs
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.job import ReductionOrder
-from gyrostat.job.control.report import check_writable
-from gyrostat.job.processes.protocol import Program
-from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.job.verify.plan import Against, default_placements, parse_placements
-from gyrostat.job.verify.verdict import VerifyVerdict, write_report
-from gyrostat.job.verify.verifier import VerifyRequest
-from gyrostat.job.verify.verifier import verify as run_verification
+
+if TYPE_CHECKING:
+    from gyrostat.job.verify.verdict import VerifyVerdict
+    from gyrostat.job.verify.verifier import VerifyRequest
 
 _HELP = "\n\n".join(
     [
-        "Prove that a script comes to the same bits however it is run.",
-        "Runs it as plain DDP on N processes, on several placements of N virtual workers, and saved near the middle "
-        "and resumed on another placement; compares digests of all tracked state every K steps, and every loss. On a "
-        "difference, finds the first step and tensor, and says what is known to cause it.",
-        "Options stand before the script; everything after it is the script's own. The script runs about five times: "
-        "give it little data, or --steps.",
+        "Prove that a script gives the same bits on every placement.",
+        "Runs it as plain DDP on N processes, on several placements of N virtual workers, and with a checkpoint near the "
+        "middle and a resume on another placement. Compares digests of all tracked state every K steps, and every loss. On "
+        "a difference, reports the first step and tensor, and likely causes.",
+        "Options stand before the script; all arguments after it are passed to the script. The script runs about five "
+        "times: use little data, or --steps.",
         "[bold]Examples[/bold]",
         "  gyrostat verify --virtual-workers 4 train.py --epochs 1",
         "  gyrostat verify -n 8 --workers 1,3,5+3 --steps 50 -m mypackage.train",
@@ -45,7 +44,6 @@ def register(app: typer.Typer) -> None:
     app.command(
         "verify",
         help=_HELP,
-        short_help="Prove that a script comes to the same bits however it is run.",
         context_settings={"allow_interspersed_args": False},
     )(verify)
 
@@ -59,7 +57,7 @@ def verify(
             "-n",
             metavar="N",
             show_default=False,
-            help="Logical data-parallel ranks; they decide the result.",
+            help="Number of virtual workers (data-parallel ranks); decides the result.",
             rich_help_panel=_JOB,
         ),
     ],
@@ -72,18 +70,18 @@ def verify(
             "-w",
             metavar="P,…",
             show_default="N, N-1 and 1 on two, and 1",
-            help="Placements to try: a number of workers, or how many virtual workers each runs (3+1).",
+            help="Placements to run: a number of workers, or the virtual workers of each worker (3+1).",
             rich_help_panel=_JOB,
         ),
     ] = None,
     threads: Annotated[
-        int, typer.Option(metavar="T", help="Threads of each worker; they decide bits.", rich_help_panel=_JOB)
+        int, typer.Option(metavar="T", help="Threads per worker; affects the bits.", rich_help_panel=_JOB)
     ] = 1,
     reduction: Annotated[
         ReductionOrder | None,
         typer.Option(
             show_default="ddp; tree on GPUs with NCCL",
-            help="The order in which gradients are added; under tree, DDP gets it as a hook.",
+            help="Order in which gradients are summed; with tree, DDP uses it through a hook.",
             rich_help_panel=_JOB,
         ),
     ] = None,
@@ -92,18 +90,21 @@ def verify(
         typer.Option(
             metavar="TYPE,…",
             show_default=False,
-            help="Verify it as a heterogeneous job on these device types, such as avx512,avx2.",
+            help="Verify a heterogeneous job on these device types, such as avx512,avx2.",
             rich_help_panel=_JOB,
         ),
     ] = None,
     against: Annotated[
-        Against, typer.Option(help="Also compare with torch's own DDP.", rich_help_panel=_COMPARISON)
+        Against,
+        typer.Option(
+            help="Reference to compare with: torch's own DDP, or none.", rich_help_panel=_COMPARISON
+        ),
     ] = Against.DDP,
     every: Annotated[
         int,
         typer.Option(
             metavar="K",
-            help="Compare the state after every K steps, and at the end.",
+            help="Compare the state every K steps and at the end.",
             rich_help_panel=_COMPARISON,
         ),
     ] = 10,
@@ -112,7 +113,7 @@ def verify(
         typer.Option(
             metavar="S",
             show_default="all",
-            help="Run and compare the first S steps only.",
+            help="Run and compare only the first S steps.",
             rich_help_panel=_COMPARISON,
         ),
     ] = None,
@@ -123,9 +124,25 @@ def verify(
         ),
     ] = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Show what the workers print.", rich_help_panel=_OUTPUT)
-    ] = False,
+        int,
+        typer.Option(
+            "--verbose",
+            "-v",
+            count=True,
+            show_default=False,
+            help="Show the output of workers, and log state changes (INFO); -vv: also details (DEBUG).",
+            rich_help_panel=_OUTPUT,
+        ),
+    ] = 0,
+    log_format: log_options.Format = None,
 ) -> None:
+    from gyrostat.cli.verify_display import print_verdict
+    from gyrostat.job.control.report import check_writable
+    from gyrostat.job.processes.protocol import Program
+    from gyrostat.job.verify.verdict import write_report
+    from gyrostat.job.verify.verifier import VerifyRequest
+
+    log_format = logs.configure(verbose, log_format)
     placements = default_placements(virtual_workers)
     if workers is not None:
         placements = parse_placements(workers, virtual_workers)
@@ -141,7 +158,7 @@ def verify(
         reduction=reduction,
         pool=None if pool is None else parse_pool(pool, threads=threads),
     )
-    verdict = _verify_on_display(request, verbose=verbose)
+    verdict = _verify_on_display(request, verbose=verbose > 0, live=log_format is not logs.LogFormat.JSON)
     print_verdict(verdict, script)
     if report is not None:
         write_report(report, verdict)
@@ -149,13 +166,17 @@ def verify(
         raise typer.Exit(verdict.exit_code)
 
 
-def _verify_on_display(request: VerifyRequest, *, verbose: bool) -> VerifyVerdict:
+def _verify_on_display(request: VerifyRequest, *, verbose: bool, live: bool) -> VerifyVerdict:
+    from gyrostat.cli.verify_display import LiveProgress, PlainProgress
+    from gyrostat.job.processes.start import WorkerForkServer
+    from gyrostat.job.verify.verifier import verify as run_verification
+
     request.check()
     with contextlib.ExitStack() as stack:
         progress = PlainProgress(verbose=verbose)
-        if sys.stderr.isatty():
-            progress = live = LiveProgress(verbose=verbose)
-            stack.callback(live.close)
+        if live and sys.stderr.isatty():
+            progress = terminal = LiveProgress(verbose=verbose)
+            stack.callback(terminal.close)
         parent = stack.enter_context(WorkerForkServer())
-        parent.wait_until_ready()  # so that its start is not counted as the first run's
+        parent.wait_until_ready()  # its start does not count as part of the first run
         return run_verification(request, parent=parent, onlooker=progress, forward_signals=True)

@@ -1,4 +1,4 @@
-"""How a verification looks: progress while it works (on stderr), then a table and a verdict (on stdout)."""
+"""The output of `gyrostat verify`: progress on stderr, then a table and the verdict on stdout."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _REFRESH_S = 0.125
 
 
 class PlainProgress(NullObserver):
-    """A line for every run that has ended. Implements `job.verify.verifier.Onlooker`."""
+    """A line for every finished run. Implements `job.verify.verifier.Onlooker`."""
 
     def __init__(self, *, verbose: bool, clock: Clock = time.monotonic) -> None:
         self._verbose, self._clock = verbose, clock
@@ -39,10 +39,10 @@ class PlainProgress(NullObserver):
             self._title = f"run {number} of {total}: {name}"
 
     def ends(self, run: TracedRun, first: TracedRun) -> None:
-        came_to = f"{_steps(run.trace.steps)}, {run.seconds:.1f} s"
+        result = f"{_steps(run.trace.steps)}, {run.seconds:.1f} s"
         if run is not first:
-            came_to += ", same" if compare(first.trace, run.trace) is None else ", DIFFERENT"
-        self.note(f"{self._title}: {came_to}")
+            result += ", same" if compare(first.trace, run.trace) is None else ", DIFFERENT"
+        self.note(f"{self._title}: {result}")
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, Started):
@@ -61,7 +61,7 @@ class PlainProgress(NullObserver):
         pass
 
     def note(self, line: str) -> None:
-        """Something gyrostat itself has to say."""
+        """A line of gyrostat itself."""
         self.show(f"gyrostat: {line}")
 
     def show(self, line: str) -> None:
@@ -69,7 +69,7 @@ class PlainProgress(NullObserver):
 
 
 class LiveProgress(PlainProgress):
-    """The same, above a live line at the foot of a terminal."""
+    """The same, above a live line at the bottom of a terminal."""
 
     def __init__(
         self, *, verbose: bool, clock: Clock = time.monotonic, console: Console | None = None
@@ -94,12 +94,12 @@ class LiveProgress(PlainProgress):
         self._console.print(Text.from_ansi(line, style="dim"), soft_wrap=True)
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
         self._live.stop()
 
 
 def print_verdict(verdict: VerifyVerdict, script: str, console: Console | None = None) -> None:
-    """The table, then what it means. A failure of the script goes to stderr."""
+    """The table, then the verdict. A failure of the script goes to stderr."""
     console = console or Console(highlight=False)
     if verdict.failed is not None:
         _print_failure(verdict.failed)
@@ -109,9 +109,9 @@ def print_verdict(verdict: VerifyVerdict, script: str, console: Console | None =
     for note in verdict.notes:
         console.print(Text(f"\nNote: {note}."), soft_wrap=True)
     if verdict.failed is not None:
-        console.print(Text(f"\n{_doubt(verdict, verdict.failed)}", "bold red"), soft_wrap=True)
+        console.print(Text(f"\n{_not_verified(verdict, verdict.failed)}", "bold red"), soft_wrap=True)
     elif verdict.equal:
-        console.print(Text(f"\n{_praise(verdict, Path(script).name)}", "green"), soft_wrap=True)
+        console.print(Text(f"\n{_equal(verdict, Path(script).name)}", "green"), soft_wrap=True)
     for finding in verdict.findings:
         console.print()
         _print_finding(console, finding)
@@ -147,11 +147,11 @@ def _where(difference: RunDifference, *, exact: bool) -> str:
         return f"after step {difference.step - 1}"
     exact = (
         exact and difference.kind is not DifferenceKind.WORKERS
-    )  # which compare themselves only now and then
+    )  # workers compare checksums only every 100 steps
     return f"{'at' if exact else 'by'} step {difference.step}"
 
 
-def _praise(verdict: VerifyVerdict, script: str) -> str:
+def _equal(verdict: VerifyVerdict, script: str) -> str:
     runs, steps = len(verdict.rows), verdict.rows[0].run.trace.steps
     return (
         f"EQUAL: {runs} runs of {script} with {verdict.virtual_workers} virtual worker"
@@ -160,7 +160,7 @@ def _praise(verdict: VerifyVerdict, script: str) -> str:
     )
 
 
-def _doubt(verdict: VerifyVerdict, failed: FailedRun) -> str:
+def _not_verified(verdict: VerifyVerdict, failed: FailedRun) -> str:
     others = "differ" if any(row.difference for row in verdict.rows) else "are equal"
     return f"NOT VERIFIED: the script failed as {failed.configuration.name}; the runs above {others}."
 
@@ -187,17 +187,17 @@ def _print_finding(console: Console, finding: VerifyFinding) -> None:
             line(f"    {suspect}")
         line(f"  To do: {cause.do}.")
     if finding.unlikely:
-        line("\nAlso known to cause such a difference, though nothing in the script speaks for it:")
+        line("\nOther known causes, without evidence in the script:")
     for cause in finding.unlikely:
         line(f"  - {cause.says}.")
     if finding.evidence.repeatable:
         line(
-            "\nIf none of this fits, it is a mistake in gyrostat: please report it, with the script if you can."
+            "\nIf none of these applies, it is a bug in gyrostat: please report it, with the script if possible."
         )
 
 
 def _facts(finding: VerifyFinding) -> list[str]:
-    """What is known, a line each."""
+    """The known facts, one line each."""
     facts, located, kind = [], finding.located, finding.difference.kind
     if located is not None:
         facts.append(f"first step   {located.step}")
@@ -218,9 +218,9 @@ def _facts(finding: VerifyFinding) -> list[str]:
             facts.append(f"workers      {run.trace.workers_differ.split('. ')[0]}")
             break
     facts.append(
-        "repeatable   yes: each of the two, run again, came to the same"
+        "repeatable   yes: a second run of each gives the same result"
         if finding.evidence.repeatable
-        else "repeatable   no: the same configuration, run again, came to something else"
+        else "repeatable   no: a second run of the same configuration gives another result"
     )
     if finding.evidence.repeatable_with_one_thread:
         facts.append("threads      with one thread it is repeatable")
@@ -245,7 +245,9 @@ def _print_failure(failed: FailedRun) -> None:
         print(f"worker {failure.worker} │ {line}", file=sys.stderr)
     print(f"gyrostat: error: in the run as {failed.configuration.name}, {failure}", file=sys.stderr)
     if failed.configuration.reference:
-        print("gyrostat: only as torch's own DDP, that is; `--against none` leaves it out", file=sys.stderr)
+        print(
+            "gyrostat: only the run with torch's own DDP failed; `--against none` omits it", file=sys.stderr
+        )
 
 
 def _steps(count: int) -> str:

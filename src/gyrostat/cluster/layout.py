@@ -1,7 +1,8 @@
 """The devices of a cluster, the cells and tenants that they are divided into, and what a job may have of them.
 
-A layout is described by a cell file (docs/cells.md). Every virtual cluster (VC) has its cells, and beside it a companion VC
-without cells for its opportunistic jobs, which use what no other job uses. Recordings contain the text; `sim` reads it too.
+A layout is described by a cell file (docs/reference/cells.md). Every virtual cluster (VC) has its cells, and beside it a
+companion VC without cells for its opportunistic jobs, which use what no other job uses. Recordings contain the text; `sim`
+reads it too.
 """
 
 from __future__ import annotations

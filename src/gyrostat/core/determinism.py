@@ -198,7 +198,7 @@ def spans_vendors(pool: DevicePool) -> bool:
 
 
 def table() -> list[str]:
-    """The table of docs/determinism.md, line by line."""
+    """The table of docs/reference/determinism.md, line by line."""
     lines = [
         "| on | pinned | by | static | elastic | heterogeneous |",
         "|---|---|---|---|---|---|",

@@ -124,6 +124,9 @@ class _OneMachine:
     def signal(self, worker_id: WorkerId, number: int) -> None:
         self._loop.crew.signal(worker_id, number)
 
+    def reaches(self, worker_id: WorkerId) -> bool:
+        return True
+
     def store(self, attempt: int, generation: int) -> str:
         return str(self.traces(attempt) / f"store-{generation}")
 

@@ -1,7 +1,7 @@
 """The devices of this machine as a `ClusterLayout`.
 
 Devices are given as slots (`cpu:4`, or `fast:2@400,slow:2@100`: type, number, pace in samples per second), as a cell file
-(docs/cells.md) whose nodes are parts of this machine, or are detected.
+(docs/reference/cells.md) whose nodes are parts of this machine, or are detected.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 keeps it.
 
 The cluster is one of
-- a cell file (see docs/cells.md),
+- a cell file (see docs/reference/cells.md),
 - `v100:73x8,p100:2x4`: nodes of one pool; all jobs share it as one VC, whatever tenants the trace names,
 - `by-load:73`: 73 machines with 8 devices, divided among the trace's tenants by the load of their jobs (`by_load`).
 
@@ -49,7 +49,7 @@ class Setup:
     nodes: Mapping[str, int] | None = None
     """With `by-load`: machines of each tenant."""
     profiles: str | None = None
-    """The text of a JSON file of measured throughputs (see docs/planner.md), for jobs that name their workload."""
+    """The text of a JSON file of measured throughputs (see docs/howto/plan.md), for jobs that name their workload."""
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -62,7 +62,7 @@ def _form(path: Path, columns: set[str]) -> Callable[[int, Row], TraceJob | None
             return parse
     raise UsageError(
         f"{path} is no trace that is known: its columns are {', '.join(sorted(map(str, columns)))}; a trace of "
-        "your own needs submitted, duration and devices (see docs/simulator.md)"
+        "your own needs submitted, duration and devices (see docs/howto/simulate.md)"
     )
 
 

@@ -49,7 +49,8 @@ def test_operators_agree_where_they_are_pinned_and_only_there(launch: Launch, tm
     assert len(free) >= 200
     held_back = prober.operators("avx2", None)
     differing = {name.partition("/")[0] for name in free if free[name] != held_back[name]}
-    assert {"matmul", "convolution", "softmax", "attention", "optimizer"} <= differing
+    # Which families differ depends on the CPU (optimizers agree on AMD's AVX-512): the probe must see that some do.
+    assert differing >= {"matmul", "convolution", "softmax", "attention"}
     assert prober.operators("avx512", "avx512,avx2") == prober.operators("avx2", "avx512,avx2")
     assert prober.operators("avx2", "avx512,sse") == prober.operators("sse", "avx512,sse")
 

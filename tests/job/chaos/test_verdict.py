@@ -116,7 +116,7 @@ def test_notes_are_read_as_they_come(tmp_path: Path) -> None:
     notebook.write(born)
     assert list(reader.news()) == [born]
     with (tmp_path / f"worker-{os.getpid()}.notes").open("ab") as file:
-        file.write(b'{"type":"Began","at":1.0,')
+        file.write(b'{"type":"TrainingBegan","at":1.0,')
         file.flush()
         assert list(reader.news()) == []  # half a line
         file.write(b'"step":0,"resumed_from":null}\n')

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -21,6 +21,8 @@ from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
 from gyrostat.job.processes.protocol import (
     FromWorker,
     GenerationPrepared,
+    Ping,
+    Pong,
     Prepare,
     Program,
     Ready,
@@ -39,9 +41,10 @@ ALIKE = {"seed": "1"}
 
 @dataclass
 class Hands:
-    """Notes what it is to do. `keeps`: whether the lease store can be reached."""
+    """Notes what it is to do. `keeps`: whether the lease store can be reached; `away`: the members whose agent is away."""
 
     keeps: bool = True
+    away: set[int] = field(default_factory=set)
     done: list[tuple[str, int, object]] = field(default_factory=list)
     record: LeaderRecord | None = None
 
@@ -53,6 +56,9 @@ class Hands:
 
     def signal(self, worker_id: WorkerId, number: int) -> None:
         self.done.append(("signal", worker_id.member, number))
+
+    def reaches(self, worker_id: WorkerId) -> bool:
+        return worker_id.member not in self.away
 
     def store(self, attempt: int, generation: int) -> str:
         return f"tcp://h:1/{attempt}"
@@ -68,6 +74,14 @@ class Hands:
     def take(self) -> list[tuple[str, int, object]]:
         done, self.done = self.done, []
         return done
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 @dataclass
@@ -234,6 +248,28 @@ def test_a_suspended_job_is_resumed_by_the_next_leader(request_: RunRequest) -> 
     assert (answer.done, answer.workers, answer.step) == (True, 1, 7)
 
 
+def test_a_worker_whose_agent_is_away_is_not_silent(
+    request_: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody can hear it. When its agent is back it has as long to answer as any other."""
+    clock = Clock()
+    monkeypatch.setattr("gyrostat.job.control.leader.time", clock)
+    executor = Hands(away={1})
+    leader = training(replace(request_, heartbeat_timeout_s=4.0), executor)
+
+    def wait(seconds: int) -> list[tuple[str, int, object]]:
+        for _ in range(seconds):
+            clock.now += 1.0
+            leader.tick()
+            say(leader, 0, Pong())
+        return executor.take()
+
+    assert set(wait(10)) == {("tell", 0, Ping)}
+    executor.away.clear()
+    assert ("signal", 1, 9) not in wait(4)
+    assert ("signal", 1, 9) in wait(2)
+
+
 def test_workers_that_nobody_finds_again_cost_an_attempt(request_: RunRequest) -> None:
     executor = Hands()
     training(request_, executor)
@@ -246,6 +282,26 @@ def test_workers_that_nobody_finds_again_cost_an_attempt(request_: RunRequest) -
     assert again.take() == [("start", 0, 1), ("start", 1, 1)]
     say(leader, 0, WorkerEnded(stopped=False))  # of the attempt before: nobody listens
     assert leader.outcome is None
+
+
+def stopped_by_nobody(leader: Leader, attempt: int) -> None:
+    for member in (0, 1):
+        say(leader, member, WorkerEnded(stopped=True), attempt=attempt)
+        leader.exited(WorkerId(attempt, member), 0)
+    leader.tick()
+
+
+def test_a_job_that_nobody_asked_to_stop_goes_on_from_its_checkpoint(request_: RunRequest) -> None:
+    """Its workers had no agent for some time. When there are no restarts left, that is a failure."""
+    executor = Hands()
+    leader = training(replace(request_, restarts=1), executor)
+    stopped_by_nobody(leader, 0)
+    assert executor.take() == [("start", 0, 1), ("start", 1, 1)]
+    say(leader, 0, started(7), attempt=1)
+    stopped_by_nobody(leader, 1)
+    assert leader.outcome is not None
+    assert (leader.outcome.exit_code, leader.outcome.stopped) == (1, True)
+    assert str(leader.outcome.failure) == "worker 0 stopped the job, because its agent was away"
 
 
 def test_queues_of_shards_are_kept_before_anything_is_handed_out(request_: RunRequest) -> None:

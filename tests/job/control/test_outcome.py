@@ -31,10 +31,14 @@ def tally() -> Tally:
 
 
 def end(
-    tally: Tally, failure: JobFailure | None = None, stopped: bool = False, stopped_by: int | None = None
+    tally: Tally,
+    failure: JobFailure | None = None,
+    stopped: bool = False,
+    stopped_by: int | None = None,
+    cut: bool = False,
 ) -> Outcome:
     return tally.outcome(
-        now=104.0, exit_codes={0: 0, 1: 0}, failure=failure, stopped=stopped, stopped_by=stopped_by
+        now=104.0, exit_codes={0: 0, 1: 0}, failure=failure, stopped=stopped, stopped_by=stopped_by, cut=cut
     )
 
 
@@ -105,7 +109,31 @@ def test_a_stop_that_came_too_late_changes_nothing() -> None:
 
 
 def test_a_run_that_was_cut_at_a_step_is_a_good_run() -> None:
-    assert end(tally(), stopped=True).check().steps == 6
+    assert end(tally(), stopped=True, cut=True).check().steps == 6
+
+
+def test_a_run_that_was_stopped_by_nobody_has_no_result() -> None:
+    outcome = end(tally(), stopped=True)
+    assert outcome.exit_code == 1
+    with pytest.raises(ScriptFailed, match="stopped by nobody's request after step 6"):
+        outcome.check()
+
+
+@pytest.mark.parametrize(
+    "failure", [None, JobFailure(worker=0, cause=FailureCause.EXITED, summary="", exit_code=0)]
+)
+@pytest.mark.parametrize("stopped", [False, True])
+@pytest.mark.parametrize("stopped_by", [None, SIGTERM])
+@pytest.mark.parametrize("digests", [(), ("a", "a"), ("a", "b")])
+def test_an_exit_code_of_0_means_a_result(
+    failure: JobFailure | None, stopped: bool, stopped_by: int | None, digests: tuple[str, ...]
+) -> None:
+    counted = tally()
+    for worker, digest in enumerate(digests):
+        counted.add(worker, WorkerFinished(6, digest, 103.5), 103.5)
+    outcome = end(counted, failure=failure, stopped=stopped, stopped_by=stopped_by)
+    result = digests == ("a", "a") or (not digests and not stopped and stopped_by is None)
+    assert (outcome.exit_code == 0) == outcome.ok == (failure is None and result)
 
 
 def test_a_script_without_gyrostat_is_a_good_run_without_a_digest() -> None:

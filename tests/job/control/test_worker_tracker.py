@@ -124,6 +124,29 @@ def test_a_stop_waits_for_the_boundary_if_there_are_checkpoints() -> None:
     assert watch.failure() is None
 
 
+def test_a_worker_says_who_asked_it_to_stop_the_job() -> None:
+    """It was signalled directly, or by a leader that has gone."""
+    watch = WorkerTracker([0, 1], checkpoints=True)
+    watch.ended(0, WorkerEnded(stopped=True))
+    watch.ended(1, WorkerEnded(stopped=True, asked_by=SIGTERM))
+    for worker in (0, 1):
+        watch.exited(worker, 0, 1.0)
+    assert watch.stopped_by == SIGTERM
+    assert watch.failure() is watch.orphaned() is None
+
+
+def test_workers_that_stop_the_job_unasked_were_orphaned() -> None:
+    watch = WorkerTracker([0, 1], checkpoints=True)
+    for worker in (0, 1):
+        watch.ended(worker, WorkerEnded(stopped=True))
+        watch.exited(worker, 0, 1.0)
+    assert watch.orders(100.0) == []
+    failure = watch.orphaned()
+    assert failure is not None
+    assert str(failure) == "worker 0 stopped the job, because its agent was away"
+    assert failure.exit_code == 1
+
+
 def test_a_stop_has_a_grace_if_there_are_none() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=False)
     assert watch.asked(SIGINT, 1.0) == [SendSignal(SIGINT, (0, 1))]

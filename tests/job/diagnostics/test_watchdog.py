@@ -15,20 +15,20 @@ TORCH = "/usr/lib/python3/dist-packages/torch"
 BELOW = [(f"{PACKAGE}/job/worker.py", 201, "run_program"), (f"{PACKAGE}/job/worker.py", 150, "_run")]
 WAITS = [
     (f"{PACKAGE}/engine/group.py", 160, "wait"),
-    (f"{PACKAGE}/engine/runner.py", 300, "_settle"),
+    (f"{PACKAGE}/engine/training/runner.py", 300, "_settle"),
     ("/home/me/train.py", 30, "<module>"),
 ]
 SLEEPS = [("/home/me/model.py", 12, "forward"), (f"{TORCH}/nn/modules/module.py", 7, "__call__")]
 IN_TORCH = [(f"{TORCH}/functional.py", 3, "conv"), ("/home/me/train.py", 31, "<module>")]
 BACKWARD = [
     (f"{TORCH}/autograd/graph.py", 8, "_engine_run_backward"),
-    (f"{PACKAGE}/engine/runner.py", 240, "backward"),
+    (f"{PACKAGE}/engine/training/runner.py", 240, "backward"),
     ("/home/me/train.py", 31, "<module>"),
 ]
 DATA = [
     ("/usr/lib/python3.11/threading.py", 5, "wait"),
     (f"{PACKAGE}/data/wire.py", 99, "receive"),
-    (f"{PACKAGE}/engine/runner.py", 220, "run_pass"),
+    (f"{PACKAGE}/engine/training/runner.py", 220, "run_pass"),
 ]
 
 
@@ -51,7 +51,7 @@ def test_who_hangs() -> None:
     assert hanging(stacks) == {
         1: "/home/me/model.py:12 in forward",
         2: "/home/me/train.py:31 in <module>",
-        3: f"{PACKAGE}/engine/runner.py:240 in backward (in step.backward)",
+        3: f"{PACKAGE}/engine/training/runner.py:240 in backward (in step.backward)",
         4: f"{PACKAGE}/data/wire.py:99 in receive (waiting for data)",
     }
 

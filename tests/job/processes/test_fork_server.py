@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import msgspec
@@ -214,7 +215,18 @@ def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) 
         channel.close()
 
 
-def test_workers_of_one_that_nobody_adopts_are_asked_to_stop(tmp_path: Path, launch: Launch) -> None:
+def test_one_that_is_about_to_end_is_not_adopted(tmp_path: Path) -> None:
+    place = tmp_path / "forkparent.socket"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(place))
+        listener.listen()
+        ends = threading.Thread(target=lambda: listener.accept()[0].close())
+        ends.start()
+        assert WorkerForkServer.adopt(place) is None
+        ends.join()
+
+
+def test_workers_of_one_that_nobody_adopts_are_killed(tmp_path: Path, launch: Launch) -> None:
     script = launch.script("import signal; signal.pause()")
     parent = WorkerForkServer(outlives=(tmp_path / "forkparent.socket", 0.1))
     pid, channel = start(parent, spec_of(script, tmp_path), 0)

@@ -87,6 +87,36 @@ def test_the_next_agent_hears_what_counts_and_what_was_missed(place: socket.sock
     messenger._channel.close()
 
 
+def test_a_worker_is_orphaned_until_an_agent_is_back(place: socket.socket) -> None:
+    changes: list[bool] = []
+    orphaned = threading.Event()
+
+    def on_orphaned(now: bool) -> None:
+        changes.append(now)
+        if now:
+            orphaned.set()
+
+    ours, theirs = socket.socketpair()
+    mine = Channel[ToWorker](ours, ToWorker)
+    where = Path(place.getsockname())
+    away = where.rename(where.with_name("away"))
+    messenger = Messenger(mine, SEAT, str(where), agent_timeout_s=0.0, on_orphaned=on_orphaned)
+    messages = messenger.messages()
+    listener = threading.Thread(target=lambda: next(messages))
+    theirs.close()  # the agent is killed
+    listener.start()
+    assert orphaned.wait(PATIENCE_S)
+    away.rename(where)
+    sock, _ = place.accept()
+    second: Channel[FromWorker] = Channel(sock, FromWorker)
+    second.send(Cancel(9))
+    listener.join()
+    assert set(changes[:-1]) == {True}
+    assert changes[-1] is False
+    second.close()
+    messenger._channel.close()
+
+
 def test_without_a_place_to_look_for_another_it_falls_silent() -> None:
     messenger, mine, first = pair(None)
     before = messenger.heard

@@ -1,4 +1,4 @@
-"""docs/cells.md does what it says, from top to bottom."""
+"""docs/reference/cells.md does what it says, from top to bottom."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "examples/clusters").mkdir(parents=True)
     shutil.copy(ROOT / "examples/clusters/cells.yaml", tmp_path / "examples/clusters")
     monkeypatch.chdir(tmp_path)
-    page = (ROOT / "docs/cells.md").read_text()
-    exec(compile("\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), "docs/cells.md", "exec"), {})
+    page = (ROOT / "docs/reference/cells.md").read_text()
+    exec(
+        compile(
+            "\n".join(re.findall(r"```python\n(.*?)```", page, re.DOTALL)), "docs/reference/cells.md", "exec"
+        ),
+        {},
+    )
 
 
 def test_the_page_shows_the_example() -> None:
-    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/cells.md").read_text(), re.DOTALL)
+    (shown,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/reference/cells.md").read_text(), re.DOTALL)
     assert (ROOT / "examples/clusters/cells.yaml").read_text().endswith(shown)

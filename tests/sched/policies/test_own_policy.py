@@ -19,8 +19,8 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def documented(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The example of docs/policies.md, installed as `my_package.shortest`."""
-    text = (ROOT / "docs/policies.md").read_text()
+    """The example of docs/reference/policies.md, installed as `my_package.shortest`."""
+    text = (ROOT / "docs/reference/policies.md").read_text()
     (source,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     module = types.ModuleType("my_package_shortest")
     exec(source, module.__dict__)

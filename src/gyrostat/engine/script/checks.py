@@ -87,7 +87,7 @@ def check_no_process_group() -> None:
     if dist.is_available() and dist.is_initialized():
         raise Refused(
             "the script called torch.distributed.init_process_group; gyrostat brings the workers together itself, so "
-            "remove that call, the DistributedDataParallel wrapper and the DistributedSampler (see docs/from-ddp.md)"
+            "remove that call, the DistributedDataParallel wrapper and the DistributedSampler (see docs/howto/from-ddp.md)"
         )
 
 

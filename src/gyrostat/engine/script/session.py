@@ -58,6 +58,7 @@ __all__ = [
     "membership",
     "request_checkpoint",
     "request_stop",
+    "set_orphaned",
 ]
 
 
@@ -180,6 +181,12 @@ def request_checkpoint() -> None:
 def request_stop() -> None:
     """Checkpoint at the next boundary and end, in all workers. Only notes it: safe in a signal handler."""
     _Process.requests.put(Requests(stop=True))
+
+
+def set_orphaned(orphaned: bool) -> None:
+    """Whether this worker's agent has been away for too long. The job stops, with a checkpoint, while no worker has an agent;
+    if any worker has, it goes on without the orphaned ones when they are lost, unless it cannot recover from peers."""
+    _Process.requests.orphaned = orphaned
 
 
 def _finish_alone() -> None:

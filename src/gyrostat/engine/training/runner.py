@@ -107,6 +107,8 @@ class RequestBox:
         self.checkpoint = False
         self.stop = False
         self.written = False
+        self.orphaned = False
+        """This worker's agent has been away for too long: a state, not a request, and over when an agent is back."""
 
     def put(self, requests: Requests) -> None:
         if requests.checkpoint:
@@ -141,6 +143,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     losses: list[float]
     means: list[MeanWire]
     requests: Requests
+    orphaned: bool
+    """Its agent has been away for too long."""
     samples: int
     fence: Fence | None
     """Which generation may begin, and when, as far as this worker is concerned."""
@@ -210,6 +214,11 @@ class Runner(ABC):
         self.last_collective: list[bytes] = []
         """What all workers said in the last one: for a worker that has not heard it."""
         self.last_was_pass = False
+
+    @property
+    def recovers(self) -> bool:
+        """The other workers can go on without one that is lost."""
+        return False
 
     @property
     def leads(self) -> bool:
@@ -424,6 +433,7 @@ class Runner(ABC):
             losses,
             self._means.wire(),
             self._requests,
+            self.request_box.orphaned,
             self.samples,
             self.acknowledge(progress.step, self.fence_lead),
             busy,
@@ -456,6 +466,8 @@ class Runner(ABC):
         requests = Requests()
         for report in reports:
             requests |= report.requests
+        if (all if self.recovers else any)(report.orphaned for report in reports):
+            requests |= Requests(stop=True)  # with a checkpoint, before their fork parents kill them
         losses = [loss for report in reports for loss in report.losses]
         samples = sum(report.samples for report in reports)
         leaving: dict[int, Any] = {}

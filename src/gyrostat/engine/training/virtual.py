@@ -608,6 +608,10 @@ class VirtualRunner(Runner):
             (placement, group), self._next_placement = self._next_placement, None
             self._follow(placement, group, in_pass=False)
 
+    @property
+    def recovers(self) -> bool:
+        return self.rescue is not None
+
     def recover(self, lost: PeerLost, plan: StepPlan | None) -> list[bytes] | None:
         if self.rescue is None or self.backups is None:
             raise lost

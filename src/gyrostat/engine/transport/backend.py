@@ -22,7 +22,7 @@ def choose_order(
     if wanted is ReductionOrder.DDP and not gloo_known:
         raise Refused(
             f"torch {torch.__version__} adds gradients in an order that gyrostat does not know, so it cannot promise the bits "
-            "of its DDP; use a torch that docs/reduction.md names, or --reduction tree, which needs no such knowledge"
+            "of its DDP; use a torch that docs/explanation/reduction.md names, or --reduction tree, which does not need it"
         )
     if wanted is not None:
         return wanted, "asked for"

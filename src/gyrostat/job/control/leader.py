@@ -98,7 +98,7 @@ _BUSY = {
     JobPhase.ENDING: "busy: the job is about to end; retry",
 }
 _RETRY_S = 0.25
-_DIED = (FailureCause.KILLED, FailureCause.VANISHED, FailureCause.PEER_LOST)
+_DIED = (FailureCause.KILLED, FailureCause.VANISHED, FailureCause.PEER_LOST, FailureCause.ORPHANED)
 
 
 class WorkerExecutor(Protocol):
@@ -111,6 +111,9 @@ class WorkerExecutor(Protocol):
         """Nothing happens if it has gone; that will be heard of."""
 
     def signal(self, worker_id: WorkerId, number: int) -> None: ...
+
+    def reaches(self, worker_id: WorkerId) -> bool:
+        """False: the worker's agent is away, and what is sent waits for the next one."""
 
     def store(self, attempt: int, generation: int) -> str:
         """Where the members of a generation find one another."""
@@ -489,6 +492,10 @@ class Leader:
         expected = attempt.coordinator.expected
         if len(expected) == 1:
             return  # nobody waits for a lone worker
+        # How long an agent may be away is not for the heartbeat to decide.
+        expected = tuple(
+            member for member in expected if self._executor.reaches(WorkerId(attempt.number, member))
+        )
         asks, silent = self._heartbeats.look(expected, now)
         for member in silent:
             self._executor.signal(WorkerId(attempt.number, member), signal.SIGKILL)
@@ -628,12 +635,14 @@ class Leader:
             self._watchdog.rest()
         wanted = attempt.coordinator.wants
         self._carry_out(attempt.coordinator.over())
+        cut = watch.stopped and self._tally.step == attempt.request.stop_after
         outcome = self._tally.outcome(
             now=now,
             exit_codes=watch.codes,
-            failure=watch.failure(),
+            failure=watch.failure() or (None if cut else watch.orphaned()),
             stopped=watch.stopped,
             stopped_by=watch.stopped_by,
+            cut=cut,
         )
         died = outcome.failure is not None and outcome.failure.cause in _DIED
         suspends = self._phase is JobPhase.SUSPENDING and outcome.digest is None

@@ -95,17 +95,17 @@ class Outcome:
     diverged: str | None
     """Says so if workers that must be equal ended with different digests."""
     stopped: bool
-    """It ended early at a boundary, as asked, with a checkpoint."""
+    """It ended early at a boundary, with a checkpoint."""
     stopped_by: int | None
     """The signal by which the user asked for that."""
+    cut: bool
+    """It ended early at the step that the request had named (`stop_after`)."""
 
     @property
     def ok(self) -> bool:
-        return (
-            self.failure is None
-            and self.diverged is None
-            and (self.stopped_by is None or self.digest is not None)
-        )
+        """There is a result: the script has ended, or was cut at the step that the request had named."""
+        ended = self.stopped_by is None and (self.cut or not self.stopped)
+        return self.failure is None and self.diverged is None and (ended or self.digest is not None)
 
     @property
     def throughput(self) -> float:
@@ -114,12 +114,14 @@ class Outcome:
 
     @property
     def exit_code(self) -> int:
-        """What `gyrostat run` returns for it."""
+        """What `gyrostat run` returns for it: 0 if and only if there is a result."""
+        if self.ok:
+            return 0
         if self.failure is not None:
-            return self.failure.exit_code
+            return self.failure.exit_code or ScriptFailed.exit_code
         if self.diverged is not None:
             return Diverged.exit_code
-        return 0 if self.ok or self.stopped_by is None else 128 + self.stopped_by
+        return ScriptFailed.exit_code if self.stopped_by is None else 128 + self.stopped_by
 
     def check(self) -> Outcome:
         """Itself, if all went well; raises otherwise."""
@@ -128,7 +130,8 @@ class Outcome:
         if self.diverged is not None:
             raise Diverged(self.diverged)
         if not self.ok:
-            raise ScriptFailed(f"the run was stopped by signal {self.stopped_by} after step {self.steps}")
+            by = f"by signal {self.stopped_by}" if self.stopped_by is not None else "by nobody's request"
+            raise ScriptFailed(f"the run was stopped {by} after step {self.steps}")
         return self
 
 
@@ -313,6 +316,7 @@ class Tally:
         failure: JobFailure | None,
         stopped: bool,
         stopped_by: int | None,
+        cut: bool = False,
     ) -> Outcome:
         if failure is not None:
             evidence = failure.evidence.told()
@@ -345,6 +349,7 @@ class Tally:
             diverged=_difference(digests),
             stopped=stopped,
             stopped_by=stopped_by,
+            cut=cut,
         )
 
     def _note(

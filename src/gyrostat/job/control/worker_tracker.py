@@ -37,6 +37,8 @@ class FailureCause(StrEnum):
     VANISHED = "vanished"
     """Left with exit code 0, but without a word and before the others."""
     PEER_LOST = "peer lost"
+    ORPHANED = "orphaned"
+    """Stopped the job, with a checkpoint, because its agent was away."""
 
 
 _MOST_TELLING = (
@@ -91,7 +93,7 @@ class WorkerTracker:
     stopped_by: int | None = None
     """The signal by which the user asked to stop."""
     stopped: bool = False
-    """Some worker left early at a boundary, as asked."""
+    """Some worker left early at a boundary."""
     _training: bool = False
     _checkpoint_asked: bool = False
     _told: set[int] = field(default_factory=set)
@@ -145,6 +147,8 @@ class WorkerTracker:
         """A worker says that it leaves in good order."""
         self._told.add(worker)
         self.stopped |= message.stopped
+        if message.stopped and self.stopped_by is None and not self._terminated:
+            self.stopped_by = message.asked_by  # directly, or by the leader before this one
 
     def leaving(self, worker: int, until: float) -> None:
         """A worker will leave at a boundary; if that does not come in time, it is killed."""
@@ -295,6 +299,13 @@ class WorkerTracker:
                 if failure.cause in causes and not self._excused(failure):
                     return replace(failure, evidence=self._evidence.get(failure.worker, NO_EVIDENCE))
         return None
+
+    def orphaned(self) -> JobFailure | None:
+        """All workers have stopped the job at a boundary, and nobody had asked for it."""
+        if not self.stopped or self.stopped_by is not None:
+            return None
+        summary = "stopped the job, because its agent was away"
+        return JobFailure(worker=min(self.codes), cause=FailureCause.ORPHANED, summary=summary)
 
     def _excused(self, failure: JobFailure) -> bool:
         """A worker that leaves without a word fails only if another misses it; after a stop, nobody is to be

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gyrostat.core.errors import UsageError
 
-_PACKAGE = str(Path(__file__).resolve().parents[1])
+_PACKAGE = str(Path(__file__).resolve().parents[2])
 _LIBRARIES = re.compile(r"<frozen |/(site|dist)-packages/|/lib/python3\.\d+/")
 _FRAME = re.compile(r'  File "(.*)", line (\d+) in (.*)')
 _SCRIPTS_THREAD = f'File "{_PACKAGE}/job/worker.py"'

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import itertools
+import math
 import secrets
 import signal
 import socket
@@ -84,7 +85,8 @@ class NodeOptions:
     port: int = 0
     token: str | None = None
     patience: float = 60.0
-    """Seconds for which an agent may be away before its workers are given up. They give up in half the time."""
+    """Seconds for which an agent may be away before its workers are given up, and killed by their fork parent. If no worker has
+    an agent for half the time, the job stops with a checkpoint."""
     timing: Timing = field(default_factory=Timing)
 
 
@@ -128,7 +130,7 @@ class Agent:
         stack.enter_context(_alone_in(home, name))
         parents = home / "forkparent.socket"
         found = WorkerForkServer.adopt(parents)
-        self._source = found or WorkerForkServer(outlives=(parents, self._options.patience / 2))
+        self._source = found or WorkerForkServer(outlives=(parents, self._options.patience))
         stack.callback(self._source.close)
         self._run_file = home / "run"
         self._run = self._run_file.read_text() if found and self._run_file.exists() else None
@@ -291,10 +293,13 @@ class Agent:
                 request = replace(self._request, program=program)
                 rank = self._local_rank(worker_id)
                 spec = request.spec(replace(assignment, host=self._options.host), local_rank=rank)
-                crew.start(
-                    worker_id,
-                    msgspec.structs.replace(spec, worker_id=worker_id, agent=str(self._meeting_place)),
+                # A job without checkpoints would lose everything by stopping: it trains on.
+                timeout = self._options.patience / 2 if request.checkpoint is not None else math.inf
+                agent = str(self._meeting_place)
+                spec = msgspec.structs.replace(
+                    spec, worker_id=worker_id, agent=agent, agent_timeout_s=timeout
                 )
+                crew.start(worker_id, spec)
             case TellWorker(worker_id=worker_id, message=message):
                 crew.tell(worker_id, message)
             case SignalWorker(worker_id=worker_id, number=number):

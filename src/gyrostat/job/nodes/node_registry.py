@@ -130,6 +130,9 @@ class NodeRegistry:
     def signal(self, worker_id: WorkerId, number: int) -> None:
         self._send(worker_id, SignalWorker(worker_id, number))
 
+    def reaches(self, worker_id: WorkerId) -> bool:
+        return worker_id in self._where and self.nodes[self._where[worker_id]].send is not None
+
     def _send(self, worker_id: WorkerId, instruct: Instruct) -> None:
         name = self._where.get(worker_id)
         send = self.nodes[name].send if name is not None else None

@@ -11,8 +11,8 @@ script started dies with its worker. The launcher's end is `start.ForkParent`. A
 everything, and has one OS thread, need not start a fork parent: it has one as a copy of itself (`fork`).
 
 With `--outlive SOCKET SECONDS` it serves an agent, and outlives it: workers train on, and the next agent is awaited
-at SOCKET. If none comes in time, workers are asked to stop the job (SIGINT: at a boundary, with a checkpoint, if it has
-them), and after as many seconds again they are killed.
+at SOCKET. If none comes in time, workers are killed: their job goes on without them, or has stopped with a checkpoint before
+(`session.set_orphaned`).
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ class ForkedWorkers:
         self._channel: Channel[ToForkParent] | None = channel
         self._successors, self._patience = successors, patience
         self._alone_until: float | None = None
-        self._asked_to_stop = False
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ)
         if successors is not None:
@@ -110,14 +109,7 @@ class ForkedWorkers:
         if self._successors is None:
             return False
         assert self._alone_until is not None
-        if time.monotonic() < self._alone_until:
-            return True
-        if self._asked_to_stop or not self._worker_ids:
-            return False
-        self._asked_to_stop, self._alone_until = True, time.monotonic() + self._patience
-        for pid in self._worker_ids:
-            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGINT)
-        return True
+        return time.monotonic() < self._alone_until
 
     def _obey(self, channel: Channel[ToForkParent]) -> None:
         try:
@@ -153,7 +145,7 @@ class ForkedWorkers:
         if self._channel is not None:
             self._selector.unregister(self._channel)
             self._channel.close()
-        self._channel, self._alone_until, self._asked_to_stop = channel, None, False
+        self._channel, self._alone_until = channel, None
         self._selector.register(channel, selectors.EVENT_READ)
 
     def _fork(self, channel: Channel[ToForkParent], spec: WorkerSpec) -> None:

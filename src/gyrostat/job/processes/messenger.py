@@ -13,7 +13,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import msgspec
 
@@ -62,8 +62,16 @@ class Messenger:
         worker_id: WorkerId,
         agent: str | None = None,
         box: BlackBox | None = None,
+        *,
+        agent_timeout_s: float = float("inf"),
+        on_orphaned: Callable[[bool], None] = lambda orphaned: None,
     ) -> None:
-        """`agent`: path of the socket at which the agent's successor is found; `box`: where it is noted what runs."""
+        """`agent`: path of the socket at which the agent's successor is found; `box`: where it is noted what runs.
+
+        `on_orphaned`: called, in the thread that reads `messages`, with True when no agent has been found for
+        `agent_timeout_s`, and with False when one is back.
+        """
+        self._agent_timeout_s, self._on_orphaned = agent_timeout_s, on_orphaned
         self._channel, self._worker_id, self._agent, self._box = channel, worker_id, agent, box
         self._lock = threading.Lock()  # the thread that connects to a new generation speaks, too
         self._waiting: list[StepReport] = []
@@ -104,7 +112,10 @@ class Messenger:
     def _reconnect(self, path: str) -> None:
         """Until there is an agent again."""
         self._connected.clear()
+        orphaned_at = time.monotonic() + self._agent_timeout_s
         while not self._connected.is_set():
+            if time.monotonic() >= orphaned_at:
+                self._on_orphaned(True)
             try:
                 channel: Channel[ToWorker] = Channel(connect_to(path), ToWorker)
             except OSError:
@@ -116,6 +127,7 @@ class Messenger:
             except OSError:
                 channel.close()
                 time.sleep(_LOOK_AGAIN_S)
+        self._on_orphaned(False)
 
     def _introduce(self, channel: Channel[ToWorker]) -> None:
         greet(channel)
@@ -177,8 +189,8 @@ class Messenger:
     def failed(self, kind: FailureKind, summary: str, traceback: str) -> None:
         self._send(Failed(kind, summary, traceback))
 
-    def ended(self, *, stopped: bool, left: bool = False) -> None:
-        self._send(WorkerEnded(stopped, left))
+    def ended(self, *, stopped: bool, left: bool = False, asked_by: int | None = None) -> None:
+        self._send(WorkerEnded(stopped, left, asked_by))
 
     def ready(self, alike: Mapping[str, str]) -> None:
         self._send(Ready(dict(alike)))

@@ -70,6 +70,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     worker_id: WorkerId = WorkerId(0, 0)
     agent: str | None = None
     """Path of the socket at which the agent's successor is found, if it goes away; None: the worker ends with it."""
+    agent_timeout_s: float = float("inf")
+    """How long the agent may be away before the worker counts as orphaned."""
     box: str | None = None
     """Path of the file in which the worker notes what it runs (`blackbox`)."""
     shows_stacks: bool = False
@@ -212,9 +214,11 @@ class WorkerEnded(msgspec.Struct, frozen=True, tag=True):
     """The last word of a worker that leaves in good order."""
 
     stopped: bool
-    """It left early, at a boundary, because it was asked to."""
+    """It left early, at a boundary, because some worker was asked to stop, or no worker had an agent."""
     left: bool = False
     """It left a job that goes on without it."""
+    asked_by: int | None = None
+    """The signal by which this worker was asked to stop the job, by the leader or directly."""
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):

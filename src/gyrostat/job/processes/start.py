@@ -110,10 +110,14 @@ class WorkerForkServer:
             return None
         adopted = cls.__new__(cls)
         adopted._take(sock, 0, None)
-        greet(adopted._channel)
-        hello = check_greeting(adopted._answer(Hello))
-        adopted._ready, adopted.pid = True, hello.pid
-        adopted.children = adopted._answer(Children)
+        try:
+            greet(adopted._channel)
+            hello = check_greeting(adopted._answer(Hello))
+            adopted._ready, adopted.pid = True, hello.pid
+            adopted.children = adopted._answer(Children)
+        except (OSError, ScriptFailed):  # it was about to end: nobody had come in time
+            adopted._channel.close()
+            return None
         return adopted
 
     def _take(self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | _Child | None) -> None:

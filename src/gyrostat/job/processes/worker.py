@@ -8,7 +8,7 @@ the session, leave.
 Signals. SIGUSR1 asks for a checkpoint at the next boundary. SIGTERM asks this worker to leave a job that others go on
 with: the coordinator is told, and it works on until it is let go. SIGINT, and SIGTERM to a worker that is alone, ask a job
 that checkpoints to do so at the next boundary and stop; in one that does not they do what they do to any Python program.
-`Terminate` is how the launcher asks all workers for that.
+`Terminate` is how the launcher asks all workers for that. The last word of a worker names the signal that asked for the stop.
 """
 
 from __future__ import annotations
@@ -52,14 +52,21 @@ from gyrostat.job.processes.protocol import (
 
 _PR_SET_PDEATHSIG = 1
 _LAST_WORDS_S = 60.0
-_PACKAGE = str(Path(__file__).resolve().parents[1]) + os.sep
+_PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
 def live(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
     """Be the worker that `spec` describes, and exit."""
     code = 1
     try:
-        messenger = Messenger(channel, spec.worker_id, spec.agent, _open_box(spec.box))
+        messenger = Messenger(
+            channel,
+            spec.worker_id,
+            spec.agent,
+            _open_box(spec.box),
+            agent_timeout_s=spec.agent_timeout_s,
+            on_orphaned=_set_orphaned,
+        )
         if spec.shows_stacks and spec.box is not None:
             stacks.answer_at(Path(f"{spec.box}.stacks"))
         _take_on(spec)
@@ -87,6 +94,8 @@ class Exits:
     def __init__(self) -> None:
         self._wanted: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.job_ends = False
+        self.asked_by: int | None = None
+        """The signal by which this worker was asked to stop the job."""
 
     def leave(self) -> None:
         """Safe in a signal handler: a message would need a lock that the interrupted code may hold."""
@@ -98,9 +107,12 @@ class Exits:
             self._wanted.get()
             messenger.leaving()
 
-    def end_job(self) -> None:
-        """Called by the listening thread. What handles the signal, a handler of the script's maybe, runs in the main one."""
+    def end_job(self, *, failed: bool) -> None:
+        """Called by the listening thread. What handles the signal, a handler of the script's maybe, runs in the main one.
+        `failed`: nobody asked for it, but another worker has failed."""
         self.job_ends = True
+        if not failed:
+            self.asked_by = signal.SIGTERM
         os.kill(os.getpid(), signal.SIGTERM)
 
 
@@ -152,6 +164,12 @@ def _open_box(path: str | None) -> BlackBox | None:
         return None
 
 
+def _set_orphaned(orphaned: bool) -> None:
+    from gyrostat.engine.script import session
+
+    session.set_orphaned(orphaned)
+
+
 def _lines_to(file: int) -> TextIOWrapper:
     return open(file, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)
 
@@ -179,7 +197,7 @@ def _run(spec: WorkerSpec, messenger: Messenger, exits: Exits) -> int:
         messenger.ended(stopped=False)
         return 0
     except session.JobStopRequested as stopped:
-        messenger.ended(stopped=True)
+        messenger.ended(stopped=True, asked_by=exits.asked_by)
         return _exit_code(stopped)
     except session.Left as left:
         messenger.ended(stopped=False, left=True)
@@ -199,7 +217,7 @@ def _listen(messenger: Messenger, exits: Exits) -> None:
     for message in messenger.messages():
         membership = session.membership()
         if isinstance(message, Terminate):
-            exits.end_job()
+            exits.end_job(failed=message.final)
             if membership is not None and message.final:
                 membership.abandon()
             continue
@@ -249,12 +267,15 @@ def _listen_to_signals(session: ModuleType, exits: Exits, *, stops: bool, elasti
         session.request_checkpoint()
 
     def stop(number: int, frame: FrameType | None) -> None:
+        exits.asked_by = exits.asked_by or number
         session.request_stop()
 
     def terminate(number: int, frame: FrameType | None) -> None:
         if not exits.job_ends and session.has_others():
             exits.leave()
         elif stops:
+            if not exits.job_ends:
+                exits.asked_by = exits.asked_by or number
             session.request_stop()
         else:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -225,6 +225,6 @@ def _losses_differ(one: Trace, other: Trace, step: int) -> bool:
 def _check_something_ran(trace: Trace, program: Program) -> None:
     if trace.digest is None and trace.steps == 0 and not trace.workers_differ:
         raise UsageError(
-            f"{program.name} has nothing to verify: it ended without calling gyrostat.init; see docs/from-ddp.md for "
+            f"{program.name} has nothing to verify: it ended without calling gyrostat.init; see docs/howto/from-ddp.md for "
             "what a script must do"
         )

@@ -20,7 +20,7 @@ def profiles_of(document: object) -> dict[str, Profile]:
         found = [Profile.from_json(each) for each in document]
         return {profile.workload: profile for profile in found}
     if not isinstance(document, Mapping) or not document:
-        raise UsageError("a file of profiles is a JSON object, or a list of them; see docs/planner.md")
+        raise UsageError("a file of profiles is a JSON object, or a list of them; see docs/howto/plan.md")
     if "throughput" in document:
         profile = Profile.from_json(document)
         return {profile.workload: profile}
@@ -71,7 +71,7 @@ def _entries(document: Mapping[str, object]) -> Iterator[tuple[str, str, object]
         if not isinstance(workloads, Mapping):
             raise UsageError(
                 f"expected device types with their workloads, but {device_type!r} holds {workloads!r}; "
-                "see docs/planner.md for the forms that are read"
+                "see docs/howto/plan.md for the forms that are read"
             )
         for workload, rates in workloads.items():
             yield device_type, str(workload), rates

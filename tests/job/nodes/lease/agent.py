@@ -16,7 +16,7 @@ from pathlib import Path
 from gyrostat.core.errors import Deposed
 from gyrostat.job.nodes.lease import Campaign, Timing, open_store
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[4]
 PATIENCE_S = 120.0
 
 

@@ -1,4 +1,4 @@
-"""The example of docs/leases.md does what it says."""
+"""The example of docs/explanation/leases.md does what it says."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[3] / "docs" / "leases.md"
+PAGE = Path(__file__).parents[4] / "docs" / "explanation" / "leases.md"
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:

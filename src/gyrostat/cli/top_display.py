@@ -1,0 +1,106 @@
+"""The page of `gyrostat top`: devices by cell and tenant, jobs, queues and why jobs wait. Pure: an overview in, text out."""
+
+from __future__ import annotations
+
+from itertools import groupby
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from gyrostat.cli.cluster_options import clock, loss, rate, span
+from gyrostat.cluster.api.messages import Device, Overview, Use
+from gyrostat.cluster.records import JobRecord
+from gyrostat.core.devices import told
+
+_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
+
+
+def render(found: Overview) -> RenderableType:
+    parts: list[RenderableType] = [_head(found)]
+    if found.trouble is not None:
+        parts.append(Text(f"trouble: {found.trouble}", style="bold red"))
+    parts += [Text(), _devices(found)]
+    running = [job for job in found.jobs if job.devices]
+    if running:
+        parts += [Text(), _running(running, found.now)]
+    parts += [Text(), _waiting(found)] if len(running) < len(found.jobs) else []
+    return Group(*parts)
+
+
+def _head(found: Overview) -> Text:
+    busy = sum(device.use is Use.BUSY for device in found.devices)
+    waits = sum(job.state.waits for job in found.jobs)
+    text = Text(f"{clock(found.now)}  {busy} of {len(found.devices)} devices busy", style="bold")
+    text.append(f", {sum(bool(job.devices) for job in found.jobs)} jobs run, {waits} wait", style="not bold")
+    if reserved := {type_: number for type_, number in found.reservations.items() if number}:
+        text.append(f", {told(reserved)} reserved", style="not bold")
+    for state, number in found.ended.items():
+        text.append(f", {number} {state}", style="not bold dim")
+    return text
+
+
+def _devices(found: Overview) -> Table:
+    """One row per cell; for each device its job, in the colour of the tenant."""
+    tenants = sorted({device.tenant for device in found.devices if device.tenant is not None})
+    colour = {tenant: _COLOURS[number % len(_COLOURS)] for number, tenant in enumerate(tenants)}
+    rows = Table("cell", "type", "devices", box=None)
+    ordered = sorted(found.devices, key=lambda device: (device.cell, device.type, device.id))
+    for (cell, type_), group in groupby(ordered, key=lambda device: (device.cell, device.type)):
+        line = Text()
+        for device in group:
+            line.append(" ") if line else None
+            line.append(_word(device), style=colour.get(device.tenant or "", "dim"))
+        rows.add_row(cell, type_, line)
+    for tenant in tenants:
+        held = sum(device.tenant == tenant for device in found.devices)
+        rows.add_row(Text(tenant, style=colour[tenant]), "", Text(f"{held} devices", style=colour[tenant]))
+    return rows
+
+
+def _word(device: Device) -> str:
+    if device.use is Use.RESERVED:
+        return "serving" if device.job is None else f"{device.job}→serving"
+    if device.use is Use.FREE:
+        return "·"
+    return (device.job or "busy") + ("*" if device.borrowed else "")
+
+
+def _running(jobs: list[JobRecord], now: float) -> Table:
+    rows = Table(
+        "job", "name", "tenant", "state", "devices", "step", "speed", "loss", "time", "why", box=None
+    )
+    for job in jobs:
+        lent = f" ({len(job.borrowed)}*)" if job.borrowed else ""
+        rows.add_row(
+            job.id,
+            job.name,
+            job.tenant,
+            str(job.state),
+            f"{len(job.devices)}{lent} of {job.spec.min}-{job.spec.largest}",
+            str(job.step),
+            rate(job),
+            loss(job),
+            span(job.ran_by(now)),
+            job.reason,
+        )
+    return rows
+
+
+def _waiting(found: Overview) -> Table:
+    explained = {waiting.job: waiting for waiting in found.waiting}
+    rows = Table("waiting", "name", "tenant", "place", "since", "why", "what would let it run", box=None)
+    for job in found.jobs:
+        if job.devices:
+            continue
+        why = explained.get(job.id)
+        rows.add_row(
+            job.id,
+            job.name,
+            job.tenant,
+            "" if why is None else str(why.position),
+            span(found.now - job.changed),
+            f"{job.state}: {job.reason}" if why is None else why.why,
+            "" if why is None else why.what_helps,
+        )
+    return rows
