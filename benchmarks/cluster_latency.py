@@ -15,11 +15,11 @@ import time
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
+from gyrostat.cluster.records import JobSpec
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobSpec
 from pairs import Pair, show_progress
 
 FIRST_STEP_S, FREE_S, HOST_S = 2.0, 3.0, 0.1
@@ -101,7 +101,7 @@ def free(daemon: Daemon, devices: int) -> float:
     if not daemon.service.reserve("cpu", devices, wait=120.0):
         raise SystemExit("the devices were not free after two minutes")
     took = time.monotonic() - began
-    daemon.service.release("cpu")
+    daemon.service.reserve("cpu", 0)
     return took
 
 

@@ -20,11 +20,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
+from gyrostat.cluster.records import JobRecord, JobSpec, JobState
 from gyrostat.core.devices import Fleet
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobRecord, JobSpec, JobState
 from gyrostat.sched.throughput import AnalyticScaling
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.experiments.finding import ExperimentContext

@@ -18,9 +18,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.local.client import ClusterClient
+from gyrostat.cluster.client import ClusterClient
+from gyrostat.cluster.records import JobSpec
 from gyrostat.local.home import Home
-from gyrostat.local.records import JobSpec
 from pairs import Pair, show_progress
 
 JOBS = 1_000

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from gyrostat.cli.cluster_options import complete_job
 from gyrostat.cli.main import build_app
+from gyrostat.cluster.api.server import serving
+from gyrostat.cluster.records import Intent, JobState, LogSource
 from gyrostat.core.errors import ClusterUnreachable, NoSuchJob, UsageError
-from gyrostat.local.api.server import serving
-from gyrostat.local.records import Intent, JobState
-from tests.local.quiet_cluster import Quiet, quiet_cluster
+from tests.cluster.quiet_cluster import Quiet, quiet_cluster
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_submit_and_follow_ends_as_the_job_does(quiet: Quiet, monkeypatch: pytes
     def submit_and_run(submit: Callable[..., Any]) -> Callable[..., Any]:
         def run(spec: Any, tenant: str) -> Any:
             job = submit(spec, tenant)
-            output = Path(quiet.service.log_paths(job.id, None).output)
+            output = quiet.files.log(job.id, LogSource.OUTPUT)
             output.parent.mkdir(parents=True)
             output.write_text("[0] hello\n")
             quiet.registry.move(job.id, JobState.FAILED, "it raised", exit_code=3)
@@ -218,7 +218,7 @@ def test_unknown_names_suggest_near_ones(quiet: Quiet) -> None:
 
 def test_logs(quiet: Quiet) -> None:
     invoke("submit", "train.py")
-    output = Path(quiet.service.log_paths("j1", None).output)
+    output = quiet.files.log("j1", LogSource.OUTPUT)
     output.parent.mkdir(parents=True)
     output.write_text("[0] one\n[1] two\n")
     assert invoke("logs", "train") == "[0] one\n[1] two\n"

@@ -14,11 +14,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.records import JobRecord, JobSpec, JobState
 from gyrostat.core.job import ReductionOrder
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.layout import MachineLayout, layout_of_slots
-from gyrostat.local.records import JobRecord, JobSpec, JobState
+from gyrostat.local.layout import layout_of_slots
 from tests.conftest import Launch
 
 SCRIPT = textwrap.dedent(
@@ -63,7 +64,7 @@ def write_script(directory: Path, text: str = SCRIPT) -> Path:
 
 
 def spec(directory: Path, steps: int, pause: float = 0.01, **fields: Any) -> JobSpec:
-    """A job that runs so many steps of `SCRIPT`."""
+    """A job that runs this many steps of `SCRIPT`."""
     return JobSpec(
         script="train.py",
         args=(str(steps), str(pause), f"hurry-{fields.get('name')}"),
@@ -88,7 +89,7 @@ def fixed(launch: Launch, job: JobSpec) -> str:
 
 @contextlib.contextmanager
 def running(
-    directory: Path, devices: str | MachineLayout = "cpu:4", policy: str = "wfs", **options: Any
+    directory: Path, devices: str | ClusterLayout = "cpu:4", policy: str = "wfs", **options: Any
 ) -> Iterator[Daemon]:
     """A daemon with its state below `directory`; jobs that are left at the end are checkpointed and stopped."""
     layout = layout_of_slots(devices) if isinstance(devices, str) else devices

@@ -1,6 +1,6 @@
 """A daemon that is killed at a chosen instant: `python -m tests.local.crashing DIRECTORY POINT submit|finish NAME`.
 
-It does what it is told (submit a job, or let one come to its end) and is killed by itself, with SIGKILL, when it comes to
+It submits a job, or lets one finish, and is killed by itself, with SIGKILL, when it comes to
 the point: before or after a function, when its arguments fit. `POINTS` are the steps of a submission, a resize and an end.
 """
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gyrostat.local import driver
+from gyrostat.cluster.registry import Registry
+from gyrostat.local import attempts
 from gyrostat.local.driver import Driver
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.registry import Registry
 from gyrostat.local.store import Store
 from tests.local.clusters import PATIENCE_S, at_step, running, spec
 
@@ -50,15 +50,15 @@ POINTS = {
     "submission, written": Point(Store, "put", False, _first),
     "start, before it is written": Point(Registry, "move", True, _event("started")),
     "start, written": Point(Registry, "move", False, _event("started")),
-    "start, before the order": Point(driver, "give_order", True),
-    "start, ordered": Point(driver, "give_order", False),
+    "start, before the order": Point(attempts, "write_order", True),
+    "start, ordered": Point(attempts, "write_order", False),
     "start, given to a host": Point(HostPool, "send", False),
     "start, trains": Point(Registry, "move", False, _event("running")),
     "resize, before it is written": Point(Registry, "move", True, _event("resized")),
     "resize, written": Point(Registry, "move", False, _event("resized")),
     "resize, asked": Point(Driver, "_occupy", False),
-    "resize, answered": Point(Driver, "_answered", True),
-    "end, before it is told": Point(Driver, "_tell_end", True),
+    "resize, answered": Point(Driver, "_handle_move", True),
+    "end, before it is reported": Point(Driver, "_report_end", True),
     "end, before it is written": Point(Registry, "move", True, _event("finished")),
     "end, written": Point(Registry, "move", False, _event("finished")),
 }

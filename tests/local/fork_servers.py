@@ -1,4 +1,4 @@
-"""Hosts for tests of those who send jobs to them: shell scripts, each a process at the end of a line, as real ones are."""
+"""Hosts for tests of the code that sends jobs to them: shell scripts, each a process at the end of a socket."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import textwrap
 from pathlib import Path
 
 
-class Hatchery:
-    """Stands for a `Nursery`. Its hosts run `script`, a shell script, in `directory`."""
+class FakeForkServer:
+    """Stands for a `HostForkServer`. Its hosts run `script`, a shell script, in `directory`."""
 
     def __init__(self, directory: Path, script: str) -> None:
         self._directory, self._script = directory, script
@@ -17,8 +17,8 @@ class Hatchery:
         self.opened = 0
         self.living = True
 
-    def __call__(self, log: Path) -> Hatchery:
-        """As the pool opens a nursery, and opens another when that has died."""
+    def __call__(self, log: Path) -> FakeForkServer:
+        """As the pool opens a fork server, and opens another when that has ended."""
         self.opened += 1
         self.living = True
         return self
@@ -37,7 +37,7 @@ class Hatchery:
     def end(self) -> None:
         pass
 
-    def bury(self) -> None:
-        """Wait for all of them to end."""
+    def wait(self) -> None:
+        """For all hosts to end."""
         for host in self._hosts:
             host.wait()

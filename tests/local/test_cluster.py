@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
+from gyrostat.cluster.layout import read_layout
+from gyrostat.cluster.records import JobSpec, JobState
 from gyrostat.core.errors import NoSuchJob, Unplaceable, UsageError, WrongState
 from gyrostat.local.daemon import Daemon
-from gyrostat.local.layout import read_layout
-from gyrostat.local.records import JobSpec, JobState
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
 from tests.local.clusters import SCRIPT, at_step, finished, fixed, hurry, running, spec, until, write_script
@@ -59,7 +59,7 @@ def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
         until(daemon, lambda: {"resized", "moved"} <= set(kinds(daemon, first.id)), "is disturbed")
         hurry(jobs[0])
         records = finished(daemon, *ids)
-        (recording,) = daemon.service.recordings()
+        (recording,) = daemon.home.recording_files()
         layout, policy = daemon.layout, daemon.policy
     assert [record.digest for record in records] == [fixed(launch, job) for job in jobs]
     assert [record.step for record in records] == [int(job.args[0]) for job in jobs]
@@ -89,7 +89,7 @@ def test_serving_load_comes_and_goes(launch: Launch, tmp_path: Path, times: int)
             reserved = [device for device in daemon.service.devices() if device.reserved]
             assert len(reserved) == wanted
             assert all(device.job is None for device in reserved)
-            daemon.service.release("cpu")
+            daemon.service.reserve("cpu", 0)
             until(
                 daemon,
                 lambda: all(daemon.service.job(id_, None).state in _GOES_ON for id_ in ids),
@@ -112,7 +112,7 @@ def test_tenants_get_what_is_theirs_back_from_an_opportunistic_job(launch: Launc
     with running(tmp_path, read_layout(_TENANTS), spare=2) as daemon:
         service = daemon.service
         service.submit(low, "speech")
-        until(daemon, lambda: service.job("low", "speech").workers == 4, "grows on what nobody uses")
+        until(daemon, lambda: service.job("low", "speech").workers == 4, "grows on unused devices")
         assert service.job("low", "speech").borrowed == (0, 1, 2, 3)
         service.submit(theirs, "vision")
         at_step(daemon, "theirs", 1)
@@ -129,7 +129,7 @@ def test_tenants_get_what_is_theirs_back_from_an_opportunistic_job(launch: Launc
         assert service.job("low", "speech").state is JobState.SUSPENDED
         waiting = service.why_waiting("low", "speech")
         assert waiting is not None
-        assert "nobody else uses" in waiting.why
+        assert "no other job uses" in waiting.why
         for job in (low, theirs, own):
             hurry(job)
         records = finished(daemon, "low", "theirs", "own")
@@ -237,7 +237,7 @@ def test_ended_jobs_are_kept_for_a_set_time(tmp_path: Path) -> None:
         daemon.home.job("j1").mkdir()
         daemon.service.cancel("j1", "me")
         until(daemon, lambda: daemon.service.job("j1", "me").state is JobState.CANCELLED, "is cancelled")
-        daemon.keep_house()
+        daemon.clean_up()
         assert [job.id for job in daemon.service.jobs(None)] == ["j2"]
         assert not daemon.home.job("j1").exists()
 

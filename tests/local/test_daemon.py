@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import StorageFull, UsageError
 from gyrostat.local import daemon as module
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobSpec, JobState
-from gyrostat.local.registry import Registry
 from gyrostat.local.rotating_log import cut
 from gyrostat.local.store import Store
 
@@ -26,7 +26,7 @@ def daemon_in(home: Home) -> Daemon:
 
 
 def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_HOUSEKEEPING_S", 0.01)
+    monkeypatch.setattr(module, "CLEAN_UP_S", 0.01)
     home = Home(tmp_path / "state")
     with daemon_in(home) as daemon:
         job = daemon.registry.add(SPEC, "me", "default")
@@ -40,7 +40,7 @@ def test_house_is_kept_however_short_each_wait_is(tmp_path: Path, monkeypatch: p
             assert not daemon.wait(0.001)
         assert daemon.registry.jobs() == []
         assert not home.job(job.id).exists()
-        assert len(daemon.service.recordings()) == 20
+        assert len(daemon.home.recording_files()) == 20
         assert daemon.registry.trouble is None
 
 
@@ -50,7 +50,7 @@ def test_the_end_that_was_asked_for_first_is_the_one(tmp_path: Path, checkpoint:
     with daemon_in(Home(tmp_path / "state")) as daemon:
         daemon.service.shutdown(checkpoint=checkpoint)
         daemon.cluster.shut_down(checkpoint=not checkpoint)
-    assert daemon.cluster._checkpoint is checkpoint
+    assert daemon.cluster.stops_jobs is checkpoint
 
 
 def test_what_could_not_be_written_is_written_at_the_end(

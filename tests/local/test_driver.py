@@ -1,274 +1,217 @@
-"""One move leads from where a job is to where it should be, and moves end."""
+"""A driver brings its job to the devices it should have; tested against a job that only answers on its control socket."""
 
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
-from collections.abc import Callable
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from gyrostat.core.phase import JobPhase, ReconfigurationPhase
-from gyrostat.job.control.requests import Request, RequestResult, Status
-from gyrostat.job.processes.channel import Channel
-from gyrostat.job.processes.unix_socket import bind_at
-from gyrostat.local import driver as module
-from gyrostat.local.driver import (
-    AttemptBegan,
-    Driver,
-    DriverMove,
+from gyrostat.cluster.occupancy import Occupancy
+from gyrostat.cluster.records import JobSpec
+from gyrostat.core.phase import JobPhase, transition
+from gyrostat.job.control.requests import AskStop, Occupy, RequestResult
+from gyrostat.local import move_retries
+from gyrostat.local.driver import Driver
+from gyrostat.local.driver_messages import (
+    DriverMessage,
     DriverTrouble,
     HostGone,
-    News,
+    JobMoved,
+    MoveFailed,
     StatusSeen,
-    next_move,
 )
+from gyrostat.local.driver_phase import DRIVER_TRANSITIONS, DriverPhase
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.records import JobSpec
-from tests.local.fork_servers import Hatchery
+from gyrostat.local.move_retries import MoveRetries
+from tests.local.fake_job import FakeJob, job_status
+from tests.local.fork_servers import FakeForkServer
 
-Devices = tuple[int, ...]
-
-
-@pytest.mark.parametrize(
-    ("wanted", "actual", "hosted", "can_join", "move"),
-    [
-        ((), (), False, True, DriverMove.NOTHING),
-        ((0, 1), (), False, True, DriverMove.START),
-        ((0, 1), (), False, False, DriverMove.NOTHING),
-        ((), (0, 1), True, True, DriverMove.STOP),
-        ((0, 1), (0, 1), True, True, DriverMove.NOTHING),
-        ((0,), (0, 1), True, True, DriverMove.OCCUPY),
-        ((0, 2), (0, 1), True, True, DriverMove.OCCUPY),
-        ((0, 2), (0, 1), True, False, DriverMove.LEAVE),
-        ((0, 1, 2), (0, 1), True, False, DriverMove.NOTHING),
-        ((2, 3), (0, 1), True, False, DriverMove.STOP),
-    ],
-)
-def test_moves(wanted: Devices, actual: Devices, hosted: bool, can_join: bool, move: DriverMove) -> None:
-    assert next_move(wanted=wanted, actual=actual, hosted=hosted, can_join=can_join) is move
+PATIENCE_S = 120.0
+T = TypeVar("T")
 
 
-sets = st.sets(st.integers(0, 5)).map(lambda devices: tuple(sorted(devices)))
+@dataclass
+class Driven:
+    """A driver, and what it reports."""
+
+    driver: Driver
+    occupancy: Occupancy
+    messages: SimpleQueue[DriverMessage]
+    attempts: SimpleQueue[int]
+    """That were begun."""
+
+    def next(self, kind: type[T]) -> T:
+        """The next message of this kind."""
+        while not isinstance(message := self.messages.get(timeout=PATIENCE_S), kind):
+            pass
+        return message
+
+    def await_phase(self, phase: JobPhase) -> None:
+        """Until the driver has handled a status with this phase."""
+        while self.next(StatusSeen).status.phase is not phase:
+            pass
 
 
-@given(st.lists(st.tuples(sets, sets), min_size=1, max_size=5))
-def test_everybody_gets_there_whatever_they_had(had_and_wanted: list[tuple[Devices, Devices]]) -> None:
-    """Entitlements never overlap, as a scheduler sees to; what jobs had did not either. Swaps are no deadlock."""
-    actual: dict[str, Devices] = {}
-    wanted: dict[str, Devices] = {}
-    for number, (had, wants) in enumerate(had_and_wanted):
-        taken = {device for devices in actual.values() for device in devices}
-        promised = {device for devices in wanted.values() for device in devices}
-        actual[f"j{number}"] = tuple(device for device in had if device not in taken)
-        wanted[f"j{number}"] = tuple(device for device in wants if device not in promised)
+@contextlib.contextmanager
+def driving(directory: Path, pool: HostPool | None = None) -> Iterator[Driven]:
+    messages: SimpleQueue[DriverMessage] = SimpleQueue()
+    attempts: SimpleQueue[int] = SimpleQueue()
     occupancy = Occupancy()
-    for job, devices in actual.items():
-        occupancy.found(job, devices)
-    for job, devices in wanted.items():
-        occupancy.entitle(job, devices)
-    for _ in range(3 * len(actual)):
-        for job in actual:
-            _step(job, actual, wanted, occupancy)
-            for device in range(6):
-                assert len(occupancy.on(device)) <= 1, f"two jobs on {device}"
-    assert actual == wanted
-
-
-def _step(job: str, actual: dict[str, Devices], wanted: dict[str, Devices], occupancy: Occupancy) -> None:
-    joining = [device for device in wanted[job] if device not in actual[job]]
-    move = next_move(
-        wanted=wanted[job],
-        actual=actual[job],
-        hosted=bool(actual[job]),
-        can_join=occupancy.sit(job, joining),
-    )
-    match move:
-        case DriverMove.START | DriverMove.OCCUPY:
-            actual[job] = wanted[job]
-        case DriverMove.STOP:
-            actual[job] = ()
-        case DriverMove.LEAVE:
-            actual[job] = tuple(device for device in actual[job] if device in wanted[job])
-        case DriverMove.NOTHING:
-            return
-    occupancy.leave(job, keep=actual[job])
-
-
-def test_who_shares_a_device_waits_for_nobody() -> None:
-    occupancy = Occupancy()
-    occupancy.entitle("host", (0, 1))
-    assert occupancy.sit("host", (0, 1))
-    occupancy.entitle("guest", (0, 1))
-    assert occupancy.sit("guest", (0, 1))
-    occupancy.entitle("host", ())
-    assert not occupancy.sit("third", (1,))
-    assert not occupancy.await_free((1,), 0.0)
-    occupancy.leave("host")
-    occupancy.leave("guest")
-    assert occupancy.await_free((0, 1), 0.0)
-
-
-def driver_in(
-    directory: Path, pool: HostPool, tell: Callable[[News], None], occupancy: Occupancy | None = None
-) -> Driver:
-    return Driver(
+    driver = Driver(
         "j1",
         directory / "job",
         directory / "run",
         spec=lambda: JobSpec(script="x.py"),
         attempt=0,
-        slot=layout_of_slots("cpu:1").slot,
-        occupancy=Occupancy() if occupancy is None else occupancy,
-        pool=pool,
-        tell=tell,
+        slot=layout_of_slots("cpu:4").slot,
+        occupancy=occupancy,
+        pool=pool or HostPool(directory / "log", spare=0),
+        begin=attempts.put,
+        post=messages.put,
     )
+    with contextlib.closing(driver):
+        yield Driven(driver, occupancy, messages, attempts)
 
 
-def test_trouble_is_told_once_and_it_looks_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = [OSError("too many open files")] * 3
+@contextlib.contextmanager
+def fake_job(directory: Path) -> Iterator[FakeJob]:
+    with FakeJob("j1", directory / "job", directory / "run") as job:
+        yield job
 
-    def is_hosted(directory: Path) -> bool:
-        if failures:
-            raise failures.pop()
-        return False
 
-    monkeypatch.setattr(module, "is_hosted", is_hosted)
-    monkeypatch.setattr(module, "_TROUBLED_S", 0.001)
-    news: SimpleQueue[News] = SimpleQueue()
-    driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), news.put)
-    driver.adopt()
-    driver.start()
-    told = news.get(timeout=120.0)
-    assert isinstance(told, DriverTrouble)
-    assert "too many open files" in told.reason
-    assert news.get(timeout=120.0) == HostGone("j1", 0, None)
-    assert not driver.hosted
-    driver.close()
+def train(driven: Driven, job: FakeJob, devices: tuple[int, ...]) -> None:
+    """The driver adopts a job that trains on these, and should."""
+    job.status = job_status(JobPhase.TRAINING, devices)
+    driven.driver.adopt()
+    driven.driver.retarget(devices)
+    driven.driver.start()
+    driven.await_phase(JobPhase.TRAINING)
+
+
+def test_every_phase_has_its_transitions_and_only_ended_hosts_end() -> None:
+    assert DRIVER_TRANSITIONS.keys() == set(DriverPhase)
+    for phase in DriverPhase:
+        assert (DriverPhase.ENDED in DRIVER_TRANSITIONS[phase]) == phase.hosted
+    with pytest.raises(RuntimeError, match="DriverPhase: TRAINING may not follow STOPPING"):
+        transition(DriverPhase.STOPPING, DriverPhase.TRAINING, DRIVER_TRANSITIONS)
+
+
+def test_a_failure_is_reported_once_and_the_driver_tries_again(tmp_path: Path) -> None:
+    lock = tmp_path / "job" / "host.lock"
+    lock.mkdir(parents=True)  # reading it fails
+    with driving(tmp_path) as driven:
+        driven.driver.adopt()
+        driven.driver.start()
+        assert "IsADirectoryError" in driven.next(DriverTrouble).reason
+        lock.rmdir()
+        assert driven.messages.get(timeout=PATIENCE_S) == HostGone("j1", 0, None)
+        assert not driven.driver.hosted
 
 
 def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path) -> None:
-    never_ready = Hatchery(tmp_path, "exec cat > /dev/null")
-    news: SimpleQueue[News] = SimpleQueue()
+    never_ready = FakeForkServer(tmp_path, "exec cat > /dev/null")
     pool = HostPool(tmp_path / "log", spare=0, source=never_ready)
-    driver = driver_in(tmp_path, pool, news.put)
-    driver.start()
-    driver.aim((0,))
-    assert news.get(timeout=120.0) == AttemptBegan("j1", 1)
-    driver.aim((), within=600.0)
-    ended = news.get(timeout=120.0)
-    assert isinstance(ended, HostGone)
-    assert ended.result is not None
-    assert (ended.result.stopped, ended.result.reason) == (True, "called off before a host took it")
-    assert not driver.hosted
-    driver.close()
+    with driving(tmp_path, pool) as driven:
+        driven.driver.start()
+        driven.driver.retarget((0,))
+        assert driven.attempts.get(timeout=PATIENCE_S) == 1
+        driven.driver.retarget((), within=600.0)
+        result = driven.next(HostGone).result
+        assert result is not None
+        assert (result.stopped, result.reason) == (True, "cancelled before a host took it")
+        driven.driver.restart((1,))
+        assert driven.attempts.get(timeout=PATIENCE_S) == 2
+        assert (driven.occupancy.on(0), driven.occupancy.on(1)) == ([], ["j1"])
     pool.close()
-    never_ready.bury()
+    never_ready.wait()
 
 
-def test_one_that_is_stopping_is_still_killed_if_it_should_go_on_elsewhere(tmp_path: Path) -> None:
-    driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), lambda news: None)
-    driver.aim((), within=600.0)
-    driver._stopping = True
-    driver.aim((0,))
-    assert driver._kill_at is not None
-    driver.close()
+def test_a_job_whose_target_is_empty_before_it_starts_is_reported_each_time(tmp_path: Path) -> None:
+    with driving(tmp_path) as driven:
+        driven.occupancy.mark("other", (0,))
+        driven.driver.start()
+        for _ in range(2):
+            driven.driver.retarget((0,))
+            driven.driver.retarget((), within=600.0)
+            assert driven.messages.get(timeout=PATIENCE_S) == HostGone("j1", 0, None, began=False)
+        assert driven.attempts.empty()
 
 
-def test_who_is_too_busy_to_leave_for_long_is_stopped(
+def test_a_job_moves_and_a_refused_move_is_reported(tmp_path: Path) -> None:
+    with fake_job(tmp_path) as job, driving(tmp_path) as driven:
+        train(driven, job, (0, 1))
+        driven.driver.retarget((1, 2))
+        request = job.requests.get(timeout=PATIENCE_S)
+        assert isinstance(request, Occupy)
+        assert [slot.device for slot in request.slots] == [1, 2]
+        assert driven.next(JobMoved).after == (1, 2)
+        assert (driven.occupancy.on(0), driven.occupancy.on(2)) == ([], ["j1"])
+        job.result = RequestResult(False, "no such device")
+        driven.driver.retarget((1, 2, 3))
+        assert driven.next(MoveFailed).reason == "no such device"
+        assert driven.driver.actual == (1, 2)
+
+
+def test_a_job_that_does_not_train_keeps_its_devices(tmp_path: Path) -> None:
+    """A job that restarts, or waits for nodes, has no workers; its devices are its own all the same."""
+    with fake_job(tmp_path) as job, driving(tmp_path) as driven:
+        train(driven, job, (0,))
+        for phase in (JobPhase.RESTARTING, JobPhase.WAITING_FOR_NODES, JobPhase.SUSPENDED):
+            job.status = job_status(phase)
+            driven.await_phase(phase)
+            assert driven.driver.actual == (0,)
+            assert not driven.occupancy.acquire("other", (0,))
+
+
+def test_a_job_that_stops_is_still_killed_if_it_should_run_elsewhere_meanwhile(tmp_path: Path) -> None:
+    """It was asked to stop, and does not."""
+    host = (
+        "import sys, pathlib, os; from gyrostat.local.host_files import register_host; "
+        "register_host(pathlib.Path(sys.argv[1]), 1, os.getpid()); print('ready', flush=True); input()"
+    )
+    command = [sys.executable, "-c", host, str(tmp_path / "job")]
+    with fake_job(tmp_path) as job, driving(tmp_path) as driven:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            train(driven, job, (0,))
+            driven.driver.retarget((), within=1.0)
+            assert isinstance(job.requests.get(timeout=PATIENCE_S), AskStop)
+            driven.driver.retarget((1,))
+            assert process.wait(PATIENCE_S) == -9
+
+
+def test_a_job_that_is_too_busy_to_leave_devices_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), lambda news: None)
-    busy = RequestResult(False, "busy with a profile; retry", 3, 2, retryable=True)
-    monkeypatch.setattr(module, "_SHRINK_S", 0.0)
-    driver._actual = (0, 1)
-    driver._pending = ("grow", (0, 1, 2))
-    driver._answered(busy)
-    assert not driver._too_busy_to_leave((0, 1, 2))
-    assert not driver._too_busy_to_leave((0,)), "it has not been asked to leave yet"
-    driver._pending = ("shrink", (0,))
-    driver._answered(busy)
-    assert driver._too_busy_to_leave((0,))
-    driver._pending = ("shrink", (0,))
-    driver._answered(RequestResult(True, "moved", 4, 1, 1.0, 1.0))
-    assert not driver._too_busy_to_leave((0,))
-    driver.close()
+    monkeypatch.setattr(move_retries, "TOO_BUSY_S", 0.0)
+    with fake_job(tmp_path) as job, driving(tmp_path) as driven:
+        train(driven, job, (0, 1))
+        job.result = RequestResult(False, "busy with a profile", retryable=True)
+        driven.driver.retarget((0,))
+        assert isinstance(job.requests.get(timeout=PATIENCE_S), Occupy)
+        assert isinstance(job.requests.get(timeout=PATIENCE_S), AskStop)
 
 
-def test_a_job_that_does_not_train_keeps_its_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While its workers are restarted, or before nodes have come, a job has none; the devices are its own all the same."""
-    monkeypatch.setattr(module, "LOOK_S", 0.01)
-    monkeypatch.setattr(module, "is_hosted", lambda directory: True)
-    seen: SimpleQueue[tuple[JobPhase, list[str]]] = SimpleQueue()
-    occupancy = Occupancy()
-
-    def hear(news: News) -> None:
-        if isinstance(news, StatusSeen):
-            seen.put((news.status.phase, occupancy.on(0)))
-
-    with StatusServer(tmp_path / "run" / "gyrostat" / "j1.socket") as job:
-        job.status = job_status(JobPhase.TRAINING, devices=(0,))
-        driver = driver_in(tmp_path, HostPool(tmp_path / "log", spare=0), hear, occupancy)
-        with contextlib.closing(driver):
-            driver.adopt()
-            driver.aim((0,))
-            driver.start()
-            for phase in (JobPhase.RESTARTING, JobPhase.WAITING_FOR_NODES, JobPhase.SUSPENDED):
-                job.status = job_status(phase, devices=())
-                while (last := seen.get(timeout=120.0))[0] is not phase:
-                    pass
-                assert last == (phase, ["j1"])
-
-
-def job_status(phase: JobPhase, devices: Devices) -> Status:
-    return Status(
-        name="j1",
-        program="x.py",
-        pid=1,
-        virtual_workers=1,
-        workers=len(devices),
-        members=tuple(range(len(devices))),
-        generation=1,
-        phase=phase,
-        reconfiguration=ReconfigurationPhase.STEADY,
-        step=3,
-        loss=None,
-        throughput=None,
-        devices=devices,
-    )
-
-
-class StatusServer:
-    """A job's control socket that answers every request with `status`."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True)
-        self.status: Status
-        self._listener = bind_at(path)
-        self._listener.listen()
-        self._thread = threading.Thread(target=self._serve)
-
-    def _serve(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                channel: Channel[Request] = Channel(self._listener.accept()[0], Request)
-                while (requests := channel.receive()) is not None:
-                    for _ in requests:
-                        channel.send(self.status)
-                channel.close()
-
-    def __enter__(self) -> StatusServer:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._thread.join()
-        self._listener.close()
+def test_how_long_a_job_may_be_busy_and_when_moves_are_tried_again() -> None:
+    retries = MoveRetries()
+    retries.busy(10.0, leaves=False)
+    assert retries.pause(10.0) == pytest.approx(0.1)
+    assert not retries.too_busy(100.0), "it was not asked to leave"
+    retries.busy(10.2, leaves=True)
+    retries.busy(15.0, leaves=True)
+    assert not retries.too_busy(15.1)
+    assert retries.too_busy(15.2)
+    retries.succeeded()
+    assert not retries.too_busy(100.0)
+    for now, pause in ((20.0, 2.0), (30.0, 4.0), (40.0, 8.0), (50.0, 16.0), (60.0, 30.0), (99.0, 30.0)):
+        retries.refused(now)
+        assert retries.pause(now) == pause

@@ -11,21 +11,21 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.records import JobSpec
 from gyrostat.local.host_files import (
-    AttemptResult,
     HostOrder,
     ProcessIdentity,
-    give_order,
     holding,
     is_due,
     is_hosted,
     read_host,
     read_order,
     read_result,
-    sign_in,
+    register_host,
+    write_order,
     write_result,
 )
-from gyrostat.local.records import JobSpec
 from gyrostat.local.rotating_log import RotatingFile
 
 
@@ -44,7 +44,7 @@ def test_the_lock_says_whether_it_is_hosted(tmp_path: Path) -> None:
 
 
 def test_an_attempt_is_made_once_and_late_ones_never(tmp_path: Path) -> None:
-    give_order(tmp_path, order(3))
+    write_order(tmp_path, order(3))
     given_order = read_order(tmp_path)
     assert given_order == order(3)
     assert is_due(tmp_path, given_order, 3)
@@ -69,7 +69,7 @@ def test_a_process_is_told_from_a_later_one_with_its_id(tmp_path: Path) -> None:
         assert child.poll() is None, "somebody else was killed"
         assert found.end(signal.SIGKILL, patience=60.0)
     assert ProcessIdentity.of(child.pid) is None
-    sign_in(tmp_path, 4, child.pid)
+    register_host(tmp_path, 4, child.pid)
     host = read_host(tmp_path)
     assert host is not None
     assert (host.attempt, host.host.pid, host.parent) == (4, os.getpid(), None)
@@ -78,8 +78,8 @@ def test_a_process_is_told_from_a_later_one_with_its_id(tmp_path: Path) -> None:
 def test_only_the_fork_parent_of_a_dead_host_is_ended(tmp_path: Path) -> None:
     """That of a living one may serve another job by now."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
-        sign_in(tmp_path, 1, parent.pid)
-        sign_in(tmp_path, 2, os.getpid())
+        register_host(tmp_path, 1, parent.pid)
+        register_host(tmp_path, 2, os.getpid())
         assert parent.poll() is None
         parent.communicate(b"\n")
 

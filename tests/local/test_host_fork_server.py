@@ -14,34 +14,42 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyrostat.local.host_files import AttemptResult, HostOrder, give_order, read_host, read_result
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.records import JobSpec
+from gyrostat.local.host_files import HostOrder, read_host, read_result, write_order
 from gyrostat.local.host_fork_server import HostForkServer
-from gyrostat.local.host_pool import HostPool, HostTask
+from gyrostat.local.host_pool import HostPool, HostTask, HostTaskState
 from gyrostat.local.layout import layout_of_slots
-from gyrostat.local.records import JobSpec
 from tests.job.worker_doubles import Departure
 
 PATIENCE_S = 120.0
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
+class Hosts:
+    """A pool of real hosts."""
+
+    def __init__(self, directory: Path, spare: int) -> None:
+        self._fork_servers: list[HostForkServer] = []
+        self.pool = HostPool(directory / "log", spare=spare, source=self._open)
+
+    def _open(self, log: Path) -> HostForkServer:
+        self._fork_servers.append(HostForkServer(log))
+        return self._fork_servers[-1]
+
+    @property
+    def fork_server(self) -> int:
+        """The process id of the newest one."""
+        return self._fork_servers[-1].pid
+
+
 @contextlib.contextmanager
-def hosts(directory: Path, spare: int) -> Iterator[HostPool]:
-    pool = HostPool(directory / "log", spare=spare)
+def hosts(directory: Path, spare: int) -> Iterator[Hosts]:
+    found = Hosts(directory, spare)
     try:
-        yield pool
+        yield found
     finally:
-        pool.close()
-
-
-def nursery_of(pool: HostPool) -> int:
-    assert isinstance(pool._source, HostForkServer)
-    return pool._source.pid
-
-
-def await_spare(pool: HostPool, count: int) -> None:
-    with pool._changed:
-        assert pool._changed.wait_for(lambda: len(pool._ready) == count, PATIENCE_S)
+        found.pool.close()
 
 
 def send(pool: HostPool, directory: Path, script: str) -> HostTask:
@@ -55,14 +63,13 @@ def send(pool: HostPool, directory: Path, script: str) -> HostTask:
         slots=(layout_of_slots("cpu:1").slot(0),),
         sockets=str(directory.parent),
     )
-    give_order(directory, order)
+    write_order(directory, order)
     return pool.send(directory, 1)
 
 
-def end_of(pool: HostPool, task: HostTask) -> AttemptResult:
-    with pool._changed:
-        assert pool._changed.wait_for(lambda: task.over, PATIENCE_S)
-    result = read_result(Path(task.work_item.directory), 1)
+def end_of(task: HostTask) -> AttemptResult:
+    assert task.wait(HostTaskState.OVER, PATIENCE_S)
+    result = read_result(Path(task.command.directory), 1)
     assert result is not None
     return result
 
@@ -84,10 +91,10 @@ def libraries(pid: int) -> set[str]:
 
 
 def test_hosts_and_their_fork_parents_are_copies_and_share_no_files(tmp_path: Path) -> None:
-    with hosts(tmp_path, spare=2) as pool:
-        pool.fill()
-        await_spare(pool, 2)
-        fork_server = nursery_of(pool)
+    with hosts(tmp_path, spare=2) as found:
+        found.pool.fill()
+        assert found.pool.await_ready(PATIENCE_S, hosts=2)
+        fork_server = found.fork_server
         forked = children(fork_server)
         parents = [parent for host in forked for parent in children(host)]
         assert (len(forked), len(parents)) == (2, 2)
@@ -142,13 +149,13 @@ print(json.dumps({
     "hash": hash("gyrostat"),
 }))
 """
-    with hosts(tmp_path, spare=0) as pool:
+    with hosts(tmp_path, spare=0) as found:
         directory = tmp_path / "job"
-        result = end_of(pool, send(pool, directory, script))
+        result = end_of(send(found.pool, directory, script))
         assert result.finished, result
     (line,) = result.last_lines
-    found = msgspec.json.decode(line)
-    env = found.pop("env")
+    seen = msgspec.json.decode(line)
+    env = seen.pop("env")
     told = {
         "RANK": "0",
         "LOCAL_RANK": "0",
@@ -163,7 +170,7 @@ print(json.dumps({
         "GYROSTAT_RUNTIME_DIR": str(tmp_path),
     }
     seeded = [sys.executable, "-c", "print(hash('gyrostat'))"]
-    assert found == {
+    assert seen == {
         "cwd": str(directory),
         "argv": [str(directory / "script.py"), "an argument"],
         "threads": 1,
@@ -174,36 +181,34 @@ print(json.dumps({
     }
 
 
-def test_hosts_outlive_the_nursery_and_the_next_job_finds_another(tmp_path: Path) -> None:
+def test_hosts_outlive_the_fork_server_and_the_next_job_finds_another(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "gate")
-    with hosts(tmp_path, spare=0) as pool:
-        waits = send(pool, tmp_path / "waits", f"print(open({str(tmp_path / 'gate')!r}).read())")
+    with hosts(tmp_path, spare=0) as found:
+        waits = send(found.pool, tmp_path / "waits", f"print(open({str(tmp_path / 'gate')!r}).read())")
         with open(tmp_path / "gate", "w") as gate:  # its script runs
-            first, host = nursery_of(pool), read_host(tmp_path / "waits")
+            first, host = found.fork_server, read_host(tmp_path / "waits")
             assert host is not None
             assert children(first) == [host.host.pid]
             death = Departure(first)
             os.kill(first, signal.SIGKILL)
             death.wait()
-            assert end_of(pool, send(pool, tmp_path / "next", "print('next')")).last_lines == ("next",)
-            second = nursery_of(pool)
+            assert end_of(send(found.pool, tmp_path / "next", "print('next')")).last_lines == ("next",)
+            second = found.fork_server
             assert second != first
-            assert not waits.over
+            assert waits.state is HostTaskState.ASSIGNED
             assert host.host.alive()
             departures = [Departure(pid) for pid in (host.host.pid, *children(host.host.pid), second)]
             assert len(departures) == 3
             gate.write("went on")
-        assert end_of(pool, waits).last_lines == ("went on",)
+        assert end_of(waits).last_lines == ("went on",)
     for departure in departures:
         departure.wait()
 
 
-def test_what_was_asked_of_a_nursery_that_is_ended_is_over(tmp_path: Path) -> None:
-    """While it still imports: nobody waits for hosts that it will never fork."""
-    with hosts(tmp_path, spare=2) as pool:
-        waits = pool.send(tmp_path / "job", 1)
-        departure = Departure(nursery_of(pool))
-        assert len(pool._starting) == 3
+def test_hosts_that_were_never_forked_are_not_waited_for(tmp_path: Path) -> None:
+    """The pool is closed while the fork server still imports."""
+    with hosts(tmp_path, spare=2) as found:
+        waits = found.pool.send(tmp_path / "job", 1)
+        departure = Departure(found.fork_server)
     departure.wait()
-    assert not pool._leaving
-    assert not waits.over, "no host had it"
+    assert waits.state is HostTaskState.QUEUED

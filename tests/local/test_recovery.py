@@ -12,20 +12,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.layout import read_layout
+from gyrostat.cluster.records import Intent, JobSpec, JobState
+from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import UsageError
+from gyrostat.core.phase import JobPhase
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home
-from gyrostat.local.host_files import CHECKPOINTS, AttemptResult, read_host
+from gyrostat.local.host_files import CHECKPOINTS, read_host
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.layout import layout_of_slots, read_layout
-from gyrostat.local.records import Intent, JobSpec, JobState
-from gyrostat.local.registry import Registry
+from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.store import Store
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
 from tests.local.clusters import PATIENCE_S, finished, fixed, running, spec, until, write_script
 from tests.local.crashing import PAUSE_S, STEPS
+from tests.local.fake_job import FakeJob, job_status
 
 CHAIN = (
     ("submission, before it is written", "submit", "a"),
@@ -40,7 +44,7 @@ CHAIN = (
     ("resize, written", "submit", "c"),
     ("resize, asked", "submit", "d"),
     ("resize, answered", "finish", "b"),
-    ("end, before it is told", "finish", "c"),
+    ("end, before it is reported", "finish", "c"),
     ("end, before it is written", "finish", "d"),
     ("end, written", "finish", "a"),
 )
@@ -48,7 +52,7 @@ SHORT = (
     ("submission, written", "submit", "a"),
     ("start, ordered", "submit", "a"),
     ("resize, asked", "submit", "b"),
-    ("end, before it is told", "finish", "b"),
+    ("end, before it is reported", "finish", "b"),
 )
 
 
@@ -81,7 +85,7 @@ def test_killed_at_every_step(
         workers: fixed(launch, spec(tmp_path, STEPS, PAUSE_S, virtual_workers=workers)) for workers in (1, 4)
     }
     assert [record.digest for record in records] == [digests[job.spec.virtual_workers] for job in records]
-    for recording in daemon.service.recordings():
+    for recording in daemon.home.recording_files():
         assert (
             replay(
                 recording, lambda setup: read_layout(setup["cluster"]).scheduler_state(setup["policy"])
@@ -121,6 +125,31 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
         (record,) = finished(daemon, "j1")
         assert "restarted" in [event.kind for event in daemon.service.events(None)]
     assert record.digest == fixed(launch, spec(tmp_path, STEPS, PAUSE_S))
+
+
+def test_a_job_that_restarts_its_workers_keeps_its_devices(tmp_path: Path) -> None:
+    """Its status has no workers and no devices; no other job is placed there."""
+    home = Home(tmp_path / "state")
+    home.make()
+    store = Store(home.database)
+    registry = Registry(store)
+    running_job = registry.add(JobSpec(script="x.py", workdir=str(tmp_path)), "me", "default")
+    registry.move(running_job.id, JobState.STARTING, "started", devices=(0,), attempts=1)
+    registry.move(running_job.id, JobState.RUNNING, "running")
+    store.close()
+    (tmp_path / "x.py").touch()
+    with FakeJob("j1", home.job("j1"), home.sockets) as job:
+        job.status = job_status(JobPhase.TRAINING, (0,))
+        with Daemon(home, layout_of_slots("cpu:1"), "wfs", spare=0) as daemon:
+            service = daemon.service
+            until(daemon, lambda: service.job("j1", None).workers == 1, "trains")
+            service.submit(JobSpec(script="x.py", workdir=str(tmp_path), priority=1), "me")
+            job.status = job_status(JobPhase.RESTARTING)
+            until(daemon, lambda: service.job("j1", None).workers == 0, "restarts")
+            assert service.devices()[0].job == "j1"
+            found = service.job("j1", None)
+            assert (found.state, found.devices, found.attempts) == (JobState.RUNNING, (0,), 1)
+            service.shutdown(checkpoint=False)
 
 
 def test_the_time_for_which_the_machine_was_off_does_not_count(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from gyrostat.core.errors import GyrostatError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from gyrostat.local.records import JobRecord
+    from gyrostat.cluster.records import JobRecord
 
 
 def complete_job(incomplete: str) -> list[tuple[str, str]]:

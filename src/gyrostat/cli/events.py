@@ -10,7 +10,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, plain, print_json
 
 if TYPE_CHECKING:
-    from gyrostat.local.records import EventRecord
+    from gyrostat.cluster.records import EventRecord
 
 _HELP = "\n\n".join(
     [

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, span
-from gyrostat.local.records import JobRecord, JobState
+from gyrostat.cluster.records import JobRecord, JobState
 
 if TYPE_CHECKING:
     from rich.table import Table

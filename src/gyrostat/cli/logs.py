@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, Job, print_json
-from gyrostat.local.api.messages import LogSource
+from gyrostat.cluster.records import LogSource
 
 _HELP = "\n\n".join(
     [

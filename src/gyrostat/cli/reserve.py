@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, print_json
+from gyrostat.cluster.api.messages import LONGEST_WAIT_S, Reservations
 from gyrostat.core.errors import UsageError
-from gyrostat.local.api.messages import LONGEST_WAIT_S, Reservations
 
 _RESERVE_HELP = "\n\n".join(
     [

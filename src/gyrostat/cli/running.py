@@ -14,16 +14,15 @@ import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
-from gyrostat.core.phase import JobPhase
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gyrostat.cluster.client import ClusterClient
+    from gyrostat.cluster.records import JobRecord
     from gyrostat.job.control.client import JobClient
     from gyrostat.job.control.profiling import SizeMeasured
     from gyrostat.job.control.requests import RequestResult, Status
-    from gyrostat.local.client import ClusterClient
-    from gyrostat.local.records import JobRecord
 
 Name = Annotated[
     str,
@@ -370,7 +369,7 @@ def _line(status: Status) -> str:
         f"{status.name}: step {status.step}",
         f"{status.virtual_workers} virtual workers on {status.workers}"
         + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
-        status.reconfiguration if status.phase is JobPhase.TRAINING else status.phase,
+        status.phase,
     ]
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4g}")

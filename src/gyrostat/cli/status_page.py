@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from gyrostat.cli.cluster_options import clock, plain, span
-from gyrostat.local.api.messages import JobStatus
-from gyrostat.local.records import JobRecord, JobState
+from gyrostat.cluster.api.messages import JobStatus
+from gyrostat.cluster.records import JobRecord, JobState
 
 
 def line(job: JobRecord) -> str:

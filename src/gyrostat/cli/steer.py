@@ -9,7 +9,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, Job, print_json
 
 if TYPE_CHECKING:
-    from gyrostat.local.records import JobRecord
+    from gyrostat.cluster.records import JobRecord
 
 _CANCEL_HELP = "\n\n".join(
     [

@@ -15,8 +15,8 @@ from gyrostat.cli.script_options import Args, Module
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from gyrostat.local.client import ClusterClient
-    from gyrostat.local.records import JobRecord, JobSpec
+    from gyrostat.cluster.client import ClusterClient
+    from gyrostat.cluster.records import JobRecord, JobSpec
 
 _HELP = "\n\n".join(
     [
@@ -120,7 +120,7 @@ def submit(
 
 def make_spec(script: str, args: tuple[str, ...], options: dict[str, Any]) -> JobSpec:
     """The options of the command line take precedence over the fields of a job file."""
-    from gyrostat.local.records import read_spec
+    from gyrostat.cluster.records import read_spec
 
     fields: dict[str, Any]
     if script.endswith(_JOB_FILES) and not options["module"]:
@@ -137,7 +137,7 @@ def make_spec(script: str, args: tuple[str, ...], options: dict[str, Any]) -> Jo
 
 def _follow(cluster: ClusterClient, job: JobRecord, *, quiet: bool) -> None:
     """Print the output of the job until it ends, and exit with its exit code."""
-    from gyrostat.local.records import JobState
+    from gyrostat.cluster.records import JobState
 
     for line in cluster.logs(job.id, follow=True):
         if not quiet:

@@ -57,8 +57,8 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Create a token. It is printed only now; the file contains its hash."""
-    from gyrostat.local.api.tokens import Principal, new_token, read_tokens, write_tokens
-    from gyrostat.local.records import NAMES
+    from gyrostat.cluster.api.tokens import Principal, new_token, read_tokens, write_tokens
+    from gyrostat.cluster.records import NAMES
 
     if not NAMES.fullmatch(tenant):
         raise UsageError(
@@ -89,7 +89,7 @@ def list_(file: File = _FILE, as_json: AsJson = False) -> None:
     """List the ids and tenants of tokens. The tokens themselves are not stored."""
     from rich.table import Table
 
-    from gyrostat.local.api.tokens import read_tokens
+    from gyrostat.cluster.api.tokens import read_tokens
 
     tokens = read_tokens(file)
     if as_json:
@@ -115,7 +115,7 @@ def revoke(
     as_json: AsJson = False,
 ) -> None:
     """Revoke all tokens of a tenant, or one token. Takes effect in a running cluster immediately."""
-    from gyrostat.local.api.tokens import read_tokens, write_tokens
+    from gyrostat.cluster.api.tokens import read_tokens, write_tokens
 
     tokens = read_tokens(file)
     kept = tuple(token for token in tokens if which not in (token.id, token.principal.tenant))

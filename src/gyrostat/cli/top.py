@@ -12,7 +12,7 @@ from gyrostat.cli.cluster_options import AsJson, At, console, print_json
 from gyrostat.core.errors import ClusterUnreachable
 
 if TYPE_CHECKING:
-    from gyrostat.local.client import ClusterClient
+    from gyrostat.cluster.client import ClusterClient
 
 _HELP = "\n\n".join(
     [

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.cluster_options import clock, loss, rate, span
+from gyrostat.cluster.api.messages import Device, Overview, Use
+from gyrostat.cluster.records import JobRecord
 from gyrostat.core.devices import format_counts
-from gyrostat.local.api.messages import Device, Overview, Use
-from gyrostat.local.records import JobRecord
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 

@@ -20,9 +20,9 @@ from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from gyrostat.cluster.layout import ClusterLayout
     from gyrostat.local.daemon import Daemon
     from gyrostat.local.home import Home
-    from gyrostat.local.layout import MachineLayout
 
 LEAVE_JOBS = signal.SIGUSR2
 _HELP = "\n\n".join(
@@ -117,7 +117,7 @@ def up(
         _detach(home)
         return
     from gyrostat.cli.up_display import watch
-    from gyrostat.local.api.server import ApiServer
+    from gyrostat.cluster.api.server import ApiServer
     from gyrostat.local.daemon import Daemon
     from gyrostat.local.layout import found_layout, layout_of_file, layout_of_slots
 
@@ -152,7 +152,7 @@ def _allow_open_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (enough, hard))
 
 
-def _devices(layout: MachineLayout) -> str:
+def _devices(layout: ClusterLayout) -> str:
     return ", ".join(f"{number} {type_}" for type_, number in layout.fleet.totals.items())
 
 

@@ -11,7 +11,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from gyrostat.local.records import DeviceRecord, EventRecord, JobRecord
+from gyrostat.cluster.records import DeviceRecord, EventRecord, JobRecord
 
 if TYPE_CHECKING:
     from gyrostat.local.daemon import Daemon

@@ -1,4 +1,4 @@
-"""Where the office meets the running cluster: implements `office.Machine`. May be used from any thread."""
+"""The cluster on this machine behind its service: implements `service.ClusterBackend`. May be used from any thread."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
+from gyrostat.cluster.registry import Registry
+from gyrostat.cluster.waiting import explain_waiting
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
 from gyrostat.job.control.client import JobClient, RequestFailed
@@ -14,15 +18,11 @@ from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
 from gyrostat.local.cluster import LocalCluster
 from gyrostat.local.home import Home
-from gyrostat.local.layout import MachineLayout
-from gyrostat.local.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
-from gyrostat.local.registry import Registry
-from gyrostat.local.waiting import why_it_waits
 from gyrostat.sched.state import SchedulerState
 
 
 class LocalBackend:
-    def __init__(self, home: Home, registry: Registry, layout: MachineLayout, cluster: LocalCluster) -> None:
+    def __init__(self, home: Home, registry: Registry, layout: ClusterLayout, cluster: LocalCluster) -> None:
         self._home, self._registry, self._layout, self._cluster = home, registry, layout, cluster
 
     def virtual_clusters(self) -> Sequence[str]:
@@ -32,7 +32,7 @@ class LocalBackend:
         self._layout.request("new", spec, vc, 0.0)
 
     def wake(self, id_: str) -> None:
-        self._cluster.look_at(id_)
+        self._cluster.enqueue(id_)
 
     def capacity(self) -> Mapping[str, int]:
         return self._layout.fleet.totals
@@ -54,11 +54,11 @@ class LocalBackend:
     def waiting(self, id_: str) -> Waiting | None:
         record = self._registry.get(id_)
         return self._cluster.ask(
-            lambda scheduler_state: why_it_waits(scheduler_state, record, self._registry.clock())
+            lambda scheduler_state: explain_waiting(scheduler_state, record, self._registry.clock())
         )
 
     def migrate(self, id_: str, workers: tuple[int, ...]) -> RequestResult:
-        with self._call(id_) as job_client:
+        with self._connect(id_) as job_client:
             answer = job_client.migrate(workers or job_client.status().members)
         if not answer.done:
             raise RequestFailed(answer.text)
@@ -70,20 +70,20 @@ class LocalBackend:
         record = self._registry.get(id_)
         if largest is not None and largest > len(record.devices):
             raise UsageError(
-                f"job {id_} has {len(record.devices)} devices and can be measured on so many at most, not on {largest}"
+                f"job {id_} has {len(record.devices)} devices and cannot be measured on {largest}"
             )
-        with self._call(id_) as job_client:
+        with self._connect(id_) as job_client:
             return job_client.profile(smallest, largest, steps)
 
-    def _call(self, id_: str) -> JobClient:
+    def _connect(self, id_: str) -> JobClient:
         record = self._registry.get(id_)
         if record.state is not JobState.RUNNING:
-            raise WrongState(f"job {id_} is {record.state}; this can be asked of a running job only")
-        return JobClient(id_, at=self._home.doors)
+            raise WrongState(f"job {id_} is {record.state}; only a running job can do this")
+        return JobClient(id_, at=self._home.control_sockets)
 
     def reserve(self, wanted: Mapping[str, int], wait: float) -> bool:
         deadline = time.monotonic() + wait
-        self._cluster.withdraw(wanted)
+        self._cluster.reserve(wanted)
         if not wait:
             return False
         taken = self._cluster.ask(_withdrawn)
@@ -94,5 +94,5 @@ class LocalBackend:
 
 
 def _withdrawn(scheduler_state: SchedulerState) -> set[DeviceId]:
-    """What serving loads have."""
+    """Devices reserved for serving loads."""
     return scheduler_state.availability.withdrawn

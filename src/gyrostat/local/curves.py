@@ -1,9 +1,9 @@
-"""How a job's loss and throughput went, for pages that draw them: a line for every second in which it trained.
+"""Loss and throughput of a job over time: one line per second in which it trains.
 
     {"at": 1763269211.2, "step": 120, "epoch": 3, "loss": 0.41, "throughput": 830.5}
 
-`loss` is virtual worker 0's mean over the steps of that second, `throughput` samples of all virtual workers per second. Which
-devices it had meanwhile is in the cluster's events.
+`loss` is virtual worker 0's mean over the steps of that second, `throughput` samples of all virtual workers per second. The
+devices it had are in the cluster's events.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Point(msgspec.Struct, frozen=True, kw_only=True):
     at: float
     """Seconds since the epoch."""
     step: int
-    """So many steps were complete."""
+    """Number of complete steps."""
     epoch: int
     loss: float | None
     throughput: float | None
-    """Not known of the first step: nobody saw it begin."""
+    """Unknown for the first step: its start was not seen."""
 
 
 class Curves:
@@ -47,7 +47,7 @@ class Curves:
         return points
 
     def rest(self, now: float, monotonic: float) -> list[Point]:
-        """What is left when training is over."""
+        """The last points, when training is over."""
         return [self._point(now - monotonic)] if self._steps else []
 
     def _point(self, offset: float) -> Point:

@@ -1,15 +1,16 @@
-"""The daemon of a cluster on this machine: it owns the state directory, runs the loop, and keeps house.
+"""The daemon of a cluster on this machine: it owns the state directory and runs the scheduling loop.
 
-1. lock the state directory           (or say who has it)
+1. lock the state directory           (or name the process that has it)
 2. open the database, and find the jobs that run
-3. run the one loop of `sched` in a thread, recorded
-4. keep house until somebody asks it to end: forget old jobs, write what a full disk did not take
+3. run the loop of `sched` in a thread, recorded
+4. until its end: delete old jobs and recordings, retry writes that a full disk refused
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import math
 import os
 import shutil
@@ -20,34 +21,36 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gyrostat.cluster.layout import ClusterLayout
+from gyrostat.cluster.registry import Registry
+from gyrostat.cluster.service import ClusterService
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
 from gyrostat.core.plan import Plan
 from gyrostat.local.backend import LocalBackend
 from gyrostat.local.cluster import Closed, LocalCluster
 from gyrostat.local.home import Home
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.layout import MachineLayout
-from gyrostat.local.registry import Registry
+from gyrostat.local.job_files import LocalJobFiles
 from gyrostat.local.rotating_log import cut
-from gyrostat.local.service import ClusterService
 from gyrostat.local.store import Store
 from gyrostat.sched import loop
 from gyrostat.sched.port import Snapshot
 from gyrostat.sched.recording import TickRecorder
 
 KEPT_S = 7 * 24 * 3600.0
-"""How long jobs that have ended are kept by default."""
-_HOUSEKEEPING_S = 30.0
+"""How long ended jobs are kept by default."""
+CLEAN_UP_S = 30.0
 _RECORDINGS = 20
+logger = logging.getLogger(__name__)
 
 
 class Daemon:
-    """Runs from entering `with` to leaving it; `office` is its front."""
+    """Runs from entering `with` to leaving it. `service` has all operations."""
 
     def __init__(
         self,
         home: Home,
-        layout: MachineLayout,
+        layout: ClusterLayout,
         policy: str,
         *,
         keep: float = KEPT_S,
@@ -58,21 +61,21 @@ class Daemon:
         self._keep = keep
         scheduler_state = layout.scheduler_state(policy)
         home.make()
-        self._house_due = time.monotonic() + _HOUSEKEEPING_S
+        self._clean_up_due = time.monotonic() + CLEAN_UP_S
         self._ended = threading.Event()
         self._crash: BaseException | None = None
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_alone_in(home))
-            self._store = Store(home.database, born=time.time())
-            stack.callback(self._store.close)
-            self.registry = Registry(self._store)
-            stack.callback(self.registry.write_again)
+            stack.enter_context(_locked(home))
+            store = Store(home.database, born=time.time())
+            stack.callback(store.close)
+            self.registry = Registry(store)
+            stack.callback(self.registry.retry_writes)
             self._pool = HostPool(home.log, spare=spare)
             stack.callback(self._pool.close)
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
             self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool)
             backend = LocalBackend(home, self.registry, layout, self.cluster)
-            self.service = ClusterService(home, self.registry, backend, workdirs=workdirs)
+            self.service = ClusterService(self.registry, backend, LocalJobFiles(home, workdirs))
             self._scheduler_state = scheduler_state
             self._loop = threading.Thread(target=self._run, name="scheduling loop")
             self._closing = stack.pop_all()
@@ -80,49 +83,52 @@ class Daemon:
     def __enter__(self) -> Self:
         self._pool.fill()
         self._loop.start()
+        logger.info("the daemon runs in %s, policy %s", self.home.path, self.policy)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Without `office.shutdown` before, jobs train on."""
+        """Without `service.shutdown` before, jobs train on."""
         try:
             if not self._ended.is_set():
                 self.cluster.shut_down(checkpoint=False)
             self._loop.join()
             self.cluster.close()
+            logger.info("the daemon ends; jobs %s", "stopped" if self.cluster.stops_jobs else "train on")
         finally:
             self._closing.close()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Keep house until somebody asks the cluster to shut down; returns whether that has happened in time.
+        """Wait until a shutdown is requested, and clean up now and then; returns whether it was requested in time.
 
-        May be called again and again with less time than lies between two rounds of the house.
+        May be called repeatedly with a shorter time than the interval of cleaning up.
         """
         deadline = math.inf if seconds is None else time.monotonic() + seconds
         while True:
-            if time.monotonic() >= self._house_due:
-                self.keep_house()
-                self._house_due = time.monotonic() + _HOUSEKEEPING_S
-            if self._ended.wait(max(0.0, min(self._house_due, deadline) - time.monotonic())):
+            if time.monotonic() >= self._clean_up_due:
+                self.clean_up()
+                self._clean_up_due = time.monotonic() + CLEAN_UP_S
+            if self._ended.wait(max(0.0, min(self._clean_up_due, deadline) - time.monotonic())):
                 if self._crash is not None:
                     raise GyrostatError(
-                        f"the scheduling loop failed: {self._crash!r}; jobs train on, start the daemon again"
+                        f"the scheduling loop failed: {self._crash!r}; jobs train on, restart the daemon"
                     ) from self._crash
                 return True
             if time.monotonic() >= deadline:
                 return False
 
     def await_ready(self, seconds: float) -> bool:
-        """Whether a job that is submitted would find a host ready, by then."""
+        """Whether a host is ready after at most `seconds`."""
         return self._pool.await_ready(seconds)
 
-    def keep_house(self) -> None:
-        self.registry.write_again()
+    def clean_up(self) -> None:
+        """Retry failed writes, delete old jobs and recordings, rotate the log."""
+        self.registry.retry_writes()
         with contextlib.suppress(StorageFull):
             for record in self.registry.forget(self.registry.clock() - self._keep):
                 shutil.rmtree(self.home.job(record.id), ignore_errors=True)
-        for old in self.service.recordings()[:-_RECORDINGS]:
+        for old in self.home.recording_files()[:-_RECORDINGS]:
             old.unlink(missing_ok=True)
         cut(self.home.log)
 
@@ -132,6 +138,7 @@ class Daemon:
         except Closed:
             pass
         except BaseException as error:
+            logger.error("the scheduling loop failed", exc_info=error)
             self._crash = error
             self.cluster.shut_down(checkpoint=False)
         finally:
@@ -139,7 +146,7 @@ class Daemon:
 
 
 class _Recording:
-    """What the scheduler saw and decided since this daemon was started. A full disk ends the recording, not the daemon."""
+    """What the scheduler observed and decided since the daemon started. A full disk ends the recording, not the daemon."""
 
     def __init__(self, home: Home, setup: dict[str, object]) -> None:
         path = home.recordings / f"{time.time():017.3f}.jsonl"
@@ -169,15 +176,15 @@ class _Recording:
 
 
 @contextlib.contextmanager
-def _alone_in(home: Home) -> Iterator[None]:
+def _locked(home: Home) -> Iterator[None]:
     with home.lock.open("a+") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
-            who = lock.read().strip() or "unknown"
+            owner = lock.read().strip() or "unknown"
             raise UsageError(
-                f"a cluster is running in {home.path} already (process {who}); end it with `gyrostat down`, or start another "
+                f"a cluster is running in {home.path} already (process {owner}); end it with `gyrostat down`, or start another "
                 "one elsewhere: --state DIR"
             ) from None
         lock.truncate(0)

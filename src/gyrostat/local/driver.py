@@ -1,150 +1,63 @@
-"""Brings one job to the devices that the scheduler has decided on, and keeps it there: a thread for each job that runs.
+"""Brings one job to the devices that the scheduler has decided on, and keeps it there: one thread per job.
 
-It looks at what should be (`wanted`) and what is, and makes the one move that leads from here to there (`next_move`): start
-the job, have it take or leave devices through its door, have it checkpoint and stop. What is decided meanwhile counts at the
-next look: no queue of orders has to be worked off, and applying a plan twice changes nothing. What comes of it goes to the
-cluster as news.
+It compares the devices that the job should have (the target) with those that its workers are on, and makes the one move
+that leads from here to there (`next_move`): start the job, have it take or leave devices through its control socket, have
+it checkpoint and stop. A newer target replaces an older one: there is no queue of moves, and the same target twice changes
+nothing. Results go to the cluster as messages (`driver_messages`).
 
-It holds no state that matters: a daemon that is killed in the middle of a move finds the job's directory, its lock and its
-door, and looks again.
+Other threads send commands and read two properties; all state is written by the driver's own thread. Nothing of it has to
+survive: the next daemon finds the job's directory, its lock and its control socket (`adopt`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import secrets
-import select
-import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
-from typing import TypeAlias
+from queue import Empty, SimpleQueue
 
+from gyrostat.cluster.attempt import not_taken, unstarted
+from gyrostat.cluster.next_move import DriverMove, next_move
+from gyrostat.cluster.occupancy import Occupancy
+from gyrostat.cluster.records import JobSpec
 from gyrostat.core.devices import Devices
-from gyrostat.core.errors import GyrostatError
-from gyrostat.core.phase import JobPhase
-from gyrostat.job.control.control_socket import control_socket_at
+from gyrostat.core.phase import JobPhase, transition
 from gyrostat.job.control.device_assignment import Slot
-from gyrostat.job.control.requests import AskStatus, AskStop, Occupy, Reply, RequestResult, Status
-from gyrostat.job.processes.channel import Channel, ProtocolError
-from gyrostat.job.processes.unix_socket import connect_to
-from gyrostat.local.host_files import (
-    AttemptResult,
-    HostOrder,
-    give_order,
-    is_hosted,
-    read_host,
-    read_order,
-    read_result,
-    unstarted,
+from gyrostat.job.control.requests import AskStop, Occupy, Reply, RequestResult, Status
+from gyrostat.local.attempts import Attempts
+from gyrostat.local.driver_messages import (
+    DriverMessage,
+    DriverTrouble,
+    HostGone,
+    JobMoved,
+    MoveFailed,
+    StatusSeen,
 )
-from gyrostat.local.host_pool import HostPool, HostTask
-from gyrostat.local.occupancy import Occupancy
-from gyrostat.local.records import JobSpec
+from gyrostat.local.driver_phase import DRIVER_TRANSITIONS, DriverPhase
+from gyrostat.local.host_pool import HostPool
+from gyrostat.local.job_connection import JobConnection, PolledFile, WakeUp, readable
+from gyrostat.local.move_retries import MoveRetries
 
-LOOK_S = 0.5
-"""How often a running job is asked how it is."""
-_SOON_S = 0.02
-_BUSY_S = 0.1
-_PATIENCE_S = 30.0
-_TROUBLED_S = 1.0
-_SHRINK_S = 5.0
-"""After so long of being too busy to leave devices that others are to have, a job is checkpointed and stopped instead."""
+logger = logging.getLogger(__name__)
+_TROUBLE_S = 1.0
 _STOP_S = 600.0
-_log = logging.getLogger("gyrostat.driver")
-
-
-class DriverMove(Enum):
-    """What to do next."""
-
-    NOTHING = auto()
-    START = auto()
-    STOP = auto()
-    LEAVE = auto()
-    """Some devices, to go on with the rest until it can have all it should."""
-    OCCUPY = auto()
-    """All that it should have, in one switch."""
-
-
-def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool) -> DriverMove:
-    """What leads from the devices that a job's workers are on to those that it should have.
-
-    `can_join`: nobody has to leave those that it does not have yet. A job never waits while it is where it should not be:
-    it leaves first, if need be all of it.
-    """
-    if not hosted:
-        return DriverMove.START if wanted and can_join else DriverMove.NOTHING
-    if not wanted:
-        return DriverMove.STOP
-    if wanted == actual:
-        return DriverMove.NOTHING
-    if can_join:
-        return DriverMove.OCCUPY
-    staying = set(wanted) & set(actual)
-    if not staying:
-        return DriverMove.STOP
-    return DriverMove.LEAVE if staying != set(actual) else DriverMove.NOTHING
+"""For a job that is stopped because it was too busy to move."""
 
 
 @dataclass(frozen=True)
-class AttemptBegan:
-    """An attempt was begun."""
+class _Command:
+    """The job should have these devices."""
 
-    job: str
-    attempt: int
-
-
-@dataclass(frozen=True)
-class StatusSeen:
-    """How a job is."""
-
-    job: str
-    status: Status
-
-
-@dataclass(frozen=True)
-class JobMoved:
-    """It runs on other devices now."""
-
-    job: str
-    before: Devices
-    after: Devices
-    pause_ms: float
-
-
-@dataclass(frozen=True)
-class MoveFailed:
-    """It could not take other devices, and trains on where it is. It will be tried again."""
-
-    job: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class HostGone:
-    """Nobody hosts it any more. No result: its host was killed."""
-
-    job: str
-    attempt: int
-    result: AttemptResult | None
-    began: bool = True
-    """False: it was to be started, waited for devices, and is not to be started any more."""
-
-
-@dataclass(frozen=True)
-class DriverTrouble:
-    """Something unforeseen keeps it from being driven. It will be tried again."""
-
-    job: str
-    reason: str
-
-
-News: TypeAlias = AttemptBegan | StatusSeen | JobMoved | MoveFailed | HostGone | DriverTrouble
+    devices: Devices
+    kill_at: float | None
+    """If it has to stop and has not by then, it is killed."""
+    restart: bool
+    """It has ended, and should run again."""
 
 
 class Driver:
@@ -161,357 +74,263 @@ class Driver:
         slot: Callable[[int], Slot],
         occupancy: Occupancy,
         pool: HostPool,
-        tell: Callable[[News], None],
+        begin: Callable[[int], None],
+        post: Callable[[DriverMessage], None],
     ) -> None:
-        """`attempt`: the last one that was begun."""
-        self.job, self._directory, self._spec = job, directory, spec
-        self._sockets = sockets
-        self._slot, self._occupancy, self._pool, self._tell = slot, occupancy, pool, tell
-        self._attempt = attempt
-        self._first = attempt + (read_result(directory, attempt) is not None)
-        """The first attempt of which nobody has heard how it ended. One that seemed to have died may still be made: its host
-        was asked by a daemon that was killed, and is late."""
-        self._task: HostTask | None = None
-        """How this daemon gave the job to a host, if it did."""
-        self._wanted: Devices = ()
+        """`attempt`: the last one that was begun. `begin` records the next one durably, before a host may have it."""
+        self.job = job
+        self._attempts = Attempts(
+            job, directory, sockets, spec=spec, slot=slot, last=attempt, record=begin, pool=pool
+        )
+        self._connection = JobConnection(sockets / "gyrostat", job)
+        self._retries = MoveRetries()
+        self._occupancy, self._post = occupancy, post
+        self._commands: SimpleQueue[_Command] = SimpleQueue()
+        self._target: _Command | None = None
+        self._phase = DriverPhase.WAITING
         self._actual: Devices = ()
-        self._hosted = False
-        self._stopping = False
-        self._undecided = False
-        """It has ended, and nobody has said yet whether it should be started again."""
-        self._called_off = False
-        """It should be nowhere, and whoever said so has to hear if it already was."""
-        self._kill_at: float | None = None
-        self._line: Channel[Reply] | None = None
-        self._pending: tuple[str, Devices] | None = None
-        """An `Occupy` that is under way, and the devices it asked for."""
-        self._refusals = 0
-        """In a row."""
-        self._busy_since: float | None = None
-        """When it first answered that it is too busy to leave devices, if it has said nothing else since."""
-        self._try_at = 0.0
-        self._asked_at: float | None = None
-        self._training = False
+        self._requested: Devices = ()
+        """While MOVING: the devices that it was asked to occupy."""
         self._trouble: str | None = None
-        """What kept the thread from driving it when it last looked."""
-        self._lock = threading.Lock()
-        self._closing = False
-        self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
+        """The last failure, until it works again."""
+        self._closing = threading.Event()
+        self._wake_up = WakeUp()
         self._thread = threading.Thread(target=self._run, name=f"driver {job}", daemon=True)
 
-    # From other threads.
+    # For other threads.
 
     def start(self) -> None:
         self._thread.start()
 
     def adopt(self) -> None:
-        """(Before `start`) somebody hosts it already: find out where its workers are."""
-        self._hosted = True
-        order = read_order(self._directory)
-        self._actual = tuple(sorted(slot.device for slot in order.slots)) if order is not None else ()
-        with contextlib.suppress(OSError, GyrostatError):
-            with contextlib.closing(self._connect()) as line:
-                line.send(AskStatus())
-                deadline = time.monotonic() + 5.0
-                while _readable([line], max(0.0, deadline - time.monotonic())):
-                    replies = line.receive(wait=False)
-                    if replies is None:
-                        break
-                    for reply in replies:
-                        if isinstance(reply, Status) and reply.devices:
-                            self._actual = tuple(sorted(reply.devices))
-                            deadline = 0.0
-        self._occupancy.found(self.job, self._actual)
+        """(Before `start`) a host has the job already: find out which devices its workers are on."""
+        self._enter(DriverPhase.STARTING)
+        status = self._connection.query()
+        devices = status.devices if status is not None else ()
+        self._actual = tuple(sorted(devices)) or self._attempts.ordered_devices()
+        self._occupancy.mark(self.job, self._actual)
 
     @property
     def actual(self) -> Devices:
-        """Where its workers are, as far as is known."""
+        """The devices its workers are on, as far as known."""
         return self._actual
 
     @property
     def hosted(self) -> bool:
-        """Whether a host has it, or is about to."""
-        return self._hosted
+        """Whether a host has it, or will."""
+        return self._phase.hosted
 
-    def aim(self, devices: Devices, *, within: float | None = None) -> None:
-        """It should have these. `within`: if it has to stop and does not in so many seconds, it is killed."""
-        with self._lock:
-            self._wanted = devices
-            self._called_off = not devices
-            if within is not None:
-                self._kill_at = time.monotonic() + within
-            elif not self._stopping:  # one that was asked to stop still has to, before it goes on
-                self._kill_at = None
-        self.ring()
+    def retarget(self, devices: Devices, *, within: float | None = None) -> None:
+        """It should have these. `within`: if it has to stop and does not in this many seconds, it is killed."""
+        self._command(devices, None if within is None else time.monotonic() + within)
 
-    def go_on(self, devices: Devices) -> None:
-        """It ended, and should be started again, on these."""
-        with self._lock:
-            self._undecided = False
-        self.aim(devices)
+    def restart(self, devices: Devices) -> None:
+        """It has ended, and should run again, on these."""
+        self._command(devices, None, restart=True)
 
-    def ring(self) -> None:
-        """Look again."""
-        with contextlib.suppress(OSError):
-            self._ringer.send(b"!")
+    def _command(self, devices: Devices, kill_at: float | None, *, restart: bool = False) -> None:
+        self._commands.put(_Command(devices, kill_at, restart))
+        self.wake()
+
+    def wake(self) -> None:
+        """Devices may have become free: look again."""
+        self._wake_up.wake()
 
     def close(self) -> None:
-        self._closing = True
-        self.ring()
+        self._closing.set()
+        self.wake()
         if self._thread.is_alive():
             self._thread.join()
-        for each in (self._bell, self._ringer):
-            each.close()
-        self._hang_up()
+        self._wake_up.close()
+        self._connection.close()
 
-    # The thread: look, make a move, wait.
+    # The thread: make a move, wait, receive.
 
     def _run(self) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             try:
-                self._hear(self._look())
+                self._receive(self._advance())
                 self._trouble = None
             except Exception as error:
-                self._complain(error)
-                _readable([self._bell], _TROUBLED_S)
+                self._report_trouble(error)
+                readable([self._wake_up.waiting], _TROUBLE_S)
 
-    def _hear(self, wait: float | None) -> None:
-        """Until somebody rings, the job answers, or it is time to look again."""
-        files: list[_File] = [self._bell]
-        if self._line is not None:
-            files.append(self._line)
-        readable = _readable(files, wait)
-        if self._bell in readable:
-            with contextlib.suppress(BlockingIOError):
-                self._bell.recv(4096)
-        if self._line is not None and self._line in readable:
-            self._listen(self._line)
+    def _receive(self, wait: float | None) -> None:
+        """Wait for a command, for replies of the job, or until it is time to look again."""
+        files: list[PolledFile] = [self._wake_up.waiting]
+        if self._connection.channel is not None:
+            files.append(self._connection.channel)
+        found = readable(files, wait)
+        if self._wake_up.waiting in found:
+            self._wake_up.clear()
+        if self._connection.channel in found:
+            for reply in self._connection.receive():
+                self._handle(reply)
 
-    def _complain(self, error: Exception) -> None:
-        """Once for each kind of trouble: it comes again with every look."""
-        said, self._trouble = self._trouble, repr(error)
-        if self._trouble != said:
-            _log.error("driver of %s", self.job, exc_info=error)
+    def _report_trouble(self, error: Exception) -> None:
+        """Once per kind: the same failure comes again with every try."""
+        before, self._trouble = self._trouble, repr(error)
+        if self._trouble != before:
+            logger.error("the driver failed, and tries again", exc_info=error, extra={"job": self.job})
             with contextlib.suppress(Exception):
-                self._tell(DriverTrouble(self.job, f"it cannot be driven at present, tried again: {error!r}"))
+                self._post(DriverTrouble(self.job, f"its driver failed, and tries again: {error!r}"))
 
-    def _look(self) -> float | None:
-        """Make the next move, and say when to look again at the latest."""
-        with self._lock:
-            wanted, kill_at = () if self._undecided else self._wanted, self._kill_at
-        if self._hosted and (ended := self._has_ended()) is not None:
-            self._tell_end(ended)
-            return None
-        if not wanted and not self._hosted:
-            self._tell_called_off()
-            return None
+    def _enter(self, phase: DriverPhase) -> None:
+        """The only place that changes the phase."""
+        before, self._phase = self._phase, transition(self._phase, phase, DRIVER_TRANSITIONS)
+        if phase is not before:
+            logger.info(
+                "driver %s after %s, attempt %d",
+                phase,
+                before,
+                self._attempts.number,
+                extra={"job": self.job},
+            )
+
+    def _advance(self) -> float | None:
+        """Make the next move. Returns after how many seconds to look again at the latest; None: when woken."""
+        self._take_commands()
+        target = self._target
+        if self._phase.hosted and self._connection.channel is None:
+            if self._phase is DriverPhase.MOVING:  # its answer is lost: its status will show the devices
+                self._enter(DriverPhase.TRAINING)
+            if (ended := self._attempts.find_end()) is not None:
+                self._report_end(ended)
+        if target is None or self._phase in (DriverPhase.RELEASED, DriverPhase.ENDED):
+            return self._poll()
+        if self._phase is DriverPhase.WAITING and not target.devices:
+            self._enter(DriverPhase.RELEASED)
+            self._post(HostGone(self.job, self._attempts.number, None, began=False))
+        elif self._can_move(target.devices):
+            self._move(target)
+        return self._poll()
+
+    def _take_commands(self) -> None:
+        with contextlib.suppress(Empty):
+            while True:
+                self._obey(self._commands.get_nowait())
+
+    def _obey(self, command: _Command) -> None:
+        if self._target is not None and self._phase is DriverPhase.STOPPING and command.kill_at is None:
+            # It still has to stop before it may go on.
+            command = _Command(command.devices, self._target.kill_at, command.restart)
+        self._target = command
+        if self._phase is DriverPhase.RELEASED or (command.restart and self._phase is DriverPhase.ENDED):
+            self._enter(DriverPhase.WAITING)
+
+    def _can_move(self, devices: Devices) -> bool:
+        """A job that does not train can only be stopped."""
+        if self._phase in (DriverPhase.WAITING, DriverPhase.STOPPING) or not devices:
+            return True
+        ready = self._retries.pause(time.monotonic()) == 0.0 and self._connection.channel is not None
+        return self._phase is DriverPhase.TRAINING and ready
+
+    def _move(self, target: _Command) -> None:
+        wanted = () if self._phase is DriverPhase.STOPPING else target.devices
         joining = [device for device in wanted if device not in self._actual]
-        if self._pending is not None and wanted:
-            return self._call()
-        if not self._hosted or not wanted:
-            able = True
-        elif self._stopping:
-            able, wanted = True, ()
-        else:
-            able = self._training and self._line is not None and time.monotonic() >= self._try_at
-        if not able:
-            return self._call()  # it has not begun to train, and is asked when it has
         move = next_move(
             wanted=wanted,
             actual=self._actual,
-            hosted=self._hosted,
-            can_join=self._occupancy.sit(self.job, joining if wanted else ()),
+            hosted=self._phase.hosted,
+            can_join=self._occupancy.acquire(self.job, joining),
         )
-        if move is DriverMove.START:
-            self._start(wanted)
-        elif move is DriverMove.STOP:
-            self._stop(kill_at)
-        elif move in (DriverMove.OCCUPY, DriverMove.LEAVE) and self._too_busy_to_leave(wanted):
-            with self._lock:
-                self._kill_at = kill_at = time.monotonic() + _STOP_S
-            self._stop(kill_at)
-        elif move in (DriverMove.OCCUPY, DriverMove.LEAVE):
-            self._occupy(
-                wanted if move is DriverMove.OCCUPY else tuple(d for d in self._actual if d in wanted)
-            )
-        return self._call() if self._hosted else None
+        match move:
+            case DriverMove.NOTHING:
+                pass
+            case DriverMove.START:
+                self._start(wanted)
+            case DriverMove.STOP:
+                self._stop(target.kill_at)
+            case _ if self._too_busy_to_leave(wanted):
+                self._target = _Command(target.devices, time.monotonic() + _STOP_S, restart=False)
+                self._stop(self._target.kill_at)
+            case DriverMove.OCCUPY:
+                self._occupy(wanted)
+            case DriverMove.LEAVE:
+                self._occupy(tuple(device for device in self._actual if device in wanted))
 
     def _start(self, devices: Devices) -> None:
-        self._attempt += 1
-        self._tell(AttemptBegan(self.job, self._attempt))
-        slots = tuple(self._slot(device) for device in devices)
-        order = HostOrder(
-            job=self.job, attempt=self._attempt, spec=self._spec(), slots=slots, sockets=str(self._sockets)
-        )
-        self._actual, self._hosted, self._stopping, self._training = devices, True, False, False
+        self._attempts.record_next()
+        self._actual, self._retries = devices, MoveRetries()
+        self._enter(DriverPhase.STARTING)
         try:
-            give_order(self._directory, order)
-            self._task = self._pool.send(self._directory, self._attempt)
+            self._attempts.begin(devices)
         except OSError as error:
             reason = f"its host could not be started: {error}"
-            self._tell_end(HostGone(self.job, self._attempt, unstarted(self._attempt, reason)))
+            self._report_end(self._attempts.end(unstarted(self._attempts.number, reason)))
 
     def _stop(self, kill_at: float | None) -> None:
-        if self._task is not None and self._pool.call_off(self._task):
-            self._tell_end(HostGone(self.job, self._attempt, _not_taken(self._attempt)))
+        if self._attempts.cancel():
+            self._report_end(self._attempts.end(not_taken(self._attempts.number)))
             return
-        if not self._stopping and self._line is not None and self._send(AskStop()):
-            self._stopping, self._pending = True, None
+        if self._phase is not DriverPhase.STOPPING and self._connection.send(AskStop()):
+            self._enter(DriverPhase.STOPPING)
         if kill_at is not None and time.monotonic() >= kill_at:
-            host = read_host(self._directory)
-            if host is not None and is_hosted(self._directory):
-                host.host.end(patience=5.0)
+            self._attempts.kill()
 
     def _too_busy_to_leave(self, wanted: Devices) -> bool:
-        """Whether others have waited long enough for what it is to leave."""
-        if self._busy_since is None or set(self._actual) <= set(wanted):
-            return False
-        return time.monotonic() - self._busy_since >= _SHRINK_S
+        leaves = not set(self._actual) <= set(wanted)
+        return leaves and self._retries.too_busy(time.monotonic())
 
     def _occupy(self, devices: Devices) -> None:
-        request = secrets.token_hex(8)
-        if self._send(Occupy(request, tuple(self._slot(device) for device in devices))):
-            self._pending = request, devices
+        if self._connection.send(Occupy(secrets.token_hex(8), self._attempts.slots(devices))):
+            self._requested = devices
+            self._enter(DriverPhase.MOVING)
 
-    def _tell_called_off(self) -> None:
-        with self._lock:
-            called_off, self._called_off = self._called_off and not self._undecided, False
-        if called_off:
-            self._tell(HostGone(self.job, self._attempt, None, began=False))
+    def _report_end(self, ended: HostGone) -> None:
+        self._connection.close()
+        self._attempts.reported()
+        self._actual = ()
+        self._occupancy.release(self.job)
+        self._enter(DriverPhase.ENDED)
+        self._post(ended)
 
-    def _tell_end(self, ended: HostGone) -> None:
-        self._hang_up()
-        self._hosted = self._stopping = self._training = False
-        self._pending, self._actual, self._task = None, (), None
-        self._first, self._refusals, self._busy_since = self._attempt + 1, 0, None
-        self._occupancy.leave(self.job)
-        with self._lock:
-            self._undecided, self._kill_at = True, None
-        self._tell(ended)
+    # The job's replies.
 
-    def _has_ended(self) -> HostGone | None:
-        """Whether the host has let go of the job."""
-        if self._line is not None or is_hosted(self._directory):
+    def _poll(self) -> float | None:
+        if not self._phase.hosted:
             return None
-        host = read_host(self._directory)
-        attempt = max(self._attempt, host.attempt if host is not None else 0)
-        while attempt >= self._first:
-            if (result := read_result(self._directory, attempt)) is not None:
-                return HostGone(self.job, self._attempt, result)
-            attempt -= 1
-        taken = host is not None and host.attempt == self._attempt
-        given_up = self._task is None or self._task.over
-        if taken or given_up:
-            return HostGone(self.job, self._attempt, None)
-        return None  # no host has taken it yet
-
-    # The door.
-
-    def _call(self) -> float:
-        """See that we are connected and know how the job is. Returns when to look again."""
-        if self._line is None:
-            with contextlib.suppress(OSError):
-                self._line = self._connect()
-                self._asked_at = None
-            if self._line is None or not self._send(AskStatus(after_a_step=True)):
-                return _SOON_S
         now = time.monotonic()
-        if self._asked_at is None or now - self._asked_at >= LOOK_S:
-            self._asked_at = now
-            self._send(AskStatus())
-        return min(LOOK_S, self._try_at - now) if self._training and self._try_at > now else LOOK_S
+        seconds = self._connection.poll(now)
+        pause = self._retries.pause(now) if self._phase is DriverPhase.TRAINING else 0.0
+        return min(seconds, pause) if pause else seconds
 
-    def _connect(self) -> Channel[Reply]:
-        return Channel(connect_to(control_socket_at(self._sockets / "gyrostat", self.job)), Reply)
+    def _handle(self, reply: Reply) -> None:
+        if isinstance(reply, Status):
+            self._handle_status(reply)
+        elif isinstance(reply, RequestResult) and self._phase is DriverPhase.MOVING:
+            self._handle_move(reply)
 
-    def _send(self, request: AskStatus | AskStop | Occupy) -> bool:
-        assert self._line is not None
-        try:
-            self._line.send(request)
-        except OSError:
-            self._hang_up()
-            return False
-        return True
-
-    def _listen(self, line: Channel[Reply]) -> None:
-        try:
-            replies = line.receive(wait=False)
-        except BlockingIOError:
-            return
-        except (OSError, ProtocolError):
-            replies = None
-        if replies is None:
-            self._hang_up()
-            return
-        for reply in replies:
-            if isinstance(reply, Status):
-                self._saw(reply)
-            elif isinstance(reply, RequestResult) and self._pending is not None:
-                self._answered(reply)
-
-    def _saw(self, status: Status) -> None:
-        training = status.phase is JobPhase.TRAINING
-        if training and not self._training:
-            self._asked_at = None
-        self._training = training
-        if status.is_steady and self._pending is None and not self._stopping:
+    def _handle_status(self, status: Status) -> None:
+        """Only a job that trains without change states which devices it is on: one that restarts has no workers, and keeps
+        its devices."""
+        if self._phase is DriverPhase.STARTING and status.phase is JobPhase.TRAINING:
+            self._enter(DriverPhase.TRAINING)
+            self._connection.poll_soon()
+        elif self._phase is DriverPhase.TRAINING and status.phase is not JobPhase.TRAINING:
+            self._enter(DriverPhase.STARTING)
+        if self._phase is DriverPhase.TRAINING and status.is_steady:
             self._settle(tuple(sorted(status.devices)))
-        self._tell(StatusSeen(self.job, status))
+        self._post(StatusSeen(self.job, status))
 
-    def _answered(self, answer: RequestResult) -> None:
-        """What came of `Occupy`. If it was refused, it is tried again after a while."""
-        assert self._pending is not None
-        (_, devices), before, self._pending = self._pending, self._actual, None
-        self._asked_at = None
-        if answer.done:
-            self._refusals, self._busy_since = 0, None
+    def _handle_move(self, result: RequestResult) -> None:
+        """A move that was refused is tried again."""
+        before, devices, now = self._actual, self._requested, time.monotonic()
+        self._enter(DriverPhase.TRAINING)
+        self._connection.poll_soon()
+        if result.done:
+            self._retries.succeeded()
             self._settle(devices)
-            self._tell(JobMoved(self.job, before, devices, answer.pause_ms))
-            return
-        busy = answer.retryable
-        if not busy or set(before) <= set(devices):
-            self._busy_since = None
-        elif self._busy_since is None:
-            self._busy_since = time.monotonic()
-        self._refusals += not busy
-        self._try_at = time.monotonic() + (_BUSY_S if busy else min(2.0**self._refusals, _PATIENCE_S))
-        if not busy:
-            self._tell(MoveFailed(self.job, answer.text))
+            self._post(JobMoved(self.job, before, devices, result.pause_ms))
+        elif result.retryable:
+            self._retries.busy(now, leaves=not set(before) <= set(devices))
+        else:
+            self._retries.refused(now)
+            self._post(MoveFailed(self.job, result.text))
 
     def _settle(self, devices: Devices) -> None:
         """Its workers are on these now."""
         if devices != self._actual:
             self._actual = devices
-            self._occupancy.found(self.job, devices)
-        self._occupancy.leave(self.job, keep=devices)
-
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line, self._pending = None, None
-
-
-_File: TypeAlias = socket.socket | Channel[Reply]
-
-
-def _readable(files: Sequence[_File], wait: float | None) -> list[_File]:
-    """Those that have something, by then. Unlike `select`, for any number of open files."""
-    poll = select.poll()
-    for file in files:
-        poll.register(file, select.POLLIN)
-    found = {number for number, _ in poll.poll(None if wait is None else math.ceil(wait * 1000))}
-    return [file for file in files if file.fileno() in found]
-
-
-def _not_taken(attempt: int) -> AttemptResult:
-    """It was to stop before any host had it."""
-    return AttemptResult(
-        attempt=attempt,
-        finished=False,
-        stopped=True,
-        exit_code=0,
-        reason="called off before a host took it",
-        step=0,
-        started=False,
-    )
+            self._occupancy.mark(self.job, devices)
+        self._occupancy.release(self.job, keep=devices)

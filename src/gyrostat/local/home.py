@@ -1,12 +1,12 @@
-"""Where a cluster on this machine keeps everything: one directory, readable by its owner only.
+"""The state directory of a cluster on this machine, readable by its owner only.
 
-cluster.db        every job that was ever accepted (`store`)
+cluster.db        every job that was accepted (`store`)
 daemon.lock       locked by the daemon while it lives
-daemon.log        what it says when it runs in the background
-endpoint.json     where its API answers
-run/              sockets of running jobs
-jobs/ID/          one job: orders and results of its host, logs, checkpoints (`hosting`)
-recordings/       what the scheduler saw and decided, one file per start of the daemon (`sched.recording`)
+daemon.log        output of a daemon in the background, and of hosts
+endpoint.json     the address of its API
+run/              control sockets of running jobs
+jobs/ID/          one job: orders and results of its hosts, logs, checkpoints (`host_files`)
+recordings/       what the scheduler observed and decided, one file per start of the daemon (`sched.recording`)
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.errors import UsageError
+from gyrostat.local.environment import state_directory
 
-STATE = "GYROSTAT_STATE_DIR"
 _OTHERS = 0o077
 
 
 class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the daemon's API answers."""
+    """The address of the daemon's API."""
 
     url: str
     pid: int
@@ -53,19 +53,23 @@ class Home:
         return self.path / "run"
 
     @property
-    def doors(self) -> Path:
-        """Of running jobs: what `job.door` makes below `sockets`."""
+    def control_sockets(self) -> Path:
+        """Of running jobs: `job.control.control_socket` makes this directory below `sockets`."""
         return self.sockets / "gyrostat"
 
     @property
     def recordings(self) -> Path:
         return self.path / "recordings"
 
+    def recording_files(self) -> list[Path]:
+        """One per start of the daemon, the newest last."""
+        return sorted(self.recordings.glob("*.jsonl"))
+
     def job(self, id_: str) -> Path:
         return self.path / "jobs" / id_
 
     def make(self) -> None:
-        """The directories, if they are not there yet; private even if they are."""
+        """Create the directories, and make them private."""
         for path in (self.path, self.sockets, self.recordings, self.path / "jobs"):
             try:
                 self._check_ours()
@@ -78,7 +82,7 @@ class Home:
                 ) from error
 
     def _check_ours(self) -> None:
-        """A directory that others may enter and that has more in it than a cluster is not made private unasked."""
+        """A directory that others may enter and that has other files in it is not made private."""
         if not self.path.is_dir() or not self.path.stat().st_mode & _OTHERS or self.database.exists():
             return
         if any(self.path.iterdir()):
@@ -87,10 +91,10 @@ class Home:
                 "choose a directory of its own: --state DIR"
             )
 
-    # Where the API answers.
+    # The address of the API.
 
     def endpoint(self) -> Endpoint | None:
-        """What the last daemon wrote; it may have gone since."""
+        """Written by the last daemon, which may have ended since."""
         try:
             return msgspec.json.decode((self.path / "endpoint.json").read_bytes(), type=Endpoint)
         except (FileNotFoundError, msgspec.DecodeError):
@@ -104,15 +108,11 @@ class Home:
 
 
 def default_home() -> Home:
-    """$GYROSTAT_STATE_DIR, or a directory of this user's."""
-    if given := os.environ.get(STATE):
-        return Home(Path(given).absolute())
-    base = os.environ.get("XDG_STATE_HOME")
-    return Home((Path(base) if base else Path.home() / ".local" / "state") / "gyrostat")
+    return Home(state_directory())
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Readers find the old content or the new one, never a part."""
+    """Atomic and durable: readers see the old content or the new one."""
     beside = path.with_name(f".{path.name}.{os.getpid()}")
     with beside.open("wb") as file:
         file.write(content)

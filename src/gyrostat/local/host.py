@@ -1,17 +1,18 @@
-"""The host of a job: a process of its own that runs it through `job.launcher` and outlives the daemon.
+"""The host of a job: a process that runs it through `job.launcher` and outlives the daemon.
 
-It is forked by the `nursery`, where everything is imported, forks a fork parent for the job's workers, says `ready`, and
-waits on its standard input for one job: `{"directory": …, "attempt": …}`. So a job that is submitted begins to train within a
-fraction of a second. If its standard input ends instead, the daemon has gone, or does not need it, and it goes too.
+It is forked by `host_fork_server`, where everything is imported, forks a fork server for the job's workers, writes `ready`,
+and waits on its standard input for one command: `{"directory": …, "attempt": …}`. So a submitted job begins to train within
+a fraction of a second. If its standard input ends instead, the daemon has ended or does not need it, and it ends too.
 
-    1. lock the job's directory       (or leave it to whoever has it)
-    2. see that the attempt is due    (or leave it be)
-    3. run it to its end, or until somebody asks through its door to stop
-    4. write the result, and let go
+    1. lock the job's directory       (or leave the job to the process that has it)
+    2. check that the attempt is due  (or end)
+    3. run it until it ends, or is stopped through its control socket
+    4. write the result, and release the lock
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ from pathlib import Path
 
 import msgspec
 
+from gyrostat.cluster.attempt import AttemptResult, unstarted
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism
@@ -34,29 +36,29 @@ from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import FromWorker, Logged, NotCheckpointed, Program, Started, StepReports
 from gyrostat.job.processes.start import WorkerForkServer
 from gyrostat.local.curves import Curves, Point
+from gyrostat.local.environment import set_runtime_directory
 from gyrostat.local.host_files import (
     CHECKPOINTS,
     LOGS,
-    AttemptResult,
     HostOrder,
     holding,
     is_due,
     read_order,
-    sign_in,
-    unstarted,
+    register_host,
     write_result,
 )
 from gyrostat.local.rotating_log import RotatingFile
 from gyrostat.local.tensorboard import EventFile
 
+logger = logging.getLogger(__name__)
 _LAST_LINES = 20
 _AGAIN_S = 2.0
 _RESTARTS = 3
-"""Of a job whose worker died, by its host, before that counts as a failure."""
+"""How often its host restarts a job after the death of a worker, before that counts as a failure."""
 
 
 class HostCommand(msgspec.Struct, frozen=True):
-    """The line that comes on standard input."""
+    """The line on standard input."""
 
     directory: str
     attempt: int
@@ -65,12 +67,12 @@ class HostCommand(msgspec.Struct, frozen=True):
 def main() -> None:
     with WorkerForkServer.forked() as parent:
         parent.wait_until_ready()
-        if (work_item := _await_errand()) is not None:
-            host(Path(work_item.directory), work_item.attempt, parent)
+        if (command := _await_command()) is not None:
+            host(Path(command.directory), command.attempt, parent)
 
 
-def _await_errand() -> HostCommand | None:
-    """None: there is nothing to do, or the daemon has gone."""
+def _await_command() -> HostCommand | None:
+    """None: the daemon does not need this host, or has ended."""
     try:
         print("ready", flush=True)
         line = sys.stdin.buffer.readline()
@@ -80,17 +82,18 @@ def _await_errand() -> HostCommand | None:
 
 
 def host(directory: Path, attempt: int, parent: WorkerForkServer) -> None:
-    """Run an attempt of a job, unless somebody else does or did."""
+    """Run an attempt of a job, unless another process does or did."""
     with holding(directory) as ours:
         order = read_order(directory)
         if not ours or order is None or not is_due(directory, order, attempt):
             return
         try:
-            sign_in(directory, attempt, parent.pid)
+            register_host(directory, attempt, parent.pid)
             recorder = OutputRecorder(directory / LOGS)
         except OSError as error:
-            _keep(directory, unstarted(attempt, f"its host could not begin: {error}"))
+            _store_result(directory, unstarted(attempt, f"its host could not begin: {error}"))
             return
+        logger.info("attempt %d begins in process %d", attempt, os.getpid(), extra={"job": order.job})
         try:
             outcome = run_job(
                 _request(directory, order), parent=parent, observer=recorder, forward_signals=True
@@ -100,14 +103,17 @@ def host(directory: Path, attempt: int, parent: WorkerForkServer) -> None:
             result = _failed(attempt, str(error), recorder, retriable=not isinstance(error, UsageError))
         except Exception as error:
             for line in traceback.format_exc().splitlines():
-                recorder.say(line)
+                recorder.log(line)
             result = _failed(attempt, f"its host failed: {error!r}", recorder, retriable=True)
         recorder.close()
-        _keep(directory, result)
+        logger.info(
+            "attempt %d ended: %s", attempt, result.reason, extra={"job": order.job, "step": result.step}
+        )
+        _store_result(directory, result)
 
 
-def _keep(directory: Path, result: AttemptResult) -> None:
-    """What a job came to is not lost because the disk is full: it waits for room."""
+def _store_result(directory: Path, result: AttemptResult) -> None:
+    """Write the result; while the disk is full, wait for room."""
     while True:
         try:
             write_result(directory, result)
@@ -118,7 +124,7 @@ def _keep(directory: Path, result: AttemptResult) -> None:
 
 
 class OutputRecorder(NullObserver):
-    """Keeps what workers print and what the script logs."""
+    """Writes what workers print and what the script logs to files."""
 
     def __init__(self, directory: Path) -> None:
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -126,7 +132,7 @@ class OutputRecorder(NullObserver):
         self._metrics = RotatingFile(directory / "metrics.jsonl")
         self._host = RotatingFile(directory / "host.log")
         self._board = EventFile(directory / "tensorboard")
-        self._curves, self._drawn = Curves(), RotatingFile(directory / "curves.jsonl")
+        self._curves, self._points = Curves(), RotatingFile(directory / "curves.jsonl")
 
     def printed(self, worker: int, stream: OutputStream, line: str) -> None:
         self.last_lines.append(line)
@@ -134,32 +140,32 @@ class OutputRecorder(NullObserver):
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, Logged):
-            told = {"step": message.step, "metrics": message.metrics}
-            self._metrics.write(msgspec.json.encode(told).decode())
+            entry = {"step": message.step, "metrics": message.metrics}
+            self._metrics.write(msgspec.json.encode(entry).decode())
             self._board.scalars(message.step, message.metrics)
         elif isinstance(message, Started):
             self._board.began(message.step)
         elif isinstance(message, StepReports):
-            self._draw(self._curves.add(message.steps, time.time(), time.monotonic()))
+            self._write_points(self._curves.add(message.steps, time.time(), time.monotonic()))
         elif isinstance(message, NotCheckpointed):
-            self.say(message.reason)
+            self.log(message.reason)
 
-    def say(self, line: str) -> None:
+    def log(self, line: str) -> None:
         self._host.write(line)
 
     def close(self) -> None:
-        self._draw(self._curves.rest(time.time(), time.monotonic()))
-        for file in (self._output, self._metrics, self._host, self._board, self._drawn):
+        self._write_points(self._curves.rest(time.time(), time.monotonic()))
+        for file in (self._output, self._metrics, self._host, self._board, self._points):
             file.close()
 
-    def _draw(self, points: list[Point]) -> None:
+    def _write_points(self, points: list[Point]) -> None:
         for point in points:
-            self._drawn.write(msgspec.json.encode(point).decode())
+            self._points.write(msgspec.json.encode(point).decode())
 
 
 def _request(directory: Path, order: HostOrder) -> RunRequest:
     spec = order.spec
-    os.environ["GYROSTAT_RUNTIME_DIR"] = order.sockets
+    set_runtime_directory(order.sockets)
     return RunRequest(
         program=Program(name=spec.script, module=spec.module, args=spec.args),
         placement=Placement.even(spec.virtual_workers, len(order.slots)),
@@ -209,7 +215,7 @@ def _result(attempt: int, outcome: Outcome, recorder: OutputRecorder) -> Attempt
 
 
 def _failed(attempt: int, reason: str, recorder: OutputRecorder, *, retriable: bool) -> AttemptResult:
-    recorder.say(reason)
+    recorder.log(reason)
     return AttemptResult(
         attempt=attempt,
         finished=False,

@@ -1,16 +1,15 @@
-"""What the daemon and the host of a job tell each other through the job's directory.
+"""What the daemon and the host of a job exchange through the job's directory.
 
-    order.json       what to run, for which attempt; written by the daemon before a host is sent there
-    host.lock        locked by the host from when it takes the job until it lets go of it, however that happens
-    host.json        which process that is, and which fork parent its workers come from
-    result-N.json    what came of attempt N; written by the host before it lets go
-    logs/            output.log, host.log, metrics.jsonl
+    order.json       what to run, for which attempt; written by the daemon before a host is assigned
+    host.lock        locked by the host while it has the job, and released with it however it ends
+    host.json        that process, and the fork server of its workers
+    result-N.json    the result of attempt N; written by the host before it releases the lock
+    logs/            output.log, host.log, metrics.jsonl, curves.jsonl
     checkpoints/     of the job
 
-The lock says whether a job is hosted: no process id is ever trusted for that, and nobody hosts a job that another one
-hosts. An attempt is hosted at most once: a host that comes late finds another attempt ordered, or a result, and goes away.
-So the daemon may die at any moment and be started again: who holds a lock is left alone and asked through its door;
-whose lock is free has a result, or died.
+Only the lock decides whether a job has a host, never a process id, so a job has at most one. An attempt is made at most once:
+a host that comes late finds another attempt ordered, or a result, and ends. So the daemon may be killed at any moment: the
+next one adopts jobs whose lock is held, through their control sockets; the others have a result, or died.
 """
 
 from __future__ import annotations
@@ -27,9 +26,10 @@ from typing import IO, TypeVar
 
 import msgspec
 
+from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.records import JobSpec
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.local.home import write_whole
-from gyrostat.local.records import JobSpec
 
 _ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
@@ -44,48 +44,11 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     spec: JobSpec
     slots: tuple[Slot, ...]
     sockets: str
-    """The directory of its door."""
-
-
-class AttemptResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of an attempt."""
-
-    attempt: int
-    finished: bool
-    """The script got to its end."""
-    stopped: bool
-    """It checkpointed and left because it was asked to."""
-    exit_code: int
-    reason: str
-    step: int
-    started: bool
-    """It began to train."""
-    retriable: bool = True
-    """False: it would fail in the same way again."""
-    postponed: bool = False
-    """It could not be started, through no fault of its own; that does not count."""
-    digest: str | None = None
-    loss: float | None = None
-    """Virtual worker 0's, of the last step."""
-    last_lines: tuple[str, ...] = ()
-
-
-def unstarted(attempt: int, reason: str) -> AttemptResult:
-    """It could not even be begun, through no fault of its own."""
-    return AttemptResult(
-        attempt=attempt,
-        finished=False,
-        stopped=False,
-        exit_code=1,
-        reason=reason,
-        step=0,
-        started=False,
-        postponed=True,
-    )
+    """The directory of its control socket."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
-    """A process that can be told from a later one with the same id."""
+    """A process, distinguished from a later one with the same id."""
 
     pid: int
     started: int
@@ -100,7 +63,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
         return _start_time(self.pid) == self.started
 
     def end(self, number: int = signal.SIGKILL, patience: float = 0.0) -> bool:
-        """Send it a signal, unless it is another process by now; returns whether it is gone after so many seconds."""
+        """Send it a signal, unless it is another process by now; returns whether it has ended after `patience` seconds."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -118,19 +81,19 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
 
 
 class HostFile(msgspec.Struct, frozen=True, kw_only=True):
-    """Who hosts a job, or did so last."""
+    """The process that hosts a job, or did so last."""
 
     attempt: int
     host: ProcessIdentity
     parent: ProcessIdentity | None
-    """The fork parent of its workers."""
+    """The fork server of its workers."""
 
 
 # The daemon's side.
 
 
-def give_order(directory: Path, order: HostOrder) -> None:
-    """Durable before anybody acts on it."""
+def write_order(directory: Path, order: HostOrder) -> None:
+    """Durable when this returns."""
     (directory / LOGS).mkdir(mode=0o700, parents=True, exist_ok=True)
     write_whole(directory / _ORDER, msgspec.json.encode(order))
 
@@ -148,13 +111,13 @@ def read_order(directory: Path) -> HostOrder | None:
 
 
 def last_sign_of_life(directory: Path) -> float | None:
-    """When the job's host or workers last wrote something, in seconds since the epoch; None: never."""
+    """When the job's host or workers last wrote to a file, in seconds since the epoch; None: never."""
     written = [*directory.glob(f"{LOGS}/*"), *directory.glob(_result("*"))]
     return max((path.stat().st_mtime for path in written), default=None)
 
 
 def is_hosted(directory: Path) -> bool:
-    """Whether some process has the job in its hands."""
+    """Whether a process holds the job's lock."""
     try:
         with (directory / _LOCK).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -170,18 +133,18 @@ def is_hosted(directory: Path) -> bool:
 
 @contextlib.contextmanager
 def holding(directory: Path) -> Iterator[bool]:
-    """While this lasts, the job is this process's. False: it is another's."""
+    """Hold the job's lock during the block. False: another process holds it."""
     with (directory / _LOCK).open("ab") as file:
         yield _lock(file)
 
 
 def is_due(directory: Path, order: HostOrder, attempt: int) -> bool:
-    """Whether this attempt is the one that is ordered, and has not been made."""
+    """Whether this attempt is ordered and was not made."""
     return order.attempt == attempt and not (directory / _result(attempt)).exists()
 
 
-def sign_in(directory: Path, attempt: int, parent: int) -> None:
-    """Say who hosts it. What is left of the host before us, if it was killed, is ended first."""
+def register_host(directory: Path, attempt: int, parent: int) -> None:
+    """Write this process to `host.json`. The fork server of a previous host that was killed is ended first."""
     before = read_host(directory)
     if before is not None and before.parent is not None and not before.host.alive():
         before.parent.end(signal.SIGTERM, patience=2.0) or before.parent.end(signal.SIGKILL, patience=2.0)
@@ -195,11 +158,11 @@ def write_result(directory: Path, result: AttemptResult) -> None:
     write_whole(directory / _result(result.attempt), msgspec.json.encode(result))
 
 
-# How.
+# Implementation.
 
 
 def _lock(file: IO[bytes]) -> bool:
-    """False: somebody has it, and not just for the moment that `is_hosted` takes."""
+    """False: another process has it, and not only for the moment of an `is_hosted`."""
     deadline = time.monotonic() + _PATIENCE_S
     while True:
         try:

@@ -1,17 +1,15 @@
-"""Where hosts come from: one process that has imported all that a host and the workers of its job need, and has done
-nothing.
+"""The process that forks hosts: it has imported all that a host and the workers of its job need, and does nothing else.
 
-Importing torch takes seconds of a core, and would take them from jobs that train; forking takes milliseconds, and copies share
-their memory. So the daemon starts one nursery, and the nursery forks hosts (`host`), each of which forks its own fork parent.
+Importing torch takes seconds of a core, and would take them from jobs that train; forking takes milliseconds, and the copies
+share memory. So the daemon starts one host fork server, which forks hosts (`host`), each of which forks a fork server for
+its workers.
 
-`python -m gyrostat.local.host_fork_server FD` serves the daemon through the socket FD. A byte with a socket beside it asks
-for a host
-that has this as its standard input and output. There is no answer but what the host itself says; of one that cannot be forked,
-the socket is closed. Forking is sound while the nursery has one OS thread and runs no operator, as for a fork parent.
+`python -m gyrostat.local.host_fork_server FD` serves the daemon through the socket FD. A byte with a socket attached requests
+a host with this socket as its standard input and output. There is no reply except the host's own output; if it cannot be
+forked, the socket is closed. Forking is safe while the fork server has one OS thread and runs no operator.
 
-A host owes the nursery nothing afterwards: it leads a session of its own, has the environment that the daemon was started with
-and no files of other hosts, and lives on when the nursery ends, which it does with the daemon. `HostForkServer` is the
-daemon's end.
+A host is independent afterwards: it leads a session of its own, has the environment of the daemon and no files of other
+hosts, and outlives the fork server, which ends with the daemon. `HostForkServer` is the daemon's side.
 """
 
 from __future__ import annotations
@@ -28,12 +26,13 @@ from typing import NoReturn
 from gyrostat.job.processes import fork_server, worker
 from gyrostat.job.processes.start import ONE_THREAD
 from gyrostat.local import host
+from gyrostat.local.environment import fork_server_environment, temporary_variables
 
 _REQUEST = b"!"
 
 
 class HostForkServer:
-    """A running nursery; it takes requests from the start, and works them off when it has imported everything."""
+    """A running fork server. It accepts requests at once, and serves them when it has imported everything."""
 
     def __init__(self, log: Path) -> None:
         self._socket, theirs = socket.socketpair()
@@ -41,7 +40,7 @@ class HostForkServer:
             with theirs, log.open("ab") as file:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "gyrostat.local.host_fork_server", str(theirs.fileno())],
-                    env={"PYTHONHASHSEED": "0", **os.environ},  # as workers have it, who are copies of copies
+                    env=fork_server_environment(),
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,
@@ -57,12 +56,12 @@ class HostForkServer:
         return self._process.poll() is None
 
     def spawn(self, line: socket.socket) -> None:
-        """Have it fork a host with this as its standard input and output; it remains the caller's to close. Raises
-        BrokenPipeError if the nursery has just died."""
+        """Request a host with this socket as its standard input and output. The caller closes the socket. Raises
+        BrokenPipeError if the fork server has just ended."""
         socket.send_fds(self._socket, [_REQUEST], [line.fileno()])
 
     def end(self) -> None:
-        """Hosts live on; those that it has not forked yet never will."""
+        """Hosts go on; those that it has not forked yet never will be."""
         self._process.kill()
         self._process.wait()
         self._socket.close()
@@ -71,7 +70,7 @@ class HostForkServer:
 def main() -> None:
     daemon = socket.socket(fileno=int(sys.argv[1]))
     _import_everything()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries hosts that have ended
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps hosts that have ended
     while True:
         request, files, _, _ = socket.recv_fds(daemon, len(_REQUEST), 1)
         if not request:
@@ -83,21 +82,18 @@ def main() -> None:
             traceback.print_exc()
             pid = -1
         if pid == 0:
-            _be_host(daemon, line)
+            _become_host(daemon, line)
         os.close(line)
 
 
 def _import_everything() -> None:
-    """Libraries decide on their threads when they are imported; the environment is the hosts' afterwards."""
-    environment = dict(os.environ)
-    os.environ.update(dict.fromkeys(ONE_THREAD, "1"))
-    fork_server.preload()
-    os.environ.clear()
-    os.environ.update(environment)
+    """With one thread, which libraries read when they are imported; then restore the environment for hosts."""
+    with temporary_variables(dict.fromkeys(ONE_THREAD, "1")):
+        fork_server.preload()
 
 
-def _be_host(daemon: socket.socket, line: int) -> NoReturn:
-    """In the child: let go of what is the nursery's, then host a job."""
+def _become_host(daemon: socket.socket, line: int) -> NoReturn:
+    """In the child: close the fork server's files, then host a job."""
     code = 1
     try:
         daemon.close()

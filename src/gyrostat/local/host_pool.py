@@ -1,17 +1,19 @@
-"""Processes that can host a job (`host`), from the daemon's side. The `nursery` forks them in milliseconds; some are kept
-ready.
+"""Processes that can host a job (`host`), from the daemon's side. `host_fork_server` forks them in milliseconds; some are
+kept ready.
 
-A job goes to whichever host is ready first, and another takes that one's place. A host serves one job and ends. One that
-nobody needs any more is let go: its standard input ends.
+A job is assigned to the first host that is ready, and another host takes the place of that one. A host serves one job and
+ends. A host that is not needed any more is released: its standard input ends.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import socket
 import threading
 from collections import deque
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
@@ -21,68 +23,94 @@ from gyrostat.local.host import HostCommand
 from gyrostat.local.host_fork_server import HostForkServer
 
 _FIRST_S, _LONGEST_S = 0.1, 30.0
+logger = logging.getLogger(__name__)
 
 
 class HostSource(Protocol):
-    """Where hosts come from: a `nursery.Nursery`."""
+    """Starts hosts: a `HostForkServer`."""
 
     def alive(self) -> bool: ...
 
     def spawn(self, line: socket.socket) -> None:
-        """Start a host with this as its standard input and output; it remains the caller's to close."""
+        """Start a host with this socket as its standard input and output. The caller closes the socket."""
 
     def end(self) -> None:
-        """Hosts live on; those that have not been started yet never will be."""
+        """Hosts go on; those that have not been started yet never will be."""
+
+
+class HostTaskState(StrEnum):
+    """QUEUED → ASSIGNED → OVER, or QUEUED → OVER if it is cancelled."""
+
+    QUEUED = "queued"
+    ASSIGNED = "assigned"
+    OVER = "over"
 
 
 class HostTask:
-    """A job on its way to a host."""
+    """A job on its way to a host. Its state is changed by the pool only."""
 
-    def __init__(self, work_item: HostCommand) -> None:
-        self.work_item = work_item
-        self.over = False
-        """A host has had it, and has ended; or it was called off."""
+    def __init__(self, command: HostCommand) -> None:
+        self.command = command
+        self._changed = threading.Condition()
+        self._state = HostTaskState.QUEUED
+
+    @property
+    def state(self) -> HostTaskState:
+        return self._state
+
+    def enter(self, state: HostTaskState) -> None:
+        with self._changed:
+            self._state = state
+            self._changed.notify_all()
+
+    def wait(self, state: HostTaskState, seconds: float) -> bool:
+        """Whether it is in this state after at most `seconds`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state is state, seconds)
 
 
 class _Host:
-    """One process, from the daemon's side: the line on which it is told of a job, and says when it is ready for one."""
+    """One process, from the daemon's side: the socket through which it reports that it is ready, and receives a command."""
 
     def __init__(self, source: HostSource) -> None:
         self._line, theirs = socket.socketpair()
-        self.task: HostTask | None = None
+        self._task: HostTask | None = None
         try:
             with theirs:
                 source.spawn(theirs)
         except BrokenPipeError:
-            pass  # nobody is left at the other end of the line: a host that has ended before it began
+            pass  # the other end is closed: the same as a host that ends before it is ready
         except BaseException:
             self._line.close()
             raise
 
-    def send(self, task: HostTask) -> bool:
+    def assign(self, task: HostTask) -> bool:
         """False: it has ended."""
         try:
-            self._line.sendall(msgspec.json.encode(task.work_item) + b"\n")
+            self._line.sendall(msgspec.json.encode(task.command) + b"\n")
         except OSError:
             return False
-        self.task = task
+        self._task = task
+        task.enter(HostTaskState.ASSIGNED)
         return True
 
-    def says_something(self) -> bool:
-        """Waits until it does; False: it has ended."""
+    def await_output(self) -> bool:
+        """Wait until it writes something; False: it has ended."""
         try:
             return bool(self._line.recv(4096))
-        except ConnectionResetError:  # it left without reading what it was told
+        except ConnectionResetError:  # it ended without reading its command
             return False
 
-    def let_go(self) -> None:
+    def release(self) -> None:
+        """It ends, or finishes its job on its own."""
         with contextlib.suppress(OSError):
             self._line.shutdown(socket.SHUT_WR)
 
-    def bury(self) -> None:
+    def close(self) -> None:
+        """After its end."""
         self._line.close()
-        if self.task is not None:
-            self.task.over = True
+        if self._task is not None:
+            self._task.enter(HostTaskState.OVER)
 
 
 class HostPool:
@@ -91,66 +119,66 @@ class HostPool:
     def __init__(
         self, log: Path, *, spare: int = 1, source: Callable[[Path], HostSource] = HostForkServer
     ) -> None:
-        """`log`: to which hosts, and where they come from, say what is nobody's job's."""
+        """`log`: for messages of hosts and of the fork server that belong to no job."""
         self._log, self._spare, self._open_source = log, spare, source
         self._source: HostSource | None = None
         self._changed = threading.Condition()
-        self._waiting: deque[HostTask] = deque()
+        self._queue: deque[HostTask] = deque()
         self._starting: list[_Host] = []
         self._ready: list[_Host] = []
         self._busy: list[_Host] = []
         self._leaving: list[_Host] = []
-        """Let go before they had a job, and not gone yet."""
+        """Released before they had a job, and not ended yet."""
         self._failures = 0
-        """Hosts that could not be started, or died before they were ready, since one last was."""
+        """Hosts that could not be started, or ended before they were ready, since one last was."""
         self._closed = False
 
     def fill(self) -> None:
-        """As many as should be ready, or about to be."""
+        """Start hosts until enough are ready or starting."""
         with self._changed:
             while not self._closed and len(self._starting) + len(self._ready) < self._spare + len(
-                self._waiting
+                self._queue
             ):
                 host = _Host(self._living_source())
                 self._starting.append(host)
-                threading.Thread(target=self._listen, args=(host,), name="host", daemon=True).start()
+                threading.Thread(target=self._watch, args=(host,), name="host", daemon=True).start()
 
     def send(self, directory: Path, attempt: int) -> HostTask:
-        """Have the next host that is ready take the job in this directory."""
+        """Have the next host that is ready run the job in this directory."""
         task = HostTask(HostCommand(str(directory), attempt))
         with self._changed:
-            self._waiting.append(task)
-            self._hand_out()
+            self._queue.append(task)
+            self._assign()
         try:
             self.fill()
         except OSError:
-            if self.call_off(task):
+            if self.cancel(task):
                 raise
         return task
 
-    def call_off(self, task: HostTask) -> bool:
-        """No host will take it. False: one has it already, or had it."""
+    def cancel(self, task: HostTask) -> bool:
+        """No host will take it. False: a host has or had it."""
         with self._changed:
-            if task not in self._waiting:
+            if task not in self._queue:
                 return False
-            self._waiting.remove(task)
-            task.over = True
+            self._queue.remove(task)
+            task.enter(HostTaskState.OVER)
             return True
 
-    def await_ready(self, seconds: float) -> bool:
-        """Whether a host is ready by then."""
+    def await_ready(self, seconds: float, hosts: int = 1) -> bool:
+        """Whether this many hosts are ready after at most `seconds`."""
         with self._changed:
-            return self._changed.wait_for(lambda: bool(self._ready), seconds)
+            return self._changed.wait_for(lambda: len(self._ready) >= hosts, seconds)
 
     def close(self) -> None:
-        """Idle ones end; those that host a job go on without us."""
+        """Idle hosts end; those that run a job go on. Returns when idle hosts have ended."""
         with self._changed:
             self._closed = True
             ready = list(self._ready)
             for host in (*self._starting, *ready):
                 self._dismiss(host)
             for host in self._busy:
-                host.let_go()
+                host.release()
             self._changed.notify_all()
             self._changed.wait_for(lambda: not any(host in self._leaving for host in ready))
             if self._source is not None:
@@ -159,34 +187,37 @@ class HostPool:
 
     def _living_source(self) -> HostSource:
         if self._source is not None and not self._source.alive():
+            logger.warning("the host fork server has ended; another is started")
             self._source.end()
             self._source = None
         if self._source is None:
             self._source = self._open_source(self._log)
         return self._source
 
-    def _hand_out(self) -> None:
-        while self._waiting and self._ready:
+    def _assign(self) -> None:
+        while self._queue and self._ready:
             host = self._ready.pop()
-            if host.send(self._waiting[0]):
-                self._waiting.popleft()
+            if host.assign(self._queue[0]):
+                task = self._queue.popleft()
                 self._busy.append(host)
+                job = Path(task.command.directory).name
+                logger.info("a host takes attempt %d", task.command.attempt, extra={"job": job})
 
     def _dismiss(self, host: _Host) -> None:
-        self._drop(host)
+        self._remove(host)
         self._leaving.append(host)
-        host.let_go()
+        host.release()
 
-    def _listen(self, host: _Host) -> None:
-        """It says `ready` when it can take a job; when it says nothing more, it has ended."""
-        while host.says_something():
+    def _watch(self, host: _Host) -> None:
+        """It writes `ready` when it can take a job; when nothing more comes, it has ended."""
+        while host.await_output():
             with self._changed:
                 self._is_ready(host)
                 self._changed.notify_all()
         with self._changed:
             self._failures += host in self._starting
-            self._drop(host)
-            host.bury()
+            self._remove(host)
+            host.close()
             self._changed.notify_all()
         self._replace()
 
@@ -196,17 +227,16 @@ class HostPool:
             return
         self._starting.remove(host)
         self._ready.append(host)
-        self._hand_out()
+        self._assign()
         if len(self._ready) > self._spare:
             self._dismiss(self._ready[-1])
 
     def _replace(self) -> None:
-        """Whoever waits for a host that has died gets another. If none lives long enough to be ready, that takes longer
-        each time."""
+        """Start another host for the one that has ended, if one is needed. While none becomes ready, the pause doubles."""
         while True:
             with self._changed:
-                patience = min(_FIRST_S * 2.0**self._failures, _LONGEST_S) if self._failures else 0.0
-                if self._changed.wait_for(lambda: self._closed, patience):
+                pause = min(_FIRST_S * 2.0**self._failures, _LONGEST_S) if self._failures else 0.0
+                if self._changed.wait_for(lambda: self._closed, pause):
                     return
             try:
                 self.fill()
@@ -215,7 +245,7 @@ class HostPool:
                 with self._changed:
                     self._failures += 1
 
-    def _drop(self, host: _Host) -> None:
+    def _remove(self, host: _Host) -> None:
         for hosts in (self._starting, self._ready, self._busy, self._leaving):
             if host in hosts:
                 hosts.remove(host)

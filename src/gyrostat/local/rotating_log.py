@@ -1,4 +1,4 @@
-"""Files that grow without end, and are cut before the disk is full: `output.log`, then `output.log.1`, `.2` …"""
+"""Log files with a limited size: `output.log`, then `output.log.1`, `.2` …"""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ KEPT = 3
 
 
 class RotatingFile:
-    """Written line by line. When it is too large it becomes `.1`, what was `.1` becomes `.2`, and so on. A full disk costs
-    lines, never the job."""
+    """Written line by line. A file that is too large becomes `.1`, the former `.1` becomes `.2`, and so on. On a full disk
+    lines are lost, and the job goes on."""
 
     def __init__(self, path: Path, *, largest: int = LARGEST, kept: int = KEPT) -> None:
         self._path, self._largest, self._kept = path, largest, kept
@@ -31,7 +31,7 @@ class RotatingFile:
 
     def _rotate(self) -> None:
         beside = self._path.with_name(f"{self._path.name}.new")
-        fresh = beside.open("wb", buffering=0)  # first: what cannot be opened is not missed
+        fresh = beside.open("wb", buffering=0)  # first: if this fails, nothing has changed
         _shift(self._path, self._kept)
         if self._kept:
             self._path.replace(self._path.with_name(f"{self._path.name}.1"))
@@ -44,7 +44,7 @@ class RotatingFile:
 
 
 def cut(path: Path, *, largest: int = LARGEST, kept: int = KEPT) -> None:
-    """The same for a file to which other processes append: what it has is copied, and it is emptied."""
+    """The same for a file to which other processes append: it is copied, then emptied."""
     with contextlib.suppress(OSError):
         if path.stat().st_size > largest:
             _shift(path, kept)

@@ -1,8 +1,7 @@
-"""The cluster's durable memory: SQLite in WAL mode, every write committed to disk before it returns.
+"""Durable records of a cluster on this machine: SQLite in WAL mode, every write on disk before it returns.
 
-Records are kept as JSON, beside the few columns that are searched for: what a record has can grow without a migration.
-`SCHEMA` is the version of the tables. A full disk raises `StorageFull`, and the database stays sound: what was not
-accepted is not there, what was is.
+Records are stored as JSON, beside the few columns that are searched: a record can get new fields without a migration.
+`SCHEMA` is the version of the tables. A full disk raises `StorageFull`, and the database stays consistent.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gyrostat.cluster.records import EventRecord, JobRecord
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
-from gyrostat.local.records import EventRecord, JobRecord
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -40,7 +39,7 @@ class Store:
     """One database; may be used from several threads."""
 
     def __init__(self, path: Path, *, born: float = 0.0) -> None:
-        """`born`: the time that a new cluster's clock counts from."""
+        """`born`: the start of a new cluster's clock."""
         self._lock = threading.Lock()
         try:
             self._db = sqlite3.connect(path, check_same_thread=False, isolation_level=None, timeout=5.0)
@@ -78,7 +77,7 @@ class Store:
         with self._lock:
             self._db.close()
 
-    # What is there.
+    # Reading.
 
     @property
     def born(self) -> float:
@@ -86,7 +85,7 @@ class Store:
         return float(self._all("SELECT value FROM meta WHERE key = 'born'")[0][0])
 
     def jobs(self) -> list[JobRecord]:
-        """All of them, in the order in which they were submitted."""
+        """All of them, in the order of submission."""
         rows = self._all("SELECT record FROM jobs ORDER BY number")
         return [_decode(row[0], JobRecord) for row in rows]
 
@@ -105,10 +104,10 @@ class Store:
     def reservations(self) -> dict[str, int]:
         return dict(self._all("SELECT type, devices FROM reservations ORDER BY type"))
 
-    # What changes. All durable when it returns.
+    # Writing. Durable when it returns.
 
     def put(self, record: JobRecord | None = None, events: Iterable[EventRecord] = ()) -> None:
-        """A new job or a newer state of one, and what happened, all or nothing."""
+        """Insert or replace a job, and add events: all or nothing."""
         with self._writing() as db:
             if record is not None:
                 db.execute(
@@ -123,7 +122,7 @@ class Store:
             )
 
     def reserve(self, devices: Mapping[str, int]) -> None:
-        """From now on exactly these, by type."""
+        """Replace all reservations, by type."""
         with self._writing() as db:
             db.execute("DELETE FROM reservations")
             db.executemany(
@@ -132,7 +131,7 @@ class Store:
             )
 
     def forget(self, before: float) -> list[int]:
-        """Drop jobs that ended before that time, and older events. Returns the numbers of these jobs."""
+        """Delete jobs that ended before that time, and older events. Returns the numbers of these jobs."""
         with self._writing() as db:
             gone = db.execute("SELECT number FROM jobs WHERE over AND finished < ?", (before,)).fetchall()
             if gone:
@@ -140,7 +139,7 @@ class Store:
             db.execute("DELETE FROM events WHERE at < ?", (before,))
         return [number for (number,) in gone]
 
-    # How.
+    # Implementation.
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:

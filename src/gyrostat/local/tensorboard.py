@@ -1,9 +1,9 @@
-"""Event files that TensorBoard reads: what a script gives to `job.log`, one record per call.
+"""Event files for TensorBoard: what a script passes to `job.log`, one record per call.
 
 An event file is a sequence of records: length, checksum of the length, message, checksum of the message. Messages are
-`tensorflow.Event` in protocol buffers, of which scalars need five fields; writing those by hand spares every job the
-import of TensorBoard. Each attempt of a job opens a file of its own and says from which step it goes on, so that TensorBoard
-drops what an earlier one logged beyond its last checkpoint.
+`tensorflow.Event` in protocol buffers, of which scalars need five fields; encoding those here saves every job the import of
+TensorBoard. Each attempt of a job opens a file of its own and states the step from which it continues, so that TensorBoard
+drops what an earlier attempt logged beyond its last checkpoint.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SESSION_START = 1
 
 
 class EventFile:
-    """Scalars by step, in a new file of `directory`, made when there is something to write. Every record is handed to the
-    system at once, all of it or nothing; a full disk costs records, never the job."""
+    """Scalars by step, in a new file of `directory`, created with the first record. A record is written at once, completely
+    or not at all; on a full disk records are lost, and the job goes on."""
 
     def __init__(self, directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
@@ -33,13 +33,13 @@ class EventFile:
         self._begun_at = 0
 
     def began(self, step: int) -> None:
-        """Training begins, or goes on, after `step` steps: what is there of later ones will come again."""
+        """Training begins, or continues, after `step` steps: later ones will be logged again."""
         self._begun_at = step
         if self._file is not None:
             self._write(event(self._clock(), step + 1, session_start=True))
 
     def scalars(self, step: int, metrics: Mapping[str, float]) -> None:
-        """What `job.log(**metrics)` was given after `step` steps."""
+        """The arguments of `job.log(**metrics)` after `step` steps."""
         if self._file is None:
             self._open()
         self._write(event(self._clock(), step, scalars=metrics))
@@ -72,7 +72,7 @@ class EventFile:
 
 
 def record(message: bytes) -> bytes:
-    """A message as it stands in the file."""
+    """A message as a record of the file."""
     length = struct.pack("<Q", len(message))
     return b"".join(
         (length, struct.pack("<I", masked_crc(length)), message, struct.pack("<I", masked_crc(message)))
@@ -103,7 +103,7 @@ def event(
 
 
 def _single(value: float) -> bytes:
-    """In single precision; what is out of its reach is infinite."""
+    """In single precision; values out of range become infinite."""
     try:
         return struct.pack("<f", value)
     except OverflowError:

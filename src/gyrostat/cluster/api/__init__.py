@@ -1,0 +1,7 @@
+"""The REST API of a cluster: all cluster verbs of the command line go through it.
+
+A request passes `guard` (is it meant for this service?) and `tokens` (who sends it?), is decoded by `operation` into the
+struct that its operation takes, and is answered by a function of `operations`, which calls the `ClusterService`. `openapi`
+describes the same table of operations, so the document and the service agree. `problem` is the form of errors, `metrics` is
+for Prometheus, `server` listens.
+"""
