@@ -23,6 +23,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from gyrostat.core import logs
 from gyrostat.job.processes import fork_server, worker
 from gyrostat.job.processes.start import ONE_THREAD
 from gyrostat.local import host
@@ -68,6 +69,7 @@ class HostForkServer:
 
 
 def main() -> None:
+    logs.configure_from_environment()
     daemon = socket.socket(fileno=int(sys.argv[1]))
     _import_everything()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps hosts that have ended
