@@ -33,7 +33,7 @@ from gyrostat.job.control.instructions import (
     refused_profile,
 )
 from gyrostat.job.control.profiling import ProfileRequest, Profiling
-from gyrostat.job.control.recovery import Recovery
+from gyrostat.job.control.recovery import RecoveryState
 from gyrostat.job.control.schedule import Schedule
 from gyrostat.job.control.straggler_response import StragglerResponse
 from gyrostat.job.processes.protocol import StepReport, Terminate
@@ -64,7 +64,7 @@ class Coordinator:
         self._tries = 0
         self._profiling: Profiling | None = None
         self._stragglers = StragglerResponse(self._options.pace)
-        self._recovery = Recovery()
+        self._recovery = RecoveryState()
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -335,7 +335,7 @@ class Coordinator:
         if record.profile is not None and record.original_size is not None:
             restored._profiling = Profiling(record.profile, record.original_size, [])
         restored.leaving, restored._compatibility = record.leaving, dict(record.compatibility)
-        restored._recovery = Recovery(record.lost, record.loss_reason, record.missed)
+        restored._recovery = RecoveryState(record.lost, record.loss_reason, record.missed)
         return restored
 
     def took_over(self, now: float) -> list[Instruction]:

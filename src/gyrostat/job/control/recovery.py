@@ -17,7 +17,7 @@ _HEAR_OF_DEATH_S = 0.5
 
 
 @dataclass
-class Recovery:
+class RecoveryState:
     """The losses that are being recovered from."""
 
     lost: tuple[int, ...] = ()
