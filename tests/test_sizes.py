@@ -16,7 +16,7 @@ MANY_METHODS = {
 }
 MANY_ATTRIBUTES = {
     "job.control.worker_tracker.WorkerTracker": "a table of one attempt: a column for each fact known of its workers",
-    "job.nodes.agent.Agent": "the edge of a node: owns its sockets, store, lease campaign, workers and term until it closes them",
+    "job.nodes.agent.Agent": "the edge of a node: owns its sockets, store, campaign, workers and term until it closes them",
     "sched.cells.free_lists.FreeLists": "one data structure: parallel arrays by level and index that change together",
     "sched.views.JobView": "plain data that policies read; one object per job, on the simulator's hot path",
     "sim.records.Records": "columns of one table, and four curves; plain data that reports read",

@@ -1,4 +1,4 @@
-"""The environment variables of the command line. This module reads those that no other room reads.
+"""The environment variables of the command line. This module reads those that no other package reads.
 
 GYROSTAT_TOKEN         the token of a cluster, or of a job on several nodes (here, and in `local.client`)
 GYROSTAT_DATA          the directory with traces and tables for `gyrostat experiment` (here)
