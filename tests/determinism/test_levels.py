@@ -44,22 +44,24 @@ def test_any_mixture_of_types_and_threads_gives_the_same_bits(
     assert mixed.losses == alone.losses
 
 
-@pytest.mark.parametrize(
-    ("model", "difference"), [*((model, "type") for model in MODELS), ("channels_last", "threads")]
-)
-def test_without_pins_and_checks_bits_differ(launch: Launch, model: str, difference: str) -> None:
-    """So that equal bits above mean something."""
-    alone = launch(ZOO, virtual_workers=3, args=[model])
-    mixed = launch(
-        ZOO,
-        placement=[2, 1],
-        args=[model],
-        worker_env={1: STARTED_AS["avx2"]} if difference == "type" else {},
-        worker_threads={1: 2} if difference == "threads" else {},
-        check_fingerprint=False,
-        check=False,
-    )
-    assert mixed.digest != alone.digest  # replicas that drifted apart have none at all
+@pytest.mark.parametrize(("models", "difference"), [(MODELS, "type"), (["channels_last"], "threads")])
+def test_without_pins_and_checks_bits_differ(launch: Launch, models: list[str], difference: str) -> None:
+    """So that equal bits above mean something. Which model differs depends on the CPU: MKL has no AVX-512 kernels for AMD's."""
+
+    def differs(model: str) -> bool:
+        alone = launch(ZOO, virtual_workers=3, args=[model])
+        mixed = launch(
+            ZOO,
+            placement=[2, 1],
+            args=[model],
+            worker_env={1: STARTED_AS["avx2"]} if difference == "type" else {},
+            worker_threads={1: 2} if difference == "threads" else {},
+            check_fingerprint=False,
+            check=False,
+        )
+        return mixed.digest != alone.digest  # replicas that drifted apart have none at all
+
+    assert any(differs(model) for model in models)
 
 
 @pytest.mark.parametrize(
