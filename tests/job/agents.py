@@ -168,6 +168,6 @@ def end_fork_parent(node: str) -> None:
     """And with it all workers of the node."""
     from gyrostat.job.processes.start import WorkerForkServer
 
-    parent = WorkerForkServer.adopt(runtime_directory() / f"job.{node}" / "forkparent.socket")
+    parent = WorkerForkServer.adopt(runtime_directory() / f"job.{node}" / "fork-server.socket")
     if parent is not None:
         parent.close()

@@ -67,7 +67,7 @@ def test_a_process_is_told_from_a_later_one_with_its_id(tmp_path: Path) -> None:
         assert not other.alive()
         assert other.end(signal.SIGKILL), "it is gone"
         assert child.poll() is None, "somebody else was killed"
-        assert found.end(signal.SIGKILL, patience=60.0)
+        assert found.end(signal.SIGKILL, timeout_s=60.0)
     assert ProcessIdentity.of(child.pid) is None
     register_host(tmp_path, 4, child.pid)
     host = read_host(tmp_path)

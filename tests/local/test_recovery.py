@@ -119,7 +119,7 @@ def test_a_killed_daemon_leaves_jobs_undisturbed_and_a_killed_host_is_started_ag
         daemon.service.scale("a", None, min=2, max=2)
         until(daemon, lambda: daemon.service.job("a", None).workers == 2, "shrinks")
         until(daemon, lambda: any((home.job("j1") / CHECKPOINTS).glob("step-*")), "has a checkpoint")
-        assert host.host.end(patience=60.0)
+        assert host.host.end(timeout_s=60.0)
         until(daemon, lambda: daemon.service.job("a", None).attempts == 2, "is started again")
         (tmp_path / "hurry-a").touch()
         (record,) = finished(daemon, "j1")

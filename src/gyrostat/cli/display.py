@@ -202,13 +202,13 @@ class PlainDisplay:
             f"from step {done.step} on {what}, after a pause of {done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
 
-    def recovered(self, rescued: SurvivorsGoOn) -> None:
-        workers = f"{rescued.after} worker{'s' * (rescued.after != 1)}"
+    def recovered(self, recovery: SurvivorsGoOn) -> None:
+        workers = f"{recovery.after} worker{'s' * (recovery.after != 1)}"
         self.note(
-            f"{rescued.reason} in step {rescued.step}; {workers} went on after {rescued.paused * 1e3:.0f} ms, "
-            f"{rescued.redone} micro-batch{'es' * (rescued.redone != 1)} redone, nothing lost"
+            f"{recovery.reason} in step {recovery.step}; {workers} went on after {recovery.paused * 1e3:.0f} ms, "
+            f"{recovery.redone} micro-batch{'es' * (recovery.redone != 1)} redone, nothing lost"
         )
-        if rescued.waits:
+        if recovery.waits:
             self.note(
                 f"{workers}: fewer than --min-workers; the job keeps its state and waits for more workers"
             )
@@ -220,7 +220,7 @@ class PlainDisplay:
     def died(self, failure: JobFailure, wait: float) -> None:
         when = f" in {wait:.0f} s" if wait else ""
         self.note(f"{failure}; restarting from the newest checkpoint{when}")
-        for line in failure.evidence.told():
+        for line in failure.evidence.describe():
             self.note(line)
 
     def noticed(self, straggler: Straggler) -> None:
@@ -246,7 +246,7 @@ class PlainDisplay:
             return
         for line in (outcome.failure.traceback or "").splitlines():
             self.show(outcome.failure.worker, OutputStream.STDERR, line)
-        for line in outcome.failure.evidence.told():
+        for line in outcome.failure.evidence.describe():
             self.note(line)
 
     def note(self, line: str) -> None:

@@ -48,7 +48,7 @@ class Evidence:
     out_of_memory: str | None = None
     """The kernel's message that it killed the process because memory ran out; None: there is none."""
 
-    def told(self) -> list[str]:
+    def describe(self) -> list[str]:
         """Lines of text for the user."""
         text = []
         if self.out_of_memory is not None:

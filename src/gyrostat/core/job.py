@@ -114,7 +114,7 @@ class NextGeneration:
     """The member of the previous generation that sends the state to the newcomers."""
     store: str
     """Where its members rendezvous: path of a file, or tcp://HOST:PORT/NAME."""
-    is_rescue: bool = False
+    is_recovery: bool = False
     """It begins at once, after the loss of a worker; the survivors agree on the placement."""
     waits: bool = False
     """After the loss of a worker: the survivors are too few, and wait at the next boundary for others."""

@@ -85,7 +85,7 @@ class Attempts:
         host = read_host(self._directory)
         if host is not None and is_hosted(self._directory):
             logger.info("killing host %d", host.host.pid, extra={"job": self._job})
-            host.host.end(patience=5.0)
+            host.host.end(timeout_s=5.0)
 
     def find_end(self) -> HostGone | None:
         """The end of the current attempt, if no host has the job any more."""

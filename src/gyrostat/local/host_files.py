@@ -62,8 +62,8 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
     def alive(self) -> bool:
         return _start_time(self.pid) == self.started
 
-    def end(self, number: int = signal.SIGKILL, patience: float = 0.0) -> bool:
-        """Send it a signal, unless it is another process by now; returns whether it has ended after `patience` seconds."""
+    def end(self, number: int = signal.SIGKILL, timeout_s: float = 0.0) -> bool:
+        """Send it a signal, unless it is another process by now; returns whether it has ended after `timeout_s` seconds."""
         try:
             pidfd = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -75,7 +75,7 @@ class ProcessIdentity(msgspec.Struct, frozen=True):
                 signal.pidfd_send_signal(pidfd, number)
             gone = select.poll()
             gone.register(pidfd, select.POLLIN)
-            return bool(gone.poll(patience * 1000))
+            return bool(gone.poll(timeout_s * 1000))
         finally:
             os.close(pidfd)
 
@@ -147,7 +147,7 @@ def register_host(directory: Path, attempt: int, parent: int) -> None:
     """Write this process to `host.json`. The fork server of a previous host that was killed is ended first."""
     before = read_host(directory)
     if before is not None and before.parent is not None and not before.host.alive():
-        before.parent.end(signal.SIGTERM, patience=2.0) or before.parent.end(signal.SIGKILL, patience=2.0)
+        before.parent.end(signal.SIGTERM, timeout_s=2.0) or before.parent.end(signal.SIGKILL, timeout_s=2.0)
     host = ProcessIdentity.of(os.getpid())
     assert host is not None
     file = HostFile(attempt=attempt, host=host, parent=ProcessIdentity.of(parent))

@@ -48,7 +48,7 @@ def rescue(generation: int, *members: int, waits: bool = False) -> list[Instruct
         newcomers=(),
         donor=members[0],
         store=f"store-{generation}",
-        is_rescue=True,
+        is_recovery=True,
         waits=waits,
     )
     return [TellMember(member, BeginRecovery(plan)) for member in members]

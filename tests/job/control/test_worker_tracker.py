@@ -230,7 +230,7 @@ def test_out_of_memory_is_what_the_kernel_says() -> None:
     assert failure is not None
     assert (failure.cause, failure.evidence) == (FailureCause.MEMORY, evidence)
     assert str(failure) == ("worker 1 was killed by SIGKILL: out of memory (oom_kill in x went from 0 to 1)")
-    assert failure.evidence.told() == [
+    assert failure.evidence.describe() == [
         "out of memory: oom_kill in x went from 0 to 1",
         "it was running micro-batch 0 of virtual worker 1 in the step after step 4, samples 3, 9",
         "the last it printed:",

@@ -338,7 +338,7 @@ def _make_membership(common: _Common, workers: VirtualWorkers) -> Membership:
         except PeerLost:
             group.close()
             raise
-        if not plan.is_rescue and member not in plan.newcomers:
+        if not plan.is_recovery and member not in plan.newcomers:
             workers.relocation.reducers.prepare(plan.placement, group)
         return PreparedGeneration(plan, group, wire)
 

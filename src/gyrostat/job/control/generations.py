@@ -165,7 +165,7 @@ class Generations:
             newcomers=(),
             donor=survivors[0],
             store=self.store(number),
-            is_rescue=True,
+            is_recovery=True,
             waits=waits,
         )
         return [TellMember(member, BeginRecovery(self.plan)) for member in survivors]

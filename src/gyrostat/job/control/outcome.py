@@ -293,7 +293,7 @@ class Tally:
                 step=message.step + len(again),
                 at=since - self.asked_at,
                 reason=str(failure),
-                evidence=tuple(failure.evidence.told()),
+                evidence=tuple(failure.evidence.describe()),
                 pause_ms=(message.at - since) * 1e3,
                 recovered_from="checkpoint",
                 micro_batches_redone=len(again) * self.virtual_workers,
@@ -317,7 +317,7 @@ class Tally:
         cut: bool = False,
     ) -> Outcome:
         if failure is not None:
-            evidence = failure.evidence.told()
+            evidence = failure.evidence.describe()
             self._note(EventKind.FAILURE, now, str(failure), to_workers=0, evidence=evidence)
         elif stopped or stopped_by is not None:
             self._note(EventKind.STOP, now, "asked to stop", to_workers=0)

@@ -227,7 +227,10 @@ class WorkerTracker:
     def evidence_of(self, workers: Sequence[int]) -> tuple[str, ...]:
         """The evidence of these workers."""
         return tuple(
-            line for worker in workers if worker in self._evidence for line in self._evidence[worker].told()
+            line
+            for worker in workers
+            if worker in self._evidence
+            for line in self._evidence[worker].describe()
         )
 
     def recover_without(self, worker: int, code: int) -> None:

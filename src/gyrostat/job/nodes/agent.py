@@ -128,7 +128,7 @@ class Agent:
         name = f"{self._request.name}.{self._options.node}"
         home = runtime_directory() / name
         stack.enter_context(locked_home(home, name))
-        parents = home / "forkparent.socket"
+        parents = home / "fork-server.socket"
         found = WorkerForkServer.adopt(parents)
         self._source = found or WorkerForkServer(outlives=(parents, self._options.node_timeout))
         stack.callback(self._source.close)
