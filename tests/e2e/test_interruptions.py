@@ -12,7 +12,7 @@ import pytest
 from tests.cli.gyrostat_process import finish, gyrostat, running
 
 SCRIPT = """
-import pathlib, sys, time, torch, gyrostat
+import pathlib, signal, sys, time, torch, gyrostat
 from torch.utils.data import TensorDataset
 job = gyrostat.init(seed=3)
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.Dropout(0.5), torch.nn.Linear(16, 2))
@@ -29,6 +29,9 @@ for epoch in job.epochs(int(sys.argv[1])):
             print("forty", flush=True)
         if job.step >= 40 and sys.argv[2:] and not any(pathlib.Path("checkpoints").glob("step-*")):
             time.sleep(0.05)  # so that it is not over before it has been asked for one
+        elif job.step >= 40 and sys.argv[2:] == ["pause"] and job.is_main:
+            print("saved", flush=True)
+            signal.pause()
 """
 
 
@@ -59,12 +62,12 @@ def run_options(
     ]
 
 
-def wait_for_forty(process: subprocess.Popen[str]) -> None:
+def wait_for_forty(process: subprocess.Popen[str], word: str = "forty") -> None:
     assert process.stdout is not None
     for line in process.stdout:
-        if "forty" in line:
+        if word in line:
             return
-    pytest.fail("the run ended before step 40")
+    pytest.fail(f"the run ended before it printed {word!r}")
 
 
 def report(script: Path) -> dict[str, object]:
@@ -107,8 +110,8 @@ def test_asked_for_a_checkpoint_by_signal(script: Path) -> None:
 def test_a_killed_run_leaves_nothing_and_goes_on(script: Path) -> None:
     options = run_options(script, 2)
     options[1:1] = ["--checkpoint-every", "10"]
-    with running(*options, cwd=script.parent) as process:
-        wait_for_forty(process)
+    with running(*options, "pause", cwd=script.parent) as process:
+        wait_for_forty(process, "saved")
         process.kill()
         finish(process)  # returns when nobody holds its pipes any more: its workers are gone too
     newest = max((script.parent / "checkpoints").glob("step-*")).name

@@ -301,7 +301,7 @@ def test_an_agent_is_back_before_its_workers_are_given_up(
     assert list_checkpoints(tmp_path / "ckpt") == []
     with JobClient("job") as job_client:
         status = job_client.status()
-        assert (status.members, status.phase) == ((0, 1), "steady")
+        assert (status.members, status.reconfiguration) == ((0, 1), ReconfigurationPhase.STEADY)
     stop(leader, again)
     same_bits()
 

@@ -197,6 +197,6 @@ def test_without_its_fork_parent_a_run_fails_and_its_workers_are_gone(tmp_path: 
             placement=Placement.even(1, 1),
             cwd=tmp_path,
         )
-        with pytest.raises(ScriptFailed, match=r"the fork parent .* ended with code -9"):
+        with pytest.raises(ScriptFailed, match=r"the fork server .* ended with exit code -9"):
             run_job(request, parent=parent, observer=Listener(react=kill_the_parent))
     departures[0].wait()
