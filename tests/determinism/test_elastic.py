@@ -83,7 +83,9 @@ def test_checkpoints_of_a_job_that_is_resized(
         ZOO, virtual_workers=4, workers=2, args=["loops"], checkpoint=policy, stop_after=4, schedule=plan
     )
     assert first.stopped
-    rest = launch(ZOO, virtual_workers=4, workers=2, args=["loops"], checkpoint=policy, schedule=plan)
+    # On one worker, as the schedule has it there: a change that is due at the beginning may meet the step of the next one,
+    # which is then late, and this job is soon over.
+    rest = launch(ZOO, virtual_workers=4, workers=1, args=["loops"], checkpoint=policy, schedule=plan)
     assert rest.first_step == 4
     assert rest.digest == reference.digest
     assert rest.workers == 3
