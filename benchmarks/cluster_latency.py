@@ -9,6 +9,7 @@ Last, a nursery forks hosts, one after the other, as the daemon has it do for ev
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import tempfile
 import time
@@ -17,6 +18,7 @@ from pathlib import Path
 from figures import Figure, Options, Target, main
 from gyrostat.cluster.records import JobSpec
 from gyrostat.local.daemon import Daemon
+from gyrostat.local.environment import job_environment
 from gyrostat.local.home import Home
 from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.layout import layout_of_slots
@@ -109,7 +111,7 @@ class Warm:
     """A nursery that has imported everything."""
 
     def __init__(self, log: Path) -> None:
-        self._fork_server = HostForkServer(log)
+        self._fork_server = HostForkServer(log, job_environment(os.environ))
         self.host_ready()
 
     def host_ready(self) -> float:

@@ -21,8 +21,10 @@ from typing import Self
 
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.requests import RequestResult
+from gyrostat.job.control.run_request import WorkerOverrides
 from gyrostat.job.diagnostics.stragglers import StragglerPolicy
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes.protocol import FromWorker, Program, StepReport, StepReports
@@ -77,9 +79,10 @@ class ElasticJob(NullObserver):
         self._request = RunRequest(
             program=Program(name=str(SCRIPT), args=tuple(args)),
             placement=even if placement is None else Placement.from_counts(placement),
-            stragglers=stragglers or StragglerPolicy(),
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            paced=paced,
+            failures=FailurePolicy(
+                stragglers=stragglers or StragglerPolicy(), heartbeat_timeout_s=heartbeat_timeout_s
+            ),
+            overrides=WorkerOverrides(paced=paced),
             name=f"benchmark-{os.getpid()}",
         )
         self._steps: dict[int, StepReport] = {}

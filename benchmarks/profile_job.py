@@ -10,8 +10,10 @@ import time
 
 from elastic_job import SCRIPT, SMALL, ElasticJob
 from figures import Figure, Options, Target, main
+from gyrostat.core.job import TrainingOptions
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.profiling import SETTLING
+from gyrostat.job.control.run_request import WorkerOverrides
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.start import WorkerForkServer
@@ -55,8 +57,8 @@ def a_job_each() -> float:
             request = RunRequest(
                 program=Program(name=str(SCRIPT), args=SMALL),
                 placement=Placement.even(VIRTUAL_WORKERS, workers),
-                paced=PACED,
-                stop_after=SETTLING + STEPS,
+                options=TrainingOptions(stop_after=SETTLING + STEPS),
+                overrides=WorkerOverrides(paced=PACED),
             )
             run_job(request, parent=parent).check()
     return time.perf_counter() - began

@@ -22,10 +22,20 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool, Probe, RecoveryMode, ReductionOrder
+from gyrostat.core.job import (
+    CheckpointPolicy,
+    Determinism,
+    DevicePool,
+    Probe,
+    RecoveryMode,
+    ReductionOrder,
+    TrainingOptions,
+)
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.run_request import OutputFiles, WorkerOverrides
 from gyrostat.job.diagnostics.stragglers import StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import WatchdogPolicy
 from gyrostat.job.launcher import RunRequest, run_job
@@ -97,32 +107,34 @@ class Launch:
         request = RunRequest(
             program=Program(name=str(path), args=tuple(args)),
             placement=counts,
-            threads=threads,
-            reduction=reduction,
-            determinism=determinism,
-            pool=pool,
-            check_fingerprint=check_fingerprint,
-            checkpoint=checkpoint,
-            reference=reference,
-            probe=probe,
-            stop_after=stop_after,
-            cwd=self.directory,
-            env=env or {},
-            worker_env=worker_env or {},
-            worker_threads=worker_threads or {},
-            log_dir=log_dir,
+            options=TrainingOptions(
+                threads=threads,
+                reduction=reduction,
+                determinism=determinism,
+                pool=pool,
+                check_fingerprint=check_fingerprint,
+                batch_size=batch_size,
+                reference=reference,
+                recovery=recovery,
+                checkpoint=checkpoint,
+                stop_after=stop_after,
+                probe=probe,
+            ),
+            failures=FailurePolicy(
+                min_workers=min_workers,
+                heartbeat_timeout_s=heartbeat_timeout_s,
+                grace_s=grace_s,
+                restarts=restarts,
+                poison_limit=poison_limit,
+                stragglers=stragglers or StragglerPolicy(),
+                watchdog=watchdog,
+            ),
+            output=OutputFiles(log_dir=log_dir),
+            overrides=WorkerOverrides(paced=paced, env=worker_env or {}, threads=worker_threads or {}),
             schedule=schedule,
             name=name,
-            restarts=restarts,
-            recovery=recovery,
-            min_workers=min_workers,
-            heartbeat_timeout_s=heartbeat_timeout_s,
-            paced=paced,
-            batch_size=batch_size,
-            grace_s=grace_s,
-            stragglers=stragglers or StragglerPolicy(),
-            poison_limit=poison_limit,
-            watchdog=watchdog,
+            cwd=self.directory,
+            env=env or {},
         )
         outcome = run_job(request, parent=self._parent, observer=observer)
         return outcome.check() if check else outcome

@@ -48,6 +48,16 @@ def test_new_names_of_the_map_exist() -> None:
         assert set(new.split(", ")) <= names, new
 
 
+def test_environment_variables_are_read_in_one_place_per_kind_of_process() -> None:
+    reads = {name for name, path in _modules().items() if re.search(r"\bos\.(environ\b|getenv)", _code(path))}
+    assert reads == {f"{room}.environment" for room in ("cli", "local", "job", "engine")} | {"core.logs"}
+
+
+def _code(path: Path) -> str:
+    """Without docstrings and other text."""
+    return re.sub(r'""".*?"""', "", path.read_text(), flags=re.DOTALL)
+
+
 def _modules() -> dict[str, Path]:
     paths = sorted(PACKAGE.rglob("*.py"))
     return {".".join(_parts(path)): path for path in paths}

@@ -141,7 +141,7 @@ def test_export_of_what_cannot_be(directory: Path, tmp_path: Path) -> None:
     optimizer = tmp_path / "x.safetensors"
     assert "export to .pt" in error_of("export", directory, optimizer, "--name", "optimizer")
     for name in ("x.pt", "x.safetensors"):
-        assert "No such file" in error_of("export", directory, tmp_path / "no" / name)
+        assert "there is no directory" in error_of("export", directory, tmp_path / "no" / name)
     assert sorted(os.listdir(tmp_path)) == ["ckpt"]
     assert "momentum" in str(torch.load(export_optimizer(directory, tmp_path))["param_groups"])
 
@@ -244,7 +244,9 @@ def test_import_of_what_cannot_be(tmp_path: Path, directory: Path, monkeypatch: 
     file.write_bytes(b"nonsense")
     assert "cannot be imported" in error_of("import", file, new)
     torch.save({"model": Malicious()}, file)
-    assert "nothing but tensors and plain values" in error_of("import", file, new)
+    error = error_of("import", file, new)
+    assert "nothing but tensors and plain values" in error
+    assert "weights_only" not in error
     assert not (tmp_path / "pwned").exists()
     torch.save([1, 2], file)
     assert "the file holds a list" in error_of("import", file, new)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import selectors
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,9 @@ from gyrostat.cli.main import build_app
 from gyrostat.cluster.api.server import serving
 from gyrostat.cluster.records import Intent, JobState, LogSource
 from gyrostat.core.errors import ClusterUnreachable, NoSuchJob, UsageError
+from gyrostat.core.phase import JobPhase, ReconfigurationPhase
+from gyrostat.job.control.control_socket import ControlSocket
+from gyrostat.job.control.requests import Status
 from tests.cluster.quiet_cluster import Quiet, quiet_cluster
 
 
@@ -50,6 +56,10 @@ def test_submit_with_all_options(quiet: Quiet) -> None:
             *("--types", "cpu,gpu", "--cpu", "1.5", "--memory", "2G", "--priority", "7", "--vc", "default"),
             *("--opportunistic", "--retries", "3", "--time-limit", "1.5h", "--env", "A=b=c", "--env", "HOME"),
             *("--workdir", str(quiet.workdir), "--checkpoint-every", "100", "--steps", "1000"),
+            *("--checkpoint-interval", "60", "--keep", "2", "--recovery", "checkpoint", "--restarts", "1"),
+            *("--poison-limit", "5", "--heartbeat-timeout", "9", "--grace", "4", "--watchdog", "120"),
+            *("--watchdog-action", "end", "--stragglers", "re-place", "--straggler-factor", "1.5"),
+            *("--straggler-steps", "7", "--straggler-pause", "8"),
             *("--workload", "resnet", "--mix-types", "--threads", "2", "--reduction", "tree"),
             *("--determinism", "elastic", "train.py", "--name", "its own", "-n", "3"),
         )
@@ -77,6 +87,19 @@ def test_submit_with_all_options(quiet: Quiet) -> None:
         "reduction": "tree",
         "determinism": "elastic",
         "checkpoint_every": 100,
+        "checkpoint_interval": 60.0,
+        "keep": 2,
+        "recovery": "checkpoint",
+        "restarts": 1,
+        "poison_limit": 5,
+        "heartbeat_timeout": 9.0,
+        "grace": 4.0,
+        "watchdog": 120.0,
+        "watchdog_action": "end",
+        "stragglers": "re-place",
+        "straggler_factor": 1.5,
+        "straggler_steps": 7,
+        "straggler_pause": 8.0,
         "steps": 1000,
         "workload": "resnet",
     }
@@ -140,8 +163,8 @@ def test_what_submit_refuses(quiet: Quiet, args: tuple[str, ...], message: str) 
 
 def test_submit_and_follow_ends_as_the_job_does(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
     def submit_and_run(submit: Callable[..., Any]) -> Callable[..., Any]:
-        def run(spec: Any, tenant: str) -> Any:
-            job = submit(spec, tenant)
+        def run(spec: Any, tenant: str, root: str | None) -> Any:
+            job = submit(spec, tenant, root)
             output = quiet.files.log(job.id, LogSource.OUTPUT)
             output.parent.mkdir(parents=True)
             output.write_text("[0] hello\n")
@@ -151,8 +174,8 @@ def test_submit_and_follow_ends_as_the_job_does(quiet: Quiet, monkeypatch: pytes
         return run
 
     monkeypatch.setattr(quiet.service, "submit", submit_and_run(quiet.service.submit))
-    told = "gyrostat: error: train (j1) failed: it raised\n"
-    assert invoke("submit", "--follow", "train.py", code=3) == "[0] hello\n" + told
+    submitted, told = "gyrostat: submitted train as j1\n", "gyrostat: error: train (j1) failed: it raised\n"
+    assert invoke("submit", "--follow", "train.py", code=3) == submitted + "[0] hello\n" + told
 
 
 def test_jobs(quiet: Quiet) -> None:
@@ -362,7 +385,7 @@ def test_without_a_cluster_it_is_said(quiet: Quiet) -> None:
         invoke("jobs", "--at", "127.0.0.1:1")
     with pytest.raises(UsageError, match="no job named 'train' is running"):
         invoke("scale", "train", "2")
-    assert invoke("status") == ""
+    assert invoke("status") == "no job is running\n"
 
 
 def test_a_cluster_that_has_gone_hides_no_job_by_itself(quiet: Quiet) -> None:
@@ -397,3 +420,68 @@ def test_replay_of_the_running_cluster(quiet: Quiet, tmp_path: Path) -> None:
     assert "3 jobs of the recording; 0 had not ended or never ran" in invoke("replay", "--policy", "wfs")
     recording.write_text(recording.read_text().replace('"gpu:1x4"', '"gpu:1x6"'))
     assert "s differs" in invoke("replay", code=1)
+
+
+STATUS = Status(
+    name="j7",
+    program="train.py",
+    pid=1,
+    virtual_workers=4,
+    workers=2,
+    members=(0, 1),
+    generation=1,
+    phase=JobPhase.TRAINING,
+    reconfiguration=ReconfigurationPhase.STEADY,
+    step=7,
+    loss=None,
+    throughput=None,
+)
+
+
+@contextlib.contextmanager
+def a_job_that_trains(sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Its control socket is there, and says `STATUS`."""
+    with monkeypatch.context() as patch, selectors.DefaultSelector() as selector:
+        patch.setenv("GYROSTAT_RUNTIME_DIR", str(sockets))
+        control_socket = ControlSocket("j7")
+        control_socket.register(selector, lambda request, connection: connection.answer(STATUS))
+        over, wakes = os.pipe()
+        selector.register(over, selectors.EVENT_READ, None)
+
+        def serve() -> None:
+            while True:
+                for key, _ in selector.select():
+                    if key.data is None:
+                        return
+                    key.data()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        patch.undo()
+        yield
+        os.close(wakes)
+        thread.join()
+        os.close(over)
+        control_socket.close()
+
+
+def test_status_of_all_after_the_daemon_was_killed(quiet: Quiet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The jobs that train on are shown."""
+    quiet.home.announce("http://127.0.0.1:9")
+    with a_job_that_trains(quiet.home.sockets, monkeypatch):
+        shown = invoke("status")
+    assert "j7: step 7, 4 virtual workers on 2 (workers 0, 1), training\n" in shown
+    assert "the cluster at http://127.0.0.1:9 does not answer" in shown
+    assert "`gyrostat up` takes them over" in shown
+
+
+def test_status_of_nothing(quiet: Quiet) -> None:
+    assert invoke("status") == "no job is running\n"
+
+
+def test_stop_names_the_verbs_for_a_job_of_the_cluster(quiet: Quiet) -> None:
+    invoke("submit", "train.py")
+    with pytest.raises(
+        UsageError, match=r"`gyrostat pause train` checkpoints it .* `gyrostat cancel train` ends it"
+    ):
+        invoke("stop", "train")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+from dataclasses import replace
 from signal import SIGTERM
 
 import pytest
@@ -102,6 +103,10 @@ def test_a_failure_ends_with_the_traceback_of_the_one_to_blame(capsys: pytest.Ca
 def test_a_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     PlainDisplay(PLACEMENT, quiet=False).over(outcome(digest=None, stopped_by=SIGTERM))
     assert capsys.readouterr().err.splitlines()[-1] == "gyrostat: stopped by SIGTERM after step 6"
+    PlainDisplay(PLACEMENT, quiet=False).over(
+        replace(outcome(digest=None, stopped_by=SIGTERM), stop_requested=True)
+    )
+    assert capsys.readouterr().err.splitlines()[-1] == "gyrostat: stopped by request after step 6"
 
 
 def test_names_are_of_one_width() -> None:

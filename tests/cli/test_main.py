@@ -98,7 +98,7 @@ def test_verbs_of_later_versions_say_so(
         ),
         (
             ["run", "--report", "no/r.json", "x.py"],
-            "gyrostat: error: the report cannot be written to no/r.json",
+            "gyrostat: error: --report no/r.json cannot be written: there is no directory no",
         ),
         (["fly"], "No such command 'fly'"),
     ],

@@ -51,19 +51,15 @@ def test_the_address_towards_the_store() -> None:
         (["--store", "file:///tmp/x"], "--store needs --name JOB"),
         (["--store", "file:///tmp/x", "--name", "j", "--nodes", "0"], "--nodes must be 1 or more"),
         (
-            ["--store", "file:///tmp/x", "--name", "j", "--report", "r.json"],
-            "--report is for a job on one machine",
-        ),
-        (
             ["--store", "file:///tmp/x", "--name", "j", "--trace", "t.json"],
             "--trace is for a job on one machine",
         ),
         (["--store", "file:///tmp/x", "--name", "j", "--node", "a/b"], "letters, digits"),
         (["--store", "file:///tmp/x", "--name", "j", "--listen", "h:x"], "--listen takes HOST or HOST:PORT"),
         (["--store", "ftp://x", "--name", "j"], "is not the address of a lease store"),
-        (["--store", "etcd://127.0.0.1:1", "--name", "j"], "cannot be used"),
+        (["--store", "etcd://127.0.0.1:1", "--name", "j", "--node-timeout", "1"], "cannot be used"),
     ],
-    ids=["no name", "no nodes", "report", "trace", "node", "listen", "scheme", "nobody there"],
+    ids=["no name", "no nodes", "trace", "node", "listen", "scheme", "nobody there"],
 )
 def test_what_is_refused(tmp_path: Path, options: list[str], message: str) -> None:
     (tmp_path / "train.py").write_text("")

@@ -51,14 +51,18 @@ def test_placements_that_make_no_sense(
 
 def test_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert choose_checkpoint(None, 0, 3, True) is None
-    assert choose_checkpoint(Path("c"), 5, 2, False) == CheckpointPolicy(
-        directory=str(tmp_path / "c"), every=5, keep=2, resume=False
+    assert choose_checkpoint(None, 0, 0.0, 3, True) is None
+    assert choose_checkpoint(Path("c"), 5, 60.0, 2, False) == CheckpointPolicy(
+        directory=str(tmp_path / "c"), every=5, interval_s=60.0, keep=2, resume=False
     )
     with pytest.raises(UsageError, match="--checkpoint-every needs --checkpoint-dir DIR"):
-        choose_checkpoint(None, 5, 3, True)
+        choose_checkpoint(None, 5, 0.0, 3, True)
+    with pytest.raises(UsageError, match="--checkpoint-interval needs --checkpoint-dir DIR"):
+        choose_checkpoint(None, 0, 60.0, 3, True)
+    with pytest.raises(UsageError, match="--checkpoint-interval must be 0 or more seconds, got -1"):
+        choose_checkpoint(Path("c"), 0, -1.0, 3, True)
     with pytest.raises(UsageError, match="--keep 1 or more, got 0 and 0"):
-        choose_checkpoint(Path("c"), 0, 0, True)
+        choose_checkpoint(Path("c"), 0, 0.0, 0, True)
 
 
 def test_schedules() -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.core import logs
 from gyrostat.job.control import run_file
 from tests.cli.gyrostat_process import finish, gyrostat, running
 from tests.job.worker_doubles import Departure
@@ -183,6 +184,14 @@ def test_a_worker_that_never_pauses_can_be_stopped(directory: Path) -> None:
         assert finish(process)[0] == 128 + signal.SIGTERM
 
 
+def test_a_checkpoint_of_another_number_of_virtual_workers_is_refused(directory: Path) -> None:
+    assert gyrostat("run", "-n", "2", "--checkpoint-dir", "c", "train.py", cwd=directory)[0] == 0
+    code, _, err = gyrostat("run", "-n", "4", "--checkpoint-dir", "c", "train.py", cwd=directory)
+    assert code == 2
+    assert err[0] == "gyrostat: error: there are checkpoints, but none can be used:"
+    assert "virtual_workers is 2 there and 4 here" in err[1]
+
+
 def test_log_options_reach_workers(directory: Path) -> None:
     (directory / "train.py").write_text(
         "import os, gyrostat\n"
@@ -191,3 +200,4 @@ def test_log_options_reach_workers(directory: Path) -> None:
     )
     code, out, err = gyrostat("run", "-vv", "--log-format", "json", "train.py", cwd=directory)
     assert (code, out) == (0, ["worker 0 │ DEBUG json"]), err
+    assert [line for line in err if not logs.is_json_record(line)] == []

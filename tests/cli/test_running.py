@@ -80,6 +80,9 @@ def test_what_is_not_done_is_an_error(asked: list[tuple[Any, ...]], monkeypatch:
     monkeypatch.setattr(FakeCaller, "answer", RequestResult(False, "busy with a profile; retry"))
     with pytest.raises(RequestFailed, match="busy"):
         invoke("scale", "train", "4")
+    monkeypatch.setattr(FakeCaller, "answer", RequestResult(False, "no such worker: [9]", invalid=True))
+    with pytest.raises(UsageError, match="no such worker"):
+        invoke("migrate", "train", "9")
 
 
 def test_profile_prints_a_table(asked: list[tuple[Any, ...]]) -> None:

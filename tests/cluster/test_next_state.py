@@ -104,8 +104,28 @@ def test_failures_that_are_final(record: JobRecord, end: AttemptResult, reason: 
 def test_a_killed_host_is_replaced_until_it_helps_no_more() -> None:
     assert next_state_of(job(), None, entitled=True, deaths=3).state is JobState.STARTING
     assert next_state_of(job(), None, entitled=False, deaths=3).state is JobState.SUSPENDED
+    reasons = [
+        next_state_of(job(), None, entitled=entitled, deaths=1, checkpoint=step).reason
+        for entitled, step in ((True, None), (True, 20), (False, 20))
+    ]
+    assert reasons == [
+        "its host was killed; it restarts from the beginning: it has no checkpoint",
+        "its host was killed; it restarts from its checkpoint of step 20",
+        "its host was killed; it will restart from its checkpoint of step 20",
+    ]
     last = next_state_of(job(), None, entitled=True, deaths=4)
     assert (last.state, last.fields) == (JobState.FAILED, {"exit_code": 137})
+
+
+def test_a_host_that_the_cluster_killed_is_no_failure_of_the_job() -> None:
+    late = "it has not left devices 0 within 30 s: it is killed"
+    for entitled, state, restarts in (
+        (True, JobState.STARTING, "restarts"),
+        (False, JobState.SUSPENDED, "will restart"),
+    ):
+        reason = f"{late}; it {restarts} from its checkpoint of step 7"
+        after = next_state_of(job(), None, entitled=entitled, evicted=late, checkpoint=7)
+        assert after == NextState(state, reason, "restarted", False)
 
 
 def test_states_follow_one_another_as_drawn() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.determinism import STARTED_AS, parse_pool, started_as, table, variables, weakest
+from gyrostat.core.errors import UsageError
 from gyrostat.core.job import Determinism, DevicePool
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference" / "determinism.md"
@@ -29,6 +30,12 @@ def test_a_pool_computes_with_what_its_weakest_type_has(pool: str, pins: tuple[s
     names = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR")
     found = variables(Determinism.HETEROGENEOUS, parse_pool(pool), "cpu")
     assert found == dict(zip(names, pins, strict=True))
+
+
+def test_a_name_that_is_nearly_a_cpu_type_is_refused() -> None:
+    with pytest.raises(UsageError, match="no CPU or GPU is of type 'avx9'; did you mean 'avx2'"):
+        parse_pool("avx9,sse")
+    assert parse_pool("a100,v100,t4,h100,rtx4090,avx2").types[-1] == "avx2"
 
 
 def test_only_a_heterogeneous_job_pins_instruction_sets() -> None:

@@ -100,3 +100,20 @@ def test_a_script_that_configures_logging_prints_nothing_twice(capsys: pytest.Ca
 def test_bad_values(environment: dict[str, str], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         logs.configure_from_environment(environment)
+
+
+def test_notes_are_printed_at_every_level(capsys: pytest.CaptureFixture[str]) -> None:
+    logs.configure()
+    logs.note("resumed")
+    logs.error("no room")
+    assert capsys.readouterr().err == "gyrostat: resumed\ngyrostat: error: no room\n"
+    logs.configure(format=LogFormat.JSON)
+    logs.note("resumed")
+    logs.error("no room")
+    lines = capsys.readouterr().err.splitlines()
+    assert all(map(logs.is_json_record, lines))
+    entries = [json.loads(line) for line in lines]
+    assert [(entry["level"], entry["message"]) for entry in entries] == [
+        ("INFO", "resumed"),
+        ("ERROR", "no room"),
+    ]

@@ -68,6 +68,9 @@ def test_in_order_is_refused_with_the_reason() -> None:
         ({"dataset": Stream(), "shuffle": True}, "decides its own order"),
         ({"dataset": Stream(), "sampler": [0]}, "decides its own order"),
         ({"dataset": 3}, "int is not a dataset"),
+        ({"dataset": lambda rank: [rank], "batch_size": [1, 2]}, "each has a dataset of its own"),
+        ({"dataset": lambda rank: [rank], "shuffle": "bijection"}, "each has a dataset of its own"),
+        ({"dataset": lambda rank: [rank], "pad": False}, "each has a dataset of its own"),
     ],
 )
 def test_what_makes_no_sense_is_named(options: dict[str, Any], says: str) -> None:

@@ -299,6 +299,25 @@ def resumable(job: gyrostat.Job, options: dict[str, Any]) -> None:
     train(job, job.dataloader(Resumable(), batch_size=2, **options))
 
 
+class Own(Noisy):
+    """The samples of one rank; not equally many on all."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(11 + rank)
+        self.x = self.x + 10 * rank
+
+
+@case
+def own_dataset(job: gyrostat.Job, options: dict[str, Any]) -> None:
+    """DataLoader(Own(rank), …): nothing is divided."""
+    train(job, job.dataloader(Own, batch_size=3, drop_last=True, **options))
+
+
+@case
+def own_dataset_shuffled(job: gyrostat.Job, options: dict[str, Any]) -> None:
+    train(job, job.dataloader(Own, batch_size=3, shuffle=True, **options))
+
+
 if __name__ == "__main__":
     given = dict(argument.split("=") for argument in sys.argv[2:])
     options = {key: int(value) if value.isdigit() else value for key, value in given.items()}

@@ -30,6 +30,7 @@ WITHOUT = (
     "stream",
     "stream_per_rank",
     "resumable",
+    "own_dataset_shuffled",
 )
 PERSISTENT = ("left_early", "initialised", "sampler_and_generator", "stream")
 
@@ -69,6 +70,45 @@ def test_numbers_of_workers(launch: Launch, n: int, num_workers: int) -> None:
     assert_same(launch, ["plain", *options(num_workers=num_workers)], n, [[n], [n // 2, n - n // 2]])
 
 
+OWN = """
+import torch
+
+import gyrostat
+
+
+class Own(torch.utils.data.Dataset):
+    def __init__(self, rank):
+        self.first = 100 * rank
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return self.first + index
+
+
+job = gyrostat.init()
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+job.track(model=model, optimizer=optimizer)
+for step in job.steps(job.dataloader(Own, batch_size=2)):
+    for x in step:
+        with open(f"seen-{step.virtual_rank}", "a") as file:
+            print(*x.tolist(), file=file)
+        step.backward(model(x[:, None].float()).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("reference", [True, False])
+def test_a_dataset_made_per_rank_is_seen_as_a_whole(launch: Launch, tmp_path: Path, reference: bool) -> None:
+    """Sample by sample what `DataLoader(Own(rank), batch_size=2)` gives each rank, in the job and in its DDP form."""
+    launch(OWN, virtual_workers=2, workers=2, reference=reference)
+    seen = [list(map(int, (tmp_path / f"seen-{rank}").read_text().split())) for rank in (0, 1)]
+    assert seen == [[0, 1, 2, 3, 4, 5], [100, 101, 102, 103, 104, 105]]
+
+
 def resumed_everywhere(
     launch: Launch, directory: Path, args: list[str], stops: tuple[tuple[int, list[int]], ...]
 ) -> None:
@@ -101,6 +141,7 @@ def resumed_everywhere(
         ("resumable", {"num_workers": 2}),
         ("initialised", {"num_workers": 2, "persistent_workers": 1}),
         ("stream", {"num_workers": 2, "persistent_workers": 1}),
+        ("own_dataset_shuffled", {"num_workers": 2}),
     ],
 )
 def test_resumed_in_mid_epoch(launch: Launch, tmp_path: Path, name: str, given: dict[str, int]) -> None:

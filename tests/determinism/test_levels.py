@@ -115,13 +115,12 @@ gyrostat.init()
 TOO_LATE = """
 import gyrostat.engine.script.session as session, torch
 from gyrostat.core.determinism import parse_pool
-from gyrostat.core.job import Assignment, Determinism
+from gyrostat.core.job import Assignment, Determinism, TrainingOptions
 from gyrostat.core.placement import Placement
 from gyrostat.engine.supervisor import NullSupervisor
 torch.ones(4).exp()
-pool = parse_pool("avx2")
-level = Determinism.HETEROGENEOUS
-session.enter(Assignment(placement=Placement.even(1, 1), determinism=level, pool=pool), NullSupervisor())
+options = TrainingOptions(determinism=Determinism.HETEROGENEOUS, pool=parse_pool("avx2"))
+session.enter(Assignment(placement=Placement.even(1, 1), options=options), NullSupervisor())
 session.init()
 """
 

@@ -122,6 +122,21 @@ def test_a_figure_tells_its_medians_its_ratio_and_whether_the_target_is_reached(
     assert figure(figures.Target(at_most=0.9)).to_json()["reached"] is False
 
 
+def test_the_table_of_a_chaos_campaign(pairs: Any) -> None:
+    campaign = importlib.import_module("chaos_campaign")
+    failed = {"kind": "hang", "text": "no step and no end for 60 s"}
+    rounds = [
+        {"recovered_from_peers": 3, "restored_from_checkpoint": 1, "begun_again": 0, "failures": []},
+        {"recovered_from_peers": 2, "restored_from_checkpoint": 0, "begun_again": 1, "failures": [failed]},
+    ]
+    faults = [{"kind": "kill etcd", "until_next_step": seconds} for seconds in (0.5, 1.5, 2.5, None)]
+    lines = campaign.table([{"target": "3 agents, etcd", "rounds": rounds, "faults": faults}])
+    assert "| one machine | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 | 0 |" in lines
+    assert "| 3 agents, etcd | 2 | 4 | 0 | 1 | 0 | 0 | 5 | 1 | 1 |" in lines
+    assert "| all | 2 | 4 | 0 | 1 | 0 | 0 | 5 | 1 | 1 |" in lines
+    assert lines[-1] == "| kill etcd | 4 | 1.50 s | 2.5 s |"
+
+
 _FORKS = """
 import os, runpy, sys
 import torch, gyrostat.cli.main

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.core.checkpoint_names import list_checkpoints
 from gyrostat.core.job import CheckpointPolicy
-from gyrostat.engine.checkpoint import list_checkpoints, load
+from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
 from gyrostat.job.control.client import JobClient
 from tests.conftest import Launch

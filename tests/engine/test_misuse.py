@@ -31,6 +31,22 @@ INIT = "job = gyrostat.init()\n"
 START = HEAD + INIT + SETUP
 
 CASES = {
+    "init_process_group": (
+        HEAD + "torch.distributed.init_process_group('gloo')",
+        "the script called torch.distributed.init_process_group; gyrostat brings the workers together itself",
+    ),
+    "DDP": (
+        START + "nn.parallel.DistributedDataParallel(model)",
+        "the script called torch.distributed.DistributedDataParallel; gyrostat brings the workers together",
+    ),
+    "DistributedSampler": (
+        START + "torch.utils.data.DistributedSampler(range(9))",
+        "the script called torch.distributed.DistributedSampler; gyrostat brings the workers together itself",
+    ),
+    "a loader iterated": (
+        START + TRACK + "list(loader)",
+        "a loader of job.dataloader is not iterated itself",
+    ),
     "no state_dict": (START + "job.track(model=model, optimizer=optimizer, best=3)", "has no state_dict()"),
     "tracked twice": (START + TRACK + "job.track(model=model)", "twice"),
     "no data": (

@@ -4,6 +4,7 @@ is answered, and not a bit is different."""
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import textwrap
@@ -14,9 +15,10 @@ from time import monotonic
 
 import pytest
 
+from gyrostat.core.checkpoint_names import list_checkpoints
 from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
-from gyrostat.engine.checkpoint import list_checkpoints, load
+from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
 from gyrostat.job.control.client import JobClient
 from gyrostat.job.control.requests import RequestResult
@@ -106,6 +108,8 @@ def test_two_agents_share_a_job_and_one_leaves(
     with JobClient(f"job.{other.node}") as far:
         assert far.scale(3).workers == 3
         assert far.migrate((0,)).done
+    with JobClient(f"job.{other.node}") as far:
+        assert "Expected `array` of length <= 10000" in far.migrate(tuple(range(300_000))).text
     leader.signal(signal.SIGTERM)
     assert leader.finish() == 0
     other.wait_for("leading")
@@ -138,7 +142,7 @@ def test_the_leader_is_killed(
     gate = PHASES[phase]
     if gate is not None:
         os.mkfifo(tmp_path / gate)
-    agents = start()
+    agents = start("--report", "report.json")
     leader, other = two_that_train(agents)
     client = Asking(lambda job: job.scale(3, request="mine")) if gate is not None else None
     wait_until(phase)
@@ -159,6 +163,10 @@ def test_the_leader_is_killed(
         assert (status.is_steady, status.workers) == (True, 3)
     stop(again, other)
     same_bits()
+    assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == ["report.json"]
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["stopped_by"] == "SIGTERM"
+    assert 0 < len(report["losses"]) <= report["steps"] - report["reported_from"]
     assert not any("starting again from" in line for line in [*other.lines, *again.lines])
 
 
@@ -325,9 +333,55 @@ def test_the_only_agent_is_back_after_its_workers_have_stopped_the_job(
     same_bits()
 
 
+@pytest.mark.parametrize("nodes", [1, pytest.param(2, marks=pytest.mark.full)])
+def test_the_leader_is_killed_while_its_workers_start(start: Start, tmp_path: Path, nodes: int) -> None:
+    """Workers have not met yet: they meet without it, train, and are found when it is back."""
+    for member in range(2):
+        os.mkfifo(tmp_path / f"starting-{member}.fifo")
+    agents = start("--node-timeout", "60", nodes=nodes)
+    a = agents.start("a")
+    a.wait_for("leading")
+    others = [agents.start("b")] if nodes == 2 else []
+    while not (tmp_path / "logs" / "worker-1.log").exists():
+        os.sched_yield()
+    a.kill()
+    for member in range(2):
+        open_gate(tmp_path / f"starting-{member}.fifo")
+    wait_for_steps(tmp_path, after=0.0)
+    again = agents.start("a")
+    again.wait_for(f"found {2 // nodes} workers")
+    wait_until(ReconfigurationPhase.STEADY)
+    stop(again, *others)
+
+
 def wait_for_steps(directory: Path, after: float) -> None:
     while not steps_between(directory, after, float("inf")):
         os.sched_yield()
+
+
+def test_etcd_loses_its_data(
+    start: Start,
+    same_bits: Callable[[], None],
+    own_etcd: EtcdServer,  # noqa: F811
+) -> None:
+    """Nobody can lead any more: all agents say so, the job stops with a checkpoint, and no command returns 0."""
+    agents = two_that_train(start("--listen", "127.0.0.1", store=f"etcd://{own_etcd.host}"))
+    own_etcd.lose_data()
+    own_etcd.start()
+    for agent in agents:
+        agent.wait_for("the lease store has lost its data")
+    assert [agent.finish() for agent in agents] == [1, 1]
+    same_bits()
+
+
+def test_an_agent_waits_for_etcd(start: Start, own_etcd: EtcdServer) -> None:  # noqa: F811
+    own_etcd.kill()
+    agent = start("--listen", "127.0.0.1", nodes=1, store=f"etcd://{own_etcd.host}").start("a")
+    agent.wait_for("no answer from etcd .*; trying again for 60 s")
+    own_etcd.start()
+    agent.wait_for("leading")
+    wait_until(ReconfigurationPhase.STEADY)
+    stop(agent)
 
 
 def test_etcd_is_restarted(

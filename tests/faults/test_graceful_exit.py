@@ -71,7 +71,7 @@ class Terminates(NullObserver):
         if not self._leavers:
             self._slow.unlink()
 
-    def died(self, failure: JobFailure, wait: float) -> None:
+    def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:
         self._slow.unlink()
 
     def over(self, outcome: Outcome) -> None:

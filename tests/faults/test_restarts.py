@@ -15,6 +15,7 @@ DIES = """
     import pathlib
     import signal
     import sys
+    import time
 
     import torch
 
@@ -31,6 +32,8 @@ DIES = """
             for (x,) in step:
                 mark = pathlib.Path(deaths.get(job.step, "nowhere/"))
                 if step.virtual_rank == 2 and job.step in deaths and not mark.exists():
+                    while job.step > 3 and not list(pathlib.Path("checkpoints").glob("step-*")):
+                        time.sleep(0.005)  # it is written in the background
                     mark.touch()
                     os.kill(os.getpid(), signal.SIGKILL)
                 step.backward(model(x).square().mean())
@@ -59,7 +62,7 @@ def test_killed_twice(launch: Launch, tmp_path: Path, schedule: tuple[tuple[int,
     assert outcome.losses == undisturbed.losses
     assert outcome.samples == undisturbed.samples
     deaths = [event for event in outcome.events if event.kind is EventKind.FAILURE]
-    assert [event.recovered_from for event in deaths] == ["checkpoint", "checkpoint"]
+    assert [event.recovered_from for event in deaths] == ["start", "checkpoint"]
     assert all("was killed by SIGKILL" in event.reason for event in deaths)
 
 
@@ -76,3 +79,53 @@ def test_not_for_ever(launch: Launch, tmp_path: Path) -> None:
         recovery=RecoveryMode.CHECKPOINT,
     )
     assert "was killed by SIGKILL" in str(outcome.failure)
+
+
+FROM_THE_START = """
+    import os
+    import pathlib
+    import signal
+    import sys
+
+    import torch
+
+    import gyrostat
+
+    where, mark = sys.argv[1], pathlib.Path("died")
+
+
+    def die():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+    if where == "starting" and os.environ["RANK"] == "1" and not mark.exists():
+        die()
+    job = gyrostat.init(seed=4)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    loader = job.dataloader(torch.utils.data.TensorDataset(torch.randn(60, 4)), batch_size=2, shuffle=True)
+    job.track(model=model, optimizer=optimizer)
+    job.log(begins=1.0)
+    for step in job.steps(loader):
+        for (x,) in step:
+            if where == "training" and job.step == 3 and not mark.exists():
+                die()
+            step.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("where", "workers"), [("starting", 2), ("training", 1)])
+def test_without_a_checkpoint_it_begins_again_from_the_start(
+    launch: Launch, where: str, workers: int
+) -> None:
+    """A worker is killed before the first step, or the only one later: nobody has any state, and none is needed."""
+    undisturbed = launch(FROM_THE_START, virtual_workers=2, workers=workers, args=["nowhere"])
+    outcome = launch(FROM_THE_START, virtual_workers=2, workers=workers, args=[where], restarts=1)
+    assert outcome.digest == undisturbed.digest
+    assert outcome.losses == undisturbed.losses
+    assert (outcome.samples, outcome.logs) == (undisturbed.samples, undisturbed.logs)
+    (death,) = [event for event in outcome.events if event.kind is EventKind.FAILURE]
+    assert death.recovered_from == "start"

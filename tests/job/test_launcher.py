@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.core.errors import ScriptFailed, UsageError
+from gyrostat.core.errors import UsageError
+from gyrostat.core.events import EventKind
 from gyrostat.core.job import RecoveryMode
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.start import ColdStart, WorkerForkServer
@@ -63,6 +65,23 @@ def test_a_killed_worker_is_reported(launch: Launch) -> None:
     assert outcome.failure is not None
     assert str(outcome.failure).startswith("worker 1 was killed by SIGKILL")
     assert outcome.exit_code == 128 + signal.SIGKILL
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_script_that_ends_its_process_has_no_result(launch: Launch, workers: int) -> None:
+    """Its exit code is 0, but it has not reached its end. It is not run again: it would do the same."""
+    outcome = launch(
+        "import os; print('once'); os._exit(0)",
+        virtual_workers=workers,
+        workers=workers,
+        restarts=3,
+        observer=(listener := Listener()),
+        check=False,
+    )
+    assert outcome.exit_codes == (0,) * workers
+    assert outcome.exit_code == 1
+    assert str(outcome.failure).endswith(" exited before its script had ended")
+    assert listener.of(0) == ["once"]
 
 
 def test_the_dead_worker_is_blamed_and_not_the_one_that_misses_it(launch: Launch) -> None:
@@ -176,15 +195,10 @@ def test_what_cannot_run_is_refused_before_anything_starts(tmp_path: Path) -> No
     missing = RunRequest(program=Program(name="missing.py"), placement=Placement.even(1, 1), cwd=tmp_path)
     with pytest.raises(UsageError, match=r"there is no script 'missing.py'"):
         run_job(missing)
-    (tmp_path / "s.py").write_text("")
-    threadless = RunRequest(
-        program=Program(name="s.py"), placement=Placement.even(1, 1), cwd=tmp_path, threads=0
-    )
-    with pytest.raises(UsageError, match="at least one thread, got 0"):
-        run_job(threadless)
 
 
-def test_without_its_fork_parent_a_run_fails_and_its_workers_are_gone(tmp_path: Path, launch: Launch) -> None:
+def test_without_its_fork_server_a_run_fails_and_its_workers_are_gone(tmp_path: Path, launch: Launch) -> None:
+    """Its outcome says so: there is a report."""
     departures: list[Departure] = []
     with WorkerForkServer() as parent:
 
@@ -197,6 +211,49 @@ def test_without_its_fork_parent_a_run_fails_and_its_workers_are_gone(tmp_path: 
             placement=Placement.even(1, 1),
             cwd=tmp_path,
         )
-        with pytest.raises(ScriptFailed, match=r"the fork server .* ended with exit code -9"):
-            run_job(request, parent=parent, observer=Listener(react=kill_the_parent))
-    departures[0].wait()
+        outcome = run_job(request, parent=parent, observer=Listener(react=kill_the_parent))
+        assert (outcome.exit_code, str(outcome.failure)) == (137, "worker 0 was killed by SIGKILL")
+        departures[0].wait()
+
+
+TRAINS = """
+    import os
+    import torch
+
+    import gyrostat
+
+    job = gyrostat.init(seed=4)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = job.dataloader([torch.full((4,), float(i)) for i in range(24)], batch_size=2)
+    job.track(model=model, optimizer=optimizer)
+    for step in job.steps(loader):
+        for x in step:
+            step.backward(model(x).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if job.step == 2 and job.is_main:
+            print(os.getppid(), flush=True)
+"""
+
+
+def test_a_killed_fork_server_is_replaced_and_the_job_begins_again(tmp_path: Path, launch: Launch) -> None:
+    undisturbed = launch(TRAINS, virtual_workers=2, workers=2)
+    killed: set[int] = set()
+    with WorkerForkServer() as server:
+
+        def kill_once(worker: int, line: str) -> None:
+            if not killed:
+                killed.add(int(line))
+                os.kill(int(line), signal.SIGKILL)
+
+        request = RunRequest(
+            program=Program(name=str(launch.script(TRAINS))),
+            placement=Placement.even(2, 2),
+            failures=FailurePolicy(restarts=1),
+            cwd=tmp_path,
+        )
+        outcome = run_job(request, parent=server, observer=Listener(react=kill_once)).check()
+        assert server.pid not in killed
+    assert (outcome.digest, outcome.losses) == (undisturbed.digest, undisturbed.losses)
+    assert [event.recovered_from for event in outcome.events if event.kind is EventKind.FAILURE] == ["start"]

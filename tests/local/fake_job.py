@@ -25,6 +25,8 @@ class FakeJob:
         self.requests: SimpleQueue[Request] = SimpleQueue()
         self.status = job_status(JobPhase.STARTING)
         self.result = RequestResult(True, "moved")
+        self.lies: tuple[int, ...] | None = None
+        """The devices that its status shows, whatever it replies to a request to move."""
         directory.mkdir(parents=True, exist_ok=True)
         (sockets / "gyrostat").mkdir(parents=True, exist_ok=True)
         self._path = control_socket_at(sockets / "gyrostat", job)
@@ -75,7 +77,8 @@ class FakeJob:
     def _obey(self, request: Request) -> None:
         self.requests.put(request)
         if isinstance(request, Occupy) and self.result.done:
-            self.status = job_status(JobPhase.TRAINING, tuple(slot.device for slot in request.slots))
+            devices = tuple(slot.device for slot in request.slots)
+            self.status = job_status(JobPhase.TRAINING, devices if self.lies is None else self.lies)
 
 
 def job_status(phase: JobPhase, devices: tuple[int, ...] = (), step: int = 3) -> Status:

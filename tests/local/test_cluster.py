@@ -13,6 +13,7 @@ import pytest
 from gyrostat.cluster.layout import read_layout
 from gyrostat.cluster.records import JobSpec, JobState
 from gyrostat.core.errors import NoSuchJob, Unplaceable, UsageError, WrongState
+from gyrostat.job.control.client import JobClient
 from gyrostat.local.daemon import Daemon
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
@@ -163,6 +164,32 @@ def test_pause_scale_and_resume(launch: Launch, tmp_path: Path) -> None:
         (record,) = finished(daemon, id_)
         with pytest.raises(WrongState, match="has finished already"):
             service.pause(id_, "me")
+    assert record.digest == fixed(launch, job)
+
+
+def test_migrating_and_profiling_leave_one_worker_on_every_device(launch: Launch, tmp_path: Path) -> None:
+    """Twice each: workers that replace others take their devices. The cluster has nothing to repair afterwards."""
+    write_script(tmp_path)
+    job = spec(tmp_path, 2000, 0.02, name="n")
+    with running(tmp_path) as daemon:
+        service = daemon.service
+        id_ = service.submit(job, "me").id
+        at_step(daemon, id_, 1)
+        with JobClient(id_, at=daemon.home.control_sockets) as client:
+
+            def devices() -> list[int]:
+                return sorted(client.status().devices)
+
+            for _ in range(2):
+                assert service.migrate(id_, "me").done
+                assert devices() == [0, 1, 2, 3]
+                service.profile(id_, "me", smallest=1, largest=4, steps=1)
+                assert devices() == [0, 1, 2, 3]
+        at_step(daemon, id_, service.job(id_, "me").step + 3)
+        events = [event for event in service.events(None) if event.job == id_]
+        assert [event for event in events if event.kind in ("moved", "not moved", "trouble")] == []
+        hurry(job)
+        (record,) = finished(daemon, id_)
     assert record.digest == fixed(launch, job)
 
 

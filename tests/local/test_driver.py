@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +18,6 @@ from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.records import JobSpec
 from gyrostat.core.phase import JobPhase, transition
 from gyrostat.job.control.requests import AskStop, Occupy, RequestResult
-from gyrostat.local import move_retries
 from gyrostat.local.driver import Driver
 from gyrostat.local.driver_messages import (
     DriverMessage,
@@ -127,7 +127,7 @@ def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path) -> None:
         result = driven.next(HostGone).result
         assert result is not None
         assert (result.stopped, result.reason) == (True, "cancelled before a host took it")
-        driven.driver.restart((1,))
+        driven.driver.retarget((1,), restart=True)
         assert driven.attempts.get(timeout=PATIENCE_S) == 2
         assert (driven.occupancy.on(0), driven.occupancy.on(1)) == ([], ["j1"])
     pool.close()
@@ -160,6 +160,25 @@ def test_a_job_moves_and_a_refused_move_is_reported(tmp_path: Path) -> None:
         assert driven.driver.actual == (1, 2)
 
 
+def test_a_job_that_is_not_where_it_reports_to_be_is_reported_once_and_not_moved_again_and_again(
+    tmp_path: Path,
+) -> None:
+    with fake_job(tmp_path) as job, driving(tmp_path) as driven:
+        train(driven, job, (0, 1))
+        job.lies = (0, 0)
+        driven.driver.retarget((0, 1, 2))
+        assert driven.next(JobMoved).after == (0, 1, 2)
+        trouble = driven.next(DriverTrouble).reason
+        assert trouble == "its workers are on devices 0, 0, and it reported that they are on 0, 1, 2", (
+            "compared with its status"
+        )
+        assert driven.next(JobMoved).after == (0, 1, 2), "it is tried again"
+        again = time.monotonic()
+        job.lies = None
+        assert driven.next(JobMoved).after == (0, 1, 2)
+        assert time.monotonic() - again > 1.0, "after a pause"
+
+
 def test_a_job_that_does_not_train_keeps_its_devices(tmp_path: Path) -> None:
     """A job that restarts, or waits for nodes, has no workers; its devices are its own all the same."""
     with fake_job(tmp_path) as job, driving(tmp_path) as driven:
@@ -189,29 +208,30 @@ def test_a_job_that_stops_is_still_killed_if_it_should_run_elsewhere_meanwhile(t
             assert process.wait(PATIENCE_S) == -9
 
 
-def test_a_job_that_is_too_busy_to_leave_devices_is_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(move_retries, "TOO_BUSY_S", 0.0)
-    with fake_job(tmp_path) as job, driving(tmp_path) as driven:
-        train(driven, job, (0, 1))
-        job.result = RequestResult(False, "busy with a profile", retryable=True)
-        driven.driver.retarget((0,))
-        assert isinstance(job.requests.get(timeout=PATIENCE_S), Occupy)
-        assert isinstance(job.requests.get(timeout=PATIENCE_S), AskStop)
-
-
-def test_how_long_a_job_may_be_busy_and_when_moves_are_tried_again() -> None:
+def test_when_moves_are_tried_again() -> None:
     retries = MoveRetries()
-    retries.busy(10.0, leaves=False)
+    retries.busy(10.0)
     assert retries.pause(10.0) == pytest.approx(0.1)
-    assert not retries.too_busy(100.0), "it was not asked to leave"
-    retries.busy(10.2, leaves=True)
-    retries.busy(15.0, leaves=True)
-    assert not retries.too_busy(15.1)
-    assert retries.too_busy(15.2)
-    retries.succeeded()
-    assert not retries.too_busy(100.0)
+    pauses, told, now = [], [], 10.1
+    for _ in range(7):
+        told.append(retries.busy(now))
+        pauses.append(retries.pause(now))
+        now += pauses[-1]
+    assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0])
+    assert told == [False] * 5 + [True, False], "reported once"
     for now, pause in ((20.0, 2.0), (30.0, 4.0), (40.0, 8.0), (50.0, 16.0), (60.0, 30.0), (99.0, 30.0)):
         retries.refused(now)
         assert retries.pause(now) == pause
+    retries.moved((3,), 99.0)
+    assert retries.check((3,)) is None
+    for now, pause in (
+        (200.0, 0.0),
+        (201.0, 2.0),
+        (203.0, 4.0),
+    ):  # the same move, and its status shows other devices
+        retries.moved((0, 1), now)
+        assert retries.pause(now) == pause
+        wrong = "its workers are on devices 0, 0, and it reported that they are on 0, 1"
+        assert retries.check((0, 0)) == (wrong if now == 200.0 else None), "reported once"
+    assert retries.check((1, 0)) is None
+    assert retries.reported is None

@@ -16,6 +16,7 @@ import pytest
 
 from gyrostat.cluster.attempt import AttemptResult
 from gyrostat.cluster.records import JobSpec
+from gyrostat.local.environment import job_environment
 from gyrostat.local.host_files import HostOrder, read_host, read_result, write_order
 from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.host_pool import HostPool, HostTask, HostTaskState
@@ -23,6 +24,7 @@ from gyrostat.local.layout import layout_of_slots
 from tests.job.worker_doubles import Departure
 
 PATIENCE_S = 120.0
+SECRET = "gyr_sesame"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -34,7 +36,7 @@ class Hosts:
         self.pool = HostPool(directory / "log", spare=spare, source=self._open)
 
     def _open(self, log: Path) -> HostForkServer:
-        self._fork_servers.append(HostForkServer(log))
+        self._fork_servers.append(HostForkServer(log, job_environment(os.environ, ("OF_THE_*",))))
         return self._fork_servers[-1]
 
     @property
@@ -109,8 +111,10 @@ def test_hosts_and_their_fork_parents_are_copies_and_share_no_files(tmp_path: Pa
         log = str(tmp_path / "log")
         lines = []
         for host in forked:
-            stdin, stdout, stderr, to_parent = (files(host)[number] for number in sorted(files(host)))
+            stdin, stdout, stderr, *others = (files(host)[number] for number in sorted(files(host)))
             assert (stdin, stderr) == (stdout, log)
+            (to_parent,) = (name for name in others if name != "anon_inode:[eventpoll]")
+            assert len(others) == 2, "besides, it polls whichever fork server it has"
             lines += [stdin, to_parent]
         for parent in parents:
             stdin, stdout, stderr, *others = (files(parent)[number] for number in sorted(files(parent)))
@@ -124,15 +128,18 @@ def test_hosts_and_their_fork_parents_are_copies_and_share_no_files(tmp_path: Pa
         departure.wait()
 
 
-def test_a_worker_finds_what_the_daemon_was_started_with(
+def test_a_worker_finds_what_training_needs_and_what_is_passed_but_no_secret(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in THREADS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "3")
-    monkeypatch.setenv("OF_THE_DAEMON", "said")
-    before = dict(os.environ)
+    before = job_environment(os.environ)
+    for name in ("OF_THE_DAEMON", "OPENBLAS_NUM_THREADS"):
+        monkeypatch.setenv(name, "3")
+        before[name] = "3"
+    for name in ("GYROSTAT_TOKEN", "GYROSTAT_ETCD_PASSWORD", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, SECRET)
     script = """
 import json, os, signal, sys, threading
 import torch
@@ -147,6 +154,9 @@ print(json.dumps({
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "stdin": os.readlink("/proc/self/fd/0"),
     "hash": hash("gyrostat"),
+    "told": [open(f"/proc/{pid}/{what}").read() for pid in ("self", os.getppid()) for what in ("environ", "cmdline")],
+    "sockets": sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
+                   for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")),
 }))
 """
     with hosts(tmp_path, spare=0) as found:
@@ -156,6 +166,8 @@ print(json.dumps({
     (line,) = result.last_lines
     seen = msgspec.json.decode(line)
     env = seen.pop("env")
+    assert SECRET not in str((seen.pop("told"), env))
+    assert seen.pop("sockets") == 1, "more than the line to its host"
     told = {
         "RANK": "0",
         "LOCAL_RANK": "0",

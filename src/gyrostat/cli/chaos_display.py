@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from statistics import median
 
 from rich.console import Console
 from rich.table import Table
 
+from gyrostat.core.logs import note
 from gyrostat.job.chaos.job_run import ChaosObserver
 from gyrostat.job.chaos.record import RecordedRun
 from gyrostat.job.chaos.verdict import ChaosVerdict, InjectedFault, Round
@@ -18,23 +18,19 @@ class Printer(ChaosObserver):
     """Prints events as they happen."""
 
     def undisturbed(self, recorded: RecordedRun) -> None:
-        _print_note(
+        note(
             f"undisturbed: {len(recorded.steps):,} steps, {recorded.samples:,} samples, digest {_digest(recorded)}"
         )
 
     def fault_injected(self, fault: InjectedFault) -> None:
-        _print_note(f"{fault.at:7.1f} s, step {fault.step}: {fault.kind}: {fault.target}")
+        note(f"    {fault}")
 
     def round_over(self, round: Round) -> None:
-        recorded = round.recorded
-        _print_note(
-            f"round over: {len(round.faults)} faults, {recorded.samples:,} samples, recovered {len(recorded.recovered)} times "
-            f"from peers and {recorded.restored} times from a checkpoint, digest {_digest(recorded)}"
+        note(
+            f"round over: {len(round.faults)} faults, {round.samples:,} samples, recovered {round.recovered} times from peers "
+            f"and {round.restored} times from a checkpoint, begun again {round.begun_again} times, digest "
+            f"{_digest(round.jobs[0])}"
         )
-
-
-def _print_note(line: str) -> None:
-    print(f"gyrostat: {line}", file=sys.stderr, flush=True)
 
 
 def _digest(recorded: RecordedRun) -> str:
@@ -57,14 +53,16 @@ def print_verdict(verdict: ChaosVerdict) -> None:
         table.add_row(kind, str(times), *shown)
     console.print(table)
     for number, round in enumerate(verdict.rounds):
-        for difference in round.differences:
-            console.print(f"round {number}: {difference}", markup=False)
-    restored = sum(round.recorded.restored for round in verdict.rounds)
-    recovered = sum(len(round.recorded.recovered) for round in verdict.rounds)
+        for failure in round.failures:
+            console.print(f"round {number}, seed {verdict.seed + number}: {failure}", markup=False)
+    restored = sum(round.restored for round in verdict.rounds)
+    recovered = sum(round.recovered for round in verdict.rounds)
+    begun_again = sum(round.begun_again for round in verdict.rounds)
     if verdict.ok:
         console.print(
-            f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step "
-            f"with the same loss and samples; {recovered} times they recovered from peers, {restored} times from a checkpoint.",
+            f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step with "
+            f"the same loss and samples; {recovered} times they recovered from peers, {restored} times from a checkpoint, and "
+            f"{begun_again} times they began again.",
             soft_wrap=True,
         )
     else:

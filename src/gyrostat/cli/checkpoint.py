@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.core.errors import CheckpointError, UsageError
+from gyrostat.core.files import check_writable, make_directory
+from gyrostat.core.logs import note
 
 if TYPE_CHECKING:
     from gyrostat.engine.checkpoint import Description, JobSnapshot
@@ -84,6 +85,7 @@ def export_(
     """
     from gyrostat.engine.checkpoint.exchange import state_dict_of, write_plain
 
+    check_writable(output, "the file")
     source, snapshot = _newest(path)
     state = state_dict_of(snapshot, name)
     write_plain(state, output)
@@ -118,20 +120,19 @@ def import_(
     `gyrostat run --checkpoint-dir DIR` then starts from its values, with fresh random states. Only tensors and plain
     values are read from FILE; no code in it is executed.
     """
-    from gyrostat.engine.checkpoint import CheckpointStore, list_checkpoints
+    from gyrostat.core.checkpoint_names import list_checkpoints
+    from gyrostat.engine.checkpoint import CheckpointStore
     from gyrostat.engine.checkpoint.exchange import imported, pick, read_plain
     from gyrostat.job.control import run_file
 
     if list_checkpoints(directory) or run_file.find(directory):
         raise UsageError(f"{directory} already has checkpoints or a running job; give an empty directory")
     picked = pick(read_plain(file), _parse_map(pairs or []), keep_prefix=keep_prefix)
+    make_directory(directory, "the directory")
     path = CheckpointStore(directory).save(imported(picked.states, step=step, epoch=epoch))
     print(f"{path}: {', '.join(picked.states)}; continues with epoch {max(epoch, 0)} at step {step}")
     if picked.left_out:
-        print(
-            f"gyrostat: not imported: {', '.join(picked.left_out)}; --map NAME=ENTRY takes more",
-            file=sys.stderr,
-        )
+        note(f"not imported: {', '.join(picked.left_out)}; --map NAME=ENTRY takes more")
 
 
 @app.command()
@@ -148,15 +149,12 @@ def save(
 ) -> None:
     """Request a checkpoint of a running job, wait until it is written, and print its path."""
     from gyrostat.job.control import run_file
-    from gyrostat.job.control.client import JobClient, RequestFailed
+    from gyrostat.job.control.client import JobClient, check
     from gyrostat.job.control.control_socket import NAMES
 
     if not directory.exists() and len(directory.parts) == 1 and NAMES.fullmatch(str(directory)):
         with JobClient(str(directory)) as job:
-            answer = job.checkpoint()
-        if not answer.done:
-            raise RequestFailed(answer.text)
-        print(answer.text)
+            print(check(job.checkpoint()).text)
         return
     run = run_file.find(directory)
     if run is None:
@@ -223,7 +221,7 @@ def _is_single(path: Path) -> bool:
 
 
 def _all(directory: Path) -> list[Path]:
-    from gyrostat.engine.checkpoint import list_checkpoints
+    from gyrostat.core.checkpoint_names import list_checkpoints
 
     found = list_checkpoints(directory)
     if not found:
@@ -249,7 +247,7 @@ def _newest(path: Path) -> tuple[Path, JobSnapshot]:
         try:
             return each, load(each)
         except CheckpointError as error:
-            print(f"gyrostat: {error}", file=sys.stderr)
+            note(str(error))
     raise CheckpointError(f"no checkpoint in {path} is whole")
 
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from gyrostat.core.logs import is_json_record
+from gyrostat.core import logs
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
@@ -117,12 +117,6 @@ def sparkline(values: Sequence[float]) -> str:
     )
 
 
-def metrics_line(message: Logged) -> str:
-    return f"step {message.step}  " + "  ".join(
-        f"{name} {value:.6g}" for name, value in message.metrics.items()
-    )
-
-
 def news(message: FromWorker) -> list[str]:
     """Lines to print about this message, if any."""
     match message:
@@ -148,13 +142,13 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.digest is not None:
         lines.append(f"digest {outcome.digest}")
     elif outcome.stopped_by is not None:
-        name = signal.Signals(outcome.stopped_by).name
+        how = "by request" if outcome.stop_requested else f"by {signal.Signals(outcome.stopped_by).name}"
         where = (
             f"; its checkpoint is {outcome.checkpoints[-1].path}"
             if outcome.checkpoints and outcome.stopped
             else ""
         )
-        lines.append(f"stopped by {name} after step {outcome.steps}{where}")
+        lines.append(f"stopped {how} after step {outcome.steps}{where}")
     return lines
 
 
@@ -171,8 +165,16 @@ def _size(virtual_workers: int, workers: int) -> str:
 class PlainDisplay:
     """Lines, for a file or a pipe."""
 
-    def __init__(self, placement: Placement, *, quiet: bool, clock: Clock = time.monotonic) -> None:
-        self.quiet = quiet
+    def __init__(
+        self,
+        placement: Placement,
+        *,
+        quiet: bool,
+        clock: Clock = time.monotonic,
+        write_report: Callable[[Outcome], None] = lambda outcome: None,
+    ) -> None:
+        """`write_report` is called with the outcome, before it is shown."""
+        self.quiet, self._write_report = quiet, write_report
         self.progress = ProgressText()
         self.workers = placement.workers
         self._clock = clock
@@ -182,12 +184,12 @@ class PlainDisplay:
         if isinstance(message, StepReports):
             self.progress.add(message.steps)
         elif isinstance(message, Logged):
-            self.show(None, OutputStream.STDOUT, metrics_line(message))
+            self.show(None, OutputStream.STDOUT, str(message))
         for line in news(message):
             self.note(line)
 
     def printed(self, worker: int, stream: OutputStream, line: str) -> None:
-        if is_json_record(line):  # stays one JSON object per line
+        if logs.is_json_record(line):  # stays one JSON object per line
             print(line, file=sys.stderr, flush=True)
         else:
             self.show(worker, stream, line)
@@ -201,6 +203,9 @@ class PlainDisplay:
         self.note(
             f"from step {done.step} on {what}, after a pause of {done.paused * 1e3:.0f} ms ({done.change.reason})"
         )
+
+    def worker_died(self, worker: int, how: str, step: int, evidence: Sequence[str]) -> None:
+        """`recovered` or `refused` says it, with the consequence."""
 
     def recovered(self, recovery: SurvivorsGoOn) -> None:
         workers = f"{recovery.after} worker{'s' * (recovery.after != 1)}"
@@ -217,9 +222,11 @@ class PlainDisplay:
         for line in (str(found), *found.stack_lines()):
             self.note(line)
 
-    def died(self, failure: JobFailure, wait: float) -> None:
+    def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:
         when = f" in {wait:.0f} s" if wait else ""
-        self.note(f"{failure}; restarting from the newest checkpoint{when}")
+        restarting = f"restarting from step {checkpoint}"
+        how = "begins again from the start: no checkpoint" if checkpoint is None else restarting
+        self.note(f"{failure}; {how}{when}")
         for line in failure.evidence.describe():
             self.note(line)
 
@@ -240,6 +247,10 @@ class PlainDisplay:
         return self._printed_at + _PLAIN_EVERY_S - now
 
     def over(self, outcome: Outcome) -> None:
+        try:
+            self._write_report(outcome)
+        except OSError as error:
+            self.note(f"the report cannot be written: {error}")
         if outcome.failure is None:
             for line in summary(outcome):
                 self.note(line)
@@ -252,7 +263,7 @@ class PlainDisplay:
     def note(self, line: str) -> None:
         """A line of gyrostat itself."""
         if not self.quiet:
-            print(f"gyrostat: {line}", file=sys.stderr, flush=True)
+            logs.note(line)
 
     def show(self, worker: int | None, stream: OutputStream, line: str) -> None:
         """A line of a worker, or of `job.log` (None)."""

@@ -14,6 +14,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 
+from gyrostat.core import secrets
+
 TOKEN, DATA = "GYROSTAT_TOKEN", "GYROSTAT_DATA"
 
 
@@ -24,3 +26,8 @@ def token() -> str | None:
 def variables() -> Mapping[str, str]:
     """All of them, for `submit --env NAME` and for the CPU type that `probe` reports."""
     return os.environ
+
+
+def without_secrets() -> dict[str, str]:
+    """For a daemon in the background: it serves tokens and needs none."""
+    return secrets.without_secrets(os.environ)

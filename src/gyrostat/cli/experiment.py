@@ -11,6 +11,7 @@ import typer
 from gyrostat.cli import environment, log_options
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import check_writable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,6 +66,8 @@ def experiment(
         return
     names = list(EXPERIMENTS) if name is None else [name]
     target = Path("docs/results.md") if every and page is None else page
+    if target is not None:
+        check_writable(target, "--page")
     for number, each in enumerate(names, start=1):
         began = time.monotonic()
         with console.status(each) as status:

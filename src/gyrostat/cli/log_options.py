@@ -23,5 +23,10 @@ Verbose = Annotated[
 ]
 Format = Annotated[
     LogFormat | None,
-    typer.Option("--log-format", show_default="text", help="Format of log records.", rich_help_panel=_PANEL),
+    typer.Option(
+        "--log-format",
+        show_default="text",
+        help="Format of log records and messages.",
+        rich_help_panel=_PANEL,
+    ),
 ]

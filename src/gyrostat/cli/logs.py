@@ -11,7 +11,7 @@ from gyrostat.cluster.records import LogSource
 
 _HELP = "\n\n".join(
     [
-        "Show the output of a job's workers; each line has its worker's number.",
+        "Show the output of a job's workers, each line with its worker's number, and the values of job.log.",
         "  gyrostat logs mnist             (all of it)",
         "  gyrostat logs -f -t 20 mnist    (the last 20 lines and new ones, until the job ends)",
         "  gyrostat logs --source metrics mnist    (the values of job.log, as JSON)",

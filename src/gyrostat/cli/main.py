@@ -12,6 +12,7 @@ import typer
 
 import gyrostat
 from gyrostat.cli.verbs import VerbGroup
+from gyrostat.core import logs
 from gyrostat.core.errors import GyrostatError
 
 _HELP = "\n\n".join(
@@ -59,5 +60,5 @@ def main() -> None:
     try:
         build_app()(prog_name="gyrostat")
     except GyrostatError as error:
-        print(f"gyrostat: error: {error}", file=sys.stderr)
+        logs.error(str(error))
         sys.exit(error.exit_code)

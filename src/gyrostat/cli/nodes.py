@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from gyrostat.cli import environment
 from gyrostat.core.errors import UsageError
+from gyrostat.core.logs import note
 
 if TYPE_CHECKING:
     from gyrostat.job.control.observer import Observer
@@ -36,7 +36,7 @@ def run_as_agent(
     from gyrostat.job.processes.signals import caught
 
     assert request.name is not None
-    if request.trace is not None:
+    if request.output.trace is not None:
         raise UsageError("--trace is for a job on one machine; leave out --store or --trace")
     if nodes < 1 or node_timeout <= 0:
         raise UsageError(
@@ -54,10 +54,16 @@ def run_as_agent(
         node_timeout=node_timeout,
         timing=Timing(ttl=ttl, agents=nodes),
     )
-    with caught() as signals:
-        lease = open_store(job_address(store, request.name))
-        with Agent(request, options, lease, observer, signals=signals, tell=_print_note) as agent:
-            return agent.run()
+    lease = open_store(
+        job_address(store, request.name),
+        wait_s=node_timeout,
+        on_wait=lambda why: note(f"the lease store: {why}; trying again for {node_timeout:g} s"),
+    )
+    with (
+        caught() as signals,
+        Agent(request, options, lease, observer, signals=signals, tell=note) as agent,
+    ):
+        return agent.run()
 
 
 def job_address(store: str, name: str) -> str:
@@ -101,7 +107,3 @@ def _parse_listen(text: str | None) -> tuple[str | None, int]:
     if not port.isdigit() or int(port) > 65535:
         raise UsageError(f"--listen takes HOST or HOST:PORT, got {text!r}")
     return host.strip("[]"), int(port)
-
-
-def _print_note(text: str) -> None:
-    print(f"gyrostat: {text}", file=sys.stderr, flush=True)

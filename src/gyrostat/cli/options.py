@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from pathlib import Path
@@ -42,15 +43,22 @@ def choose_placement(
     return Placement.from_counts(counts), True
 
 
-def choose_checkpoint(directory: Path | None, every: int, keep: int, resume: bool) -> CheckpointPolicy | None:
-    """Directory and interval of checkpoints; None without a directory."""
+def choose_checkpoint(
+    directory: Path | None, every: int, interval_s: float, keep: int, resume: bool
+) -> CheckpointPolicy | None:
+    """Directory and intervals of checkpoints; None without a directory."""
     if every < 0 or keep < 1:
         raise UsageError(f"--checkpoint-every must be 0 or more and --keep 1 or more, got {every} and {keep}")
+    if not 0 <= interval_s < math.inf:
+        raise UsageError(f"--checkpoint-interval must be 0 or more seconds, got {interval_s:g}")
     if directory is None:
-        if every:
-            raise UsageError("--checkpoint-every needs --checkpoint-dir DIR")
+        if every or interval_s:
+            option = "--checkpoint-every" if every else "--checkpoint-interval"
+            raise UsageError(f"{option} needs --checkpoint-dir DIR")
         return None
-    return CheckpointPolicy(directory=os.path.abspath(directory), every=every, keep=keep, resume=resume)
+    return CheckpointPolicy(
+        directory=os.path.abspath(directory), every=every, interval_s=interval_s, keep=keep, resume=resume
+    )
 
 
 def choose_pool(determinism: Determinism, pool: str | None, threads: int) -> DevicePool | None:

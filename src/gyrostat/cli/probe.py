@@ -10,8 +10,8 @@ import typer
 from gyrostat.cli import environment
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Assignment, Determinism
-from gyrostat.core.placement import Placement
+from gyrostat.core.files import check_writable
+from gyrostat.core.job import Determinism, TrainingOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,10 +60,10 @@ def probe(
     import msgspec
 
     from gyrostat.engine.numerics.probe.result import compare
-    from gyrostat.job.control.report import check_writable, write_json
+    from gyrostat.job.control.report import write_json
 
     if json is not None:
-        check_writable(json)
+        check_writable(json, "--json")
     there = None if compare_with is None else _read(compare_with)
     here = _run(None if pool is None else parse_pool(pool, threads=threads), threads)
     if json is not None:
@@ -81,9 +81,9 @@ def _run(pool: DevicePool | None, threads: int) -> ProbeResult:
 
     level = Determinism.ELASTIC if pool is None else Determinism.HETEROGENEOUS
     machine = determinism.cpu_type(environment.variables())
-    assignment = Assignment(placement=Placement.even(1, 1), determinism=level, pool=pool, threads=threads)
-    determinism.pin(assignment)
-    determinism.prepare(assignment)
+    options = TrainingOptions(determinism=level, pool=pool, threads=threads)
+    determinism.pin(options)
+    determinism.prepare(options)
     return run_probe(pool=pool, type=machine)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +12,7 @@ from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import check_writable
 from gyrostat.core.profile import Profile
 
 _HELP = "\n\n".join(
@@ -64,14 +64,14 @@ def profile(
     verbose: log_options.Verbose = 0,
     log_format: log_options.Format = None,
 ) -> None:
-    from gyrostat.job.control.report import check_writable, write_json
+    from gyrostat.job.control.report import write_json
     from gyrostat.job.device_profile import DeviceProfileRequest, profile_device
     from gyrostat.job.processes.protocol import Program
     from gyrostat.job.processes.start import WorkerForkServer
 
     logs.configure(verbose, log_format)
     if file is not None:
-        check_writable(file)
+        check_writable(file, "--profile")
     request = DeviceProfileRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         batches=_numbers("--batches", batches),
@@ -84,7 +84,7 @@ def profile(
     request.check()
     known = None if file is None or not file.exists() else _read(file)
     with WorkerForkServer() as parent:
-        found = profile_device(request, parent, tell=lambda line: print(f"gyrostat: {line}", file=sys.stderr))
+        found = profile_device(request, parent, tell=logs.note)
     if file is None:
         print(json.dumps(found.to_json()))
     else:

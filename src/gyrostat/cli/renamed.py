@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from typing import Any
 
 from typer.core import TyperCommand
+
+from gyrostat.core.logs import note
 
 
 def accepting(renamed: Mapping[str, str]) -> type[TyperCommand]:
@@ -26,7 +27,7 @@ def accepting(renamed: Mapping[str, str]) -> type[TyperCommand]:
                     if old in values:
                         values.setdefault(option.name, values.pop(old))
                         if not ctx.resilient_parsing:
-                            print(f"gyrostat: {old} is now {renamed[old]}", file=sys.stderr)
+                            note(f"{old} is now {renamed[old]}")
                 return values, rest, order
 
             parser.parse_args = parse_args

@@ -11,6 +11,7 @@ import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, console, print_json
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import check_writable
 
 if TYPE_CHECKING:
     from gyrostat.sched.recording import Replayed
@@ -61,12 +62,9 @@ def replay(
         if recording is None:
             from gyrostat.local.client import connect
 
+            check_writable(path, "--save")
             with connect(at) as cluster:
-                content = cluster.recording()
-            try:
-                path.write_bytes(content)
-            except OSError as error:
-                raise UsageError(f"the recording cannot be written to {path}: {error.strerror}") from error
+                path.write_bytes(cluster.recording())
         if policy:
             _simulate(path, policy, as_json)
         else:

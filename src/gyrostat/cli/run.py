@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,7 +16,8 @@ from gyrostat.cli.renamed import accepting
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Determinism, RecoveryMode
+from gyrostat.core.files import check_writable, make_directory
+from gyrostat.core.job import Determinism, RecoveryMode, TrainingOptions
 from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
 
@@ -85,6 +87,7 @@ def run(
     lease: given.Lease = 5.0,
     checkpoint_dir: given.CheckpointDir = None,
     checkpoint_every: given.CheckpointEvery = 0,
+    checkpoint_interval: given.CheckpointInterval = 0.0,
     keep: given.Keep = 3,
     resume: given.Resume = True,
     restarts: given.Restarts = 3,
@@ -96,57 +99,70 @@ def run(
     verbose: log_options.Verbose = 0,
     log_format: log_options.Format = None,
 ) -> None:
-    from gyrostat.job.control.report import check_writable, write_report
-    from gyrostat.job.control.run_request import RunRequest
+    from gyrostat.job.control.failure_policy import FailurePolicy
+    from gyrostat.job.control.report import write_report
+    from gyrostat.job.control.run_request import OutputFiles, RunRequest, WorkerOverrides
     from gyrostat.job.processes.protocol import Program
 
     log_format = logs.configure(verbose, log_format)
     workers, entries = options.choose_schedule(schedule, virtual_workers, workers, placement)
     chosen, is_given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
-        check_writable(report)
+        check_writable(report, "--report")
     if trace is not None:
-        check_writable(trace)
+        check_writable(trace, "--trace")
     request = RunRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         placement=chosen,
-        virtual_workers_given=is_given,
-        threads=threads,
-        reduction=reduction,
-        determinism=determinism,
-        pool=options.choose_pool(determinism, pool, threads),
-        checkpoint=options.choose_checkpoint(checkpoint_dir, checkpoint_every, keep, resume),
-        schedule=entries,
-        restarts=restarts,
-        recovery=recovery,
-        min_workers=min_workers,
-        heartbeat_timeout_s=heartbeat_timeout,
-        poison_limit=poison_limit,
-        paced=options.parse_paced(paced),
-        grace_s=grace,
-        stragglers=StragglerPolicy(
-            reaction=stragglers,
-            factor=straggler_factor,
-            steps=straggler_steps,
-            pause_s=straggler_pause,
-            back_s=straggler_return,
+        options=TrainingOptions(
+            virtual_workers_given=is_given,
+            threads=threads,
+            reduction=reduction,
+            determinism=determinism,
+            pool=options.choose_pool(determinism, pool, threads),
+            recovery=recovery,
+            checkpoint=options.choose_checkpoint(
+                checkpoint_dir, checkpoint_every, checkpoint_interval, keep, resume
+            ),
         ),
-        watchdog=None if watchdog is None else WatchdogPolicy(seconds=watchdog, action=watchdog_action),
+        failures=FailurePolicy(
+            min_workers=min_workers,
+            heartbeat_timeout_s=heartbeat_timeout,
+            grace_s=grace,
+            restarts=restarts,
+            poison_limit=poison_limit,
+            stragglers=StragglerPolicy(
+                reaction=stragglers,
+                factor=straggler_factor,
+                steps=straggler_steps,
+                pause_s=straggler_pause,
+                back_s=straggler_return,
+            ),
+            watchdog=None if watchdog is None else WatchdogPolicy(seconds=watchdog, action=watchdog_action),
+        ),
+        output=OutputFiles(log_dir=log_dir, trace=trace),
+        overrides=WorkerOverrides(paced=options.parse_paced(paced)),
+        schedule=entries,
         name=options.choose_name(name, script),
-        log_dir=log_dir,
-        trace=trace,
     )
+    request.check()
+    if checkpoint_dir is not None:
+        make_directory(checkpoint_dir, "--checkpoint-dir")
+    if log_dir is not None:
+        make_directory(log_dir, "--log-dir")
     if store is not None:
         from gyrostat.cli.display import PlainDisplay
         from gyrostat.cli.nodes import run_as_agent
 
         if name is None:
             raise UsageError("--store needs --name JOB, the same on every node")
+        display = PlainDisplay(request.placement, quiet=quiet)
         if report is not None:
-            raise UsageError("--report is for a job on one machine; leave out --store or --report")
+            write = partial(write_report, report, request=request)
+            display = PlainDisplay(request.placement, quiet=quiet, write_report=write)
         code = run_as_agent(
             request,
-            PlainDisplay(request.placement, quiet=quiet),
+            display,
             store=store,
             nodes=nodes,
             node=node,
@@ -167,10 +183,9 @@ def _run_on_display(request: RunRequest, *, quiet: bool, live: bool) -> Outcome:
     from gyrostat.job.control.run_file import holding
     from gyrostat.job.launcher import run_job
 
-    request.check()
     with contextlib.ExitStack() as stack:
-        if request.checkpoint is not None:
-            stack.enter_context(holding(Path(request.checkpoint.directory), request.program.name))
+        if (checkpoint := request.options.checkpoint) is not None:
+            stack.enter_context(holding(Path(checkpoint.directory), request.program.name))
         display = PlainDisplay(request.placement, quiet=quiet)
         if live and sys.stderr.isatty() and not quiet:
             display = terminal = LiveDisplay(request.placement)
@@ -182,6 +197,6 @@ def _finish(outcome: Outcome) -> None:
     """Print a failure in one line, and exit with the code of the job."""
     problem = outcome.diverged if outcome.failure is None else str(outcome.failure)
     if problem is not None:
-        print(f"gyrostat: error: {problem}", file=sys.stderr)
+        logs.error(problem)
     if outcome.exit_code:
         raise typer.Exit(outcome.exit_code)

@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
+from gyrostat.cli import job_options as shared
 from gyrostat.core.job import Determinism as Level
 from gyrostat.core.job import RecoveryMode
 from gyrostat.core.job import ReductionOrder as Order
 from gyrostat.job.diagnostics.stragglers import Reaction
 from gyrostat.job.diagnostics.watchdog import Action
 
-_JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", "Checkpoints", "Output"
+_JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", shared.CHECKPOINTS, "Output"
 
 VirtualWorkers = Annotated[
     int | None,
@@ -46,26 +47,9 @@ Placement = Annotated[
         rich_help_panel=_JOB,
     ),
 ]
-Threads = Annotated[
-    int,
-    typer.Option(
-        metavar="T",
-        help="Threads per worker; the number affects the bits of the result.",
-        rich_help_panel=_JOB,
-    ),
-]
-Reduction = Annotated[
-    Order | None,
-    typer.Option(
-        show_default="ddp; tree on GPUs with NCCL",
-        help="Order in which gradients are summed.",
-        rich_help_panel=_JOB,
-    ),
-]
-Determinism = Annotated[
-    Level,
-    typer.Option(help="Determinism level: what may change without a change of bits.", rich_help_panel=_JOB),
-]
+Threads = Annotated[int, shared.THREADS]
+Reduction = Annotated[Order | None, shared.REDUCTION]
+Determinism = Annotated[Level, shared.DETERMINISM]
 Pool = Annotated[
     str | None,
     typer.Option(
@@ -102,31 +86,10 @@ Paced = Annotated[
         rich_help_panel=_JOB,
     ),
 ]
-Grace = Annotated[
-    float,
-    typer.Option(
-        metavar="S",
-        min=0,
-        help="Seconds that a worker has to leave at a step boundary after SIGTERM.",
-        rich_help_panel=_JOB,
-    ),
-]
-Stragglers = Annotated[
-    Reaction,
-    typer.Option(
-        help="Action for a slow worker: report it, give it fewer virtual workers, or remove it.",
-        rich_help_panel=_JOB,
-    ),
-]
-StragglerFactor = Annotated[
-    float,
-    typer.Option(
-        metavar="X", help="A worker is slow if it takes X times its usual time …", rich_help_panel=_JOB
-    ),
-]
-StragglerSteps = Annotated[
-    int, typer.Option(metavar="K", help="… in the median over K steps.", rich_help_panel=_JOB)
-]
+Grace = Annotated[float, shared.GRACE]
+Stragglers = Annotated[Reaction, shared.STRAGGLERS]
+StragglerFactor = Annotated[float, shared.STRAGGLER_FACTOR]
+StragglerSteps = Annotated[int, shared.STRAGGLER_STEPS]
 StragglerReturn = Annotated[
     float,
     typer.Option(
@@ -136,30 +99,9 @@ StragglerReturn = Annotated[
         rich_help_panel=_JOB,
     ),
 ]
-StragglerPause = Annotated[
-    float,
-    typer.Option(
-        metavar="S",
-        min=0,
-        help="Minimum seconds between two changes because of slow workers.",
-        rich_help_panel=_JOB,
-    ),
-]
-Watchdog = Annotated[
-    float | None,
-    typer.Option(
-        metavar="S",
-        show_default=False,
-        help="If no step completes for S seconds, print the stack of every worker …",
-        rich_help_panel=_JOB,
-    ),
-]
-WatchdogAction = Annotated[
-    Action,
-    typer.Option(
-        help="… and only report, or kill the worker that hangs in the script's code.", rich_help_panel=_JOB
-    ),
-]
+StragglerPause = Annotated[float, shared.STRAGGLER_PAUSE]
+Watchdog = Annotated[float | None, shared.WATCHDOG]
+WatchdogAction = Annotated[Action, shared.WATCHDOG_ACTION]
 Store = Annotated[
     str | None,
     typer.Option(
@@ -225,28 +167,13 @@ CheckpointDir = Annotated[
         rich_help_panel=_CHECKPOINTS,
     ),
 ]
-CheckpointEvery = Annotated[
-    int,
-    typer.Option(
-        metavar="K",
-        help="Write a checkpoint every K steps; 0: only on request.",
-        rich_help_panel=_CHECKPOINTS,
-    ),
-]
-Keep = Annotated[
-    int, typer.Option(metavar="K", help="Number of checkpoints to keep.", rich_help_panel=_CHECKPOINTS)
-]
+CheckpointEvery = Annotated[int, shared.CHECKPOINT_EVERY]
+CheckpointInterval = Annotated[float, shared.CHECKPOINT_INTERVAL]
+Keep = Annotated[int, shared.KEEP]
 Resume = Annotated[
     bool, typer.Option(help="Resume from the newest valid checkpoint.", rich_help_panel=_CHECKPOINTS)
 ]
-Recovery = Annotated[
-    RecoveryMode,
-    typer.Option(
-        help="When a worker dies: survivors recover its state and keep the bits (peers), survivors drop its gradients and do "
-        "not keep the bits (approximate), or the job restarts from the newest checkpoint (checkpoint).",
-        rich_help_panel=_JOB,
-    ),
-]
+Recovery = Annotated[RecoveryMode, shared.RECOVERY]
 MinWorkers = Annotated[
     int,
     typer.Option(
@@ -256,32 +183,9 @@ MinWorkers = Annotated[
         rich_help_panel=_JOB,
     ),
 ]
-HeartbeatTimeout = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        help="Seconds without a heartbeat after which a worker is considered dead; 0: never.",
-        rich_help_panel=_JOB,
-    ),
-]
-Restarts = Annotated[
-    int,
-    typer.Option(
-        metavar="R",
-        min=0,
-        help="Maximum number of restarts from the newest checkpoint; the delay is shorter after progress.",
-        rich_help_panel=_CHECKPOINTS,
-    ),
-]
-PoisonLimit = Annotated[
-    int,
-    typer.Option(
-        metavar="K",
-        min=0,
-        help="Fail the job when the same micro-batch has killed K workers; 0: never.",
-        rich_help_panel=_CHECKPOINTS,
-    ),
-]
+HeartbeatTimeout = Annotated[float, shared.HEARTBEAT_TIMEOUT]
+Restarts = Annotated[int, shared.RESTARTS]
+PoisonLimit = Annotated[int, shared.POISON_LIMIT]
 Report = Annotated[
     Path | None,
     typer.Option(metavar="FILE", show_default=False, help="Write a JSON report.", rich_help_panel=_OUTPUT),

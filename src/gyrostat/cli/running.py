@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import re
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
+from gyrostat.core.logs import note
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -132,27 +134,38 @@ def status(
 
 def _status_of_all(at: str | None, as_json: bool) -> None:
     from gyrostat.cli import status_page
-    from gyrostat.job.control.client import JobClient
-    from gyrostat.job.control.control_socket import running
     from gyrostat.local.client import address, connect
+    from gyrostat.local.home import default_home
 
-    alone: dict[str, Status] = {}
-    for other in running():
-        try:
-            with JobClient(other) as job_client:
-                found = job_client.status()
-                alone[found.name] = found  # one entry for all agents of a job
-        except GyrostatError:
-            continue  # it has just ended, or was killed
+    alone = _statuses()
     clustered: tuple[JobRecord, ...] = ()
     if address(at) is not None:
-        with suppress(*(() if at else (ClusterUnreachable,))), connect(at) as cluster:
-            clustered = cluster.jobs(ended=False)
+        try:
+            with connect(at) as cluster:
+                clustered = cluster.jobs(ended=False)
+        except ClusterUnreachable as error:
+            if at is not None:
+                raise
+            alone += _statuses(default_home().control_sockets)
+            note(f"{error} Those of its jobs that train on are shown; `gyrostat up` takes them over")
     if as_json:
-        print_json([*alone.values(), *clustered])
+        print_json([*alone, *clustered])
         return
-    for line in [*map(_line, alone.values()), *map(status_page.line, clustered)]:
-        print(line)
+    lines = [*map(_line, alone), *map(status_page.line, clustered)]
+    print("\n".join(lines) or "no job is running")
+
+
+def _statuses(sockets: Path | None = None) -> list[Status]:
+    """Of all jobs with a control socket; one entry for all agents of a job."""
+    from gyrostat.job.control.client import JobClient
+    from gyrostat.job.control.control_socket import running
+
+    found: dict[str, Status] = {}
+    for name in running(sockets):
+        with suppress(GyrostatError), JobClient(name, at=sockets) as job_client:  # it may just have ended
+            status = job_client.status()
+            found[status.name] = status
+    return list(found.values())
 
 
 def scale(
@@ -253,12 +266,16 @@ def migrate(
 
 
 def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
-    with _call(name, agent) as job_client:
-        answer = job_client.stop()
-    from gyrostat.job.control.client import RequestFailed
+    from gyrostat.job.control.client import check
 
-    if not answer.done:
-        raise RequestFailed(answer.text)
+    if (cluster := _cluster_of(name, agent, None)) is not None:
+        cluster.close()
+        raise UsageError(
+            f"{name} is a job of the cluster: `gyrostat pause {name}` checkpoints it and releases its devices, "
+            f"`gyrostat cancel {name}` ends it"
+        )
+    with _call(name, agent) as job_client:
+        answer = check(job_client.stop())
     if as_json:
         print_json(answer)
     else:
@@ -354,10 +371,9 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
 
 
 def _print_answer(answer: RequestResult, as_json: bool) -> None:
-    from gyrostat.job.control.client import RequestFailed
+    from gyrostat.job.control.client import check
 
-    if not answer.done:
-        raise RequestFailed(answer.text)
+    check(answer)
     if as_json:
         print_json(answer)
     else:

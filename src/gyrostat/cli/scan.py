@@ -13,6 +13,7 @@ from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core import logs
 from gyrostat.core.determinism import parse_pool
+from gyrostat.core.files import check_writable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -71,7 +72,7 @@ def scan(
     verbose: log_options.Verbose = 0,
     log_format: log_options.Format = None,
 ) -> None:
-    from gyrostat.job.control.report import check_writable, write_json
+    from gyrostat.job.control.report import write_json
     from gyrostat.job.processes.protocol import Program
     from gyrostat.job.processes.start import WorkerForkServer
     from gyrostat.job.scan.scanner import ScanRequest
@@ -79,7 +80,7 @@ def scan(
 
     logs.configure(verbose, log_format)
     if json is not None:
-        check_writable(json)
+        check_writable(json, "--json")
     request = ScanRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         pool=parse_pool(pool, threads=threads),

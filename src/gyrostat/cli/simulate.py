@@ -14,6 +14,7 @@ from gyrostat.cli import log_options
 from gyrostat.cli import simulate_options as options
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import check_writable, make_directory
 
 if TYPE_CHECKING:
     from gyrostat.core.devices import Fleet
@@ -82,6 +83,8 @@ def simulate(
         return
     if trace is None or cluster is None:
         raise UsageError("simulate needs --cluster CLUSTER and a TRACE (or --replay FILE)")
+    if record is not None:
+        check_writable(record, "--record")
 
     from rich.console import Console
 
@@ -115,6 +118,8 @@ def simulate(
     setups = _setups(base, policy or ["fifo"], sharing or ["cells"])
     if record is not None and len(setups) != 1:
         raise UsageError(f"--record needs one run, but --policy and --sharing request {len(setups)}")
+    if report is not None:
+        make_directory(report, "--report")
     alone: dict[str, SimulationResult] = {}
     runs: list[ReportedRun] = []
     for setup in setups:

@@ -45,8 +45,11 @@ def page(found: JobStatus, now: float | None = None) -> list[str]:
     rows.append(("time", f"submitted {span(now - job.submitted)} ago, {span(job.ran_by(now))} with devices"))
     if job.attempts > 1:
         rows.append(("starts", f"{job.attempts}, {job.retries} of them after a failure"))
+    if job.worker_deaths:
+        rows.append(("deaths", f"{job.worker_deaths} workers have died: gyrostat events --job {job.id}"))
     if found.waiting is not None:
-        rows.append(("waits", f"number {found.waiting.position} in its queue: {found.waiting.why}"))
+        place = f"number {found.waiting.position} in its queue: " if found.waiting.position else ""
+        rows.append(("waits", place + found.waiting.why))
         rows.append(("helps", found.waiting.what_helps))
     if job.failure is not None:
         rows.append(("failed", job.failure))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,6 +12,7 @@ from gyrostat.cli import submit_options as given
 from gyrostat.cli.cluster_options import AsJson, At, plain, print_json
 from gyrostat.cli.script_options import Args, Module
 from gyrostat.core.errors import UsageError
+from gyrostat.core.logs import error, note
 
 if TYPE_CHECKING:
     from gyrostat.cluster.client import ClusterClient
@@ -71,10 +71,23 @@ def submit(
     workload: given.Workload = None,
     retries: given.Retries = None,
     time_limit: given.TimeLimit = None,
-    checkpoint_every: given.CheckpointEvery = None,
     threads: given.Threads = None,
     reduction: given.Reduction = None,
     determinism: given.Determinism = None,
+    recovery: given.Recovery = None,
+    heartbeat_timeout: given.HeartbeatTimeout = None,
+    grace: given.Grace = None,
+    stragglers: given.Stragglers = None,
+    straggler_factor: given.StragglerFactor = None,
+    straggler_steps: given.StragglerSteps = None,
+    straggler_pause: given.StragglerPause = None,
+    watchdog: given.Watchdog = None,
+    watchdog_action: given.WatchdogAction = None,
+    checkpoint_every: given.CheckpointEvery = None,
+    checkpoint_interval: given.CheckpointInterval = None,
+    keep: given.Keep = None,
+    restarts: given.Restarts = None,
+    poison_limit: given.PoisonLimit = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print the output of the job, and exit with its exit code.")
     ] = False,
@@ -102,17 +115,32 @@ def submit(
         "workload": workload,
         "retries": retries,
         "time_limit": None if time_limit is None else given.parse_time(time_limit),
-        "checkpoint_every": checkpoint_every,
         "threads": threads,
         "reduction": reduction,
         "determinism": determinism,
+        "recovery": recovery,
+        "heartbeat_timeout": heartbeat_timeout,
+        "grace": grace,
+        "stragglers": stragglers,
+        "straggler_factor": straggler_factor,
+        "straggler_steps": straggler_steps,
+        "straggler_pause": straggler_pause,
+        "watchdog": watchdog,
+        "watchdog_action": watchdog_action,
+        "checkpoint_every": checkpoint_every,
+        "checkpoint_interval": checkpoint_interval,
+        "keep": keep,
+        "restarts": restarts,
+        "poison_limit": poison_limit,
     }
     spec = make_spec(script, tuple(args or ()), options)
     with connect(at) as cluster:
         job = cluster.submit(spec)
         if as_json:
             print_json(job)
-        elif not follow:
+        elif follow:
+            note(f"submitted {job.name} as {job.id}")
+        else:
             print(f"submitted {job.name} as {job.id}; to watch it: gyrostat logs -f {job.id}")
         if follow:
             _follow(cluster, job, quiet=as_json)
@@ -145,5 +173,8 @@ def _follow(cluster: ClusterClient, job: JobRecord, *, quiet: bool) -> None:
     ended = cluster.status(job.id).job
     if ended.state is not JobState.FINISHED:
         why = plain(ended.failure or ended.reason)
-        print(f"gyrostat: error: {ended.name} ({ended.id}) {ended.state}: {why}", file=sys.stderr)
+        error(f"{ended.name} ({ended.id}) {ended.state}: {why}")
         raise typer.Exit(ended.exit_code or 1)
+    if not quiet:
+        digest = "" if ended.digest is None else f", digest {ended.digest}"
+        note(f"{ended.name} ({ended.id}) {ended.state} after step {ended.step}{digest}")

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 
 import typer
 
+from gyrostat.cli import job_options as shared
 from gyrostat.core import job as core
 from gyrostat.core.errors import UsageError
+from gyrostat.job.diagnostics.stragglers import Reaction
+from gyrostat.job.diagnostics.watchdog import Action
 
-_SIZE, _PLACE, _RANK, _LIMITS, _EXACT = "Size", "Placement", "Priority", "Limits and failures", "Determinism"
+_SIZE, _PLACE, _RANK, _LIMITS = "Size", "Placement", "Priority", "Limits and retries"
 
 Name = Annotated[
     str | None, typer.Option(metavar="NAME", show_default="the script's", help="Name of the job.")
@@ -129,15 +132,6 @@ TimeLimit = Annotated[
         rich_help_panel=_LIMITS,
     ),
 ]
-CheckpointEvery = Annotated[
-    int | None,
-    typer.Option(
-        metavar="STEPS",
-        show_default="only when it loses its devices",
-        help="Checkpoint interval in steps.",
-        rich_help_panel=_LIMITS,
-    ),
-]
 Steps = Annotated[
     int | None,
     typer.Option(
@@ -153,18 +147,23 @@ Workload = Annotated[
         rich_help_panel=_RANK,
     ),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option(metavar="T", show_default="1", help="Threads per worker.", rich_help_panel=_EXACT),
-]
-Reduction = Annotated[
-    core.ReductionOrder | None,
-    typer.Option(show_default=False, help="Order in which gradients are summed.", rich_help_panel=_EXACT),
-]
-Determinism = Annotated[
-    core.Determinism | None,
-    typer.Option(show_default="elastic", help="Determinism level.", rich_help_panel=_EXACT),
-]
+Threads = Annotated[int | None, shared.unset(shared.THREADS, "1")]
+Reduction = Annotated[core.ReductionOrder | None, shared.unset(shared.REDUCTION, False)]
+Determinism = Annotated[core.Determinism | None, shared.unset(shared.DETERMINISM, "elastic")]
+Recovery = Annotated[core.RecoveryMode | None, shared.unset(shared.RECOVERY, "peers")]
+HeartbeatTimeout = Annotated[float | None, shared.unset(shared.HEARTBEAT_TIMEOUT, "60")]
+Grace = Annotated[float | None, shared.unset(shared.GRACE, "30")]
+Stragglers = Annotated[Reaction | None, shared.unset(shared.STRAGGLERS, "report")]
+StragglerFactor = Annotated[float | None, shared.unset(shared.STRAGGLER_FACTOR, "1.2")]
+StragglerSteps = Annotated[int | None, shared.unset(shared.STRAGGLER_STEPS, "10")]
+StragglerPause = Annotated[float | None, shared.unset(shared.STRAGGLER_PAUSE, "60")]
+Watchdog = Annotated[float | None, shared.unset(shared.WATCHDOG, False)]
+WatchdogAction = Annotated[Action | None, shared.unset(shared.WATCHDOG_ACTION, "report")]
+CheckpointEvery = Annotated[int | None, shared.unset(shared.CHECKPOINT_EVERY, "not by steps")]
+CheckpointInterval = Annotated[float | None, shared.unset(shared.CHECKPOINT_INTERVAL, "300")]
+Keep = Annotated[int | None, shared.unset(shared.KEEP, "3")]
+Restarts = Annotated[int | None, shared.unset(shared.RESTARTS, "3")]
+PoisonLimit = Annotated[int | None, shared.unset(shared.POISON_LIMIT, "3")]
 
 _SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _BYTES = {"": 0, "k": 10, "m": 20, "g": 30, "t": 40}

@@ -44,6 +44,12 @@ def add(
             help="Root of its scripts and working directories; required for tenants.",
         ),
     ] = None,
+    modules: Annotated[
+        bool,
+        typer.Option(
+            "--modules", help="It may also run modules (submit -m), which need not be below the root."
+        ),
+    ] = False,
     vc: Annotated[
         list[str] | None,
         typer.Option(
@@ -64,8 +70,8 @@ def add(
         raise UsageError(
             f"a tenant's name is made of up to 64 letters, digits, dots, dashes and underscores; got {tenant!r}"
         )
-    if operator and (root is not None or vc):
-        raise UsageError("an operator may do everything: omit --root and --vc, or --operator")
+    if operator and (root is not None or vc or modules):
+        raise UsageError("an operator may do everything: omit --root, --modules and --vc, or --operator")
     if not operator and root is None:
         raise UsageError(f"give the root of {tenant}'s scripts: --root DIR, such as --root /srv/{tenant}")
     if root is not None and not root.is_dir():
@@ -74,6 +80,7 @@ def add(
         tenant=tenant,
         operator=operator,
         root=None if root is None else str(root.resolve()),
+        modules=modules,
         vcs=None if operator else tuple(vc or (tenant,)),
     )
     secret, token = new_token(principal)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 import signal
 import subprocess
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gyrostat.cli import log_options
+from gyrostat.cli import environment, log_options
+from gyrostat.cluster.eviction import GRACE_S
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 
@@ -98,6 +100,17 @@ def up(
             show_default="anywhere",
         ),
     ] = None,
+    modules: Annotated[
+        bool, typer.Option("--modules", help="With --workdir: jobs may be modules, which may be anywhere.")
+    ] = False,
+    pass_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Environment variable, or a pattern such as 'WANDB_*', that jobs inherit. May be repeated.",
+            show_default="what training needs, see docs/howto/cluster.md",
+        ),
+    ] = None,
     keep: Annotated[
         float, typer.Option(metavar="HOURS", min=0.0, help="Hours for which ended jobs are kept.")
     ] = 168.0,
@@ -105,6 +118,14 @@ def up(
         int,
         typer.Option(metavar="N", min=0, help="Idle host processes for a fast start of jobs; 10 MB each."),
     ] = 1,
+    preemption_grace: Annotated[
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            min=0.0,
+            help="Seconds in which a job leaves devices that go to others, at a boundary; then its workers there are killed.",
+        ),
+    ] = GRACE_S,
     state: State = None,
     detach: Annotated[bool, typer.Option("--detach", help="Run in the background.")] = False,
     verbose: log_options.Verbose = 0,
@@ -112,6 +133,8 @@ def up(
 ) -> None:
     if devices is not None and cluster is not None:
         raise UsageError("--devices and --cluster both define the devices; give one of them")
+    if math.isnan(preemption_grace):
+        raise UsageError("--preemption-grace is a number of seconds, such as 30; got nan")
     home = home_of(state)
     if detach:
         _detach(home)
@@ -127,7 +150,17 @@ def up(
         layout = layout_of_slots(devices)
     _allow_open_files()
     roots = tuple(path.absolute() for path in workdir or ())
-    daemon = Daemon(home, layout, policy, keep=keep * 3600.0, spare=spare, workdirs=roots)
+    daemon = Daemon(
+        home,
+        layout,
+        policy,
+        keep=keep * 3600.0,
+        spare=spare,
+        workdirs=roots,
+        modules=modules,
+        grace=preemption_grace,
+        pass_env=pass_env or (),
+    )
     with contextlib.ExitStack() as stack:
         server = ApiServer(daemon.service, listen, tokens)
         stack.callback(server.stop)  # last: a client that requested the end waits until the API is closed
@@ -183,6 +216,7 @@ def _detach(home: Home) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            env=environment.without_secrets(),
             start_new_session=True,
         )
     deadline = time.monotonic() + _READY_S
@@ -199,4 +233,5 @@ def _detach(home: Home) -> None:
             continue
         break
     lines = home.log.read_bytes()[start:].decode(errors="replace").strip().splitlines()
-    raise UsageError(f"the cluster did not start: {lines[-1] if lines else f'see {home.log}'}")
+    why = lines[-1].removeprefix("gyrostat: error: ") if lines else f"see {home.log}"
+    raise UsageError(f"the cluster did not start: {why}")

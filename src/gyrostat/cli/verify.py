@@ -15,6 +15,7 @@ from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core import logs
 from gyrostat.core.determinism import parse_pool
+from gyrostat.core.files import check_writable
 from gyrostat.core.job import ReductionOrder
 from gyrostat.job.verify.plan import Against, default_placements, parse_placements
 
@@ -137,7 +138,6 @@ def verify(
     log_format: log_options.Format = None,
 ) -> None:
     from gyrostat.cli.verify_display import print_verdict
-    from gyrostat.job.control.report import check_writable
     from gyrostat.job.processes.protocol import Program
     from gyrostat.job.verify.verdict import write_report
     from gyrostat.job.verify.verifier import VerifyRequest
@@ -147,7 +147,7 @@ def verify(
     if workers is not None:
         placements = parse_placements(workers, virtual_workers)
     if report is not None:
-        check_writable(report)
+        check_writable(report, "--report")
     request = VerifyRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         placements=placements,

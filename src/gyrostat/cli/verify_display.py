@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.cli.display import Clock
+from gyrostat.core import logs
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.processes.output import OutputStream
@@ -62,7 +63,7 @@ class PlainProgress(NullObserver):
 
     def note(self, line: str) -> None:
         """A line of gyrostat itself."""
-        self.show(f"gyrostat: {line}")
+        logs.note(line)
 
     def show(self, line: str) -> None:
         print(line, file=sys.stderr, flush=True)
@@ -89,6 +90,9 @@ class LiveProgress(PlainProgress):
         )
         self._live.update(line, refresh=True)
         return _REFRESH_S
+
+    def note(self, line: str) -> None:
+        self.show(f"gyrostat: {line}")
 
     def show(self, line: str) -> None:
         self._console.print(Text.from_ansi(line, style="dim"), soft_wrap=True)
@@ -239,15 +243,13 @@ def _print_failure(failed: FailedRun) -> None:
         print(line, file=sys.stderr)
     failure = outcome.failure
     if failure is None:
-        print(f"gyrostat: stopped during {failed.configuration.name}", file=sys.stderr)
+        logs.note(f"stopped during {failed.configuration.name}")
         return
     for line in (failure.traceback or "").splitlines():
         print(f"worker {failure.worker} │ {line}", file=sys.stderr)
-    print(f"gyrostat: error: in the run as {failed.configuration.name}, {failure}", file=sys.stderr)
+    logs.error(f"in the run as {failed.configuration.name}, {failure}")
     if failed.configuration.reference:
-        print(
-            "gyrostat: only the run with torch's own DDP failed; `--against none` omits it", file=sys.stderr
-        )
+        logs.note("only the run with torch's own DDP failed; `--against none` omits it")
 
 
 def _steps(count: int) -> str:

@@ -216,12 +216,16 @@ class ClusterClient:
             headers["Content-Type"] = "application/json"
         if self._token is not None:
             headers["Authorization"] = f"Bearer {self._token}"
+        kept = self._connection is not None
         try:
             connection = self._connected(seconds)
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             content = response.read()
         except (OSError, http.client.HTTPException) as error:
+            if kept and method == "GET" and isinstance(error, ConnectionError):
+                self.close()  # the cluster has closed a connection that was idle
+                return self._ask(method, path, body, seconds)
             self.close()
             raise ClusterUnreachable(
                 f"the cluster at {self.url} does not answer ({error or type(error).__name__}); is it up?"

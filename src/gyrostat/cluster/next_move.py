@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, auto
 
 from gyrostat.core.devices import Devices
@@ -37,3 +38,15 @@ def next_move(*, wanted: Devices, actual: Devices, hosted: bool, can_join: bool)
     if not staying:
         return DriverMove.STOP
     return DriverMove.LEAVE if staying != set(actual) else DriverMove.NOTHING
+
+
+def misplaced(*, reported: Devices, occupied: Sequence[int]) -> str | None:
+    """The devices that a job has reported to be on are those that its workers are on, one worker on each. Otherwise: what is
+    wrong."""
+    if sorted(occupied) == sorted(reported):
+        return None
+    return f"its workers are on devices {_join(occupied)}, and it reported that they are on {_join(reported)}"
+
+
+def _join(devices: Sequence[int]) -> str:
+    return ", ".join(map(str, devices)) or "none"

@@ -12,8 +12,9 @@ from typing import Any
 
 from gyrostat.cluster.attempt import AttemptResult
 from gyrostat.cluster.records import Intent, JobRecord, JobState
+from gyrostat.core.backoff import Backoff
 
-_FIRST_S, _LONGEST_S = 1.0, 300.0
+_RETRY_DELAY = Backoff(first_s=1.0, longest_s=300.0)
 _POSTPONED_S = 30.0
 _DEATHS = 3
 """A job whose host was killed more often than this without any progress has failed."""
@@ -41,11 +42,14 @@ def next_state_of(
     entitled: bool,
     verdict: str | None = None,
     deaths: int = 0,
+    checkpoint: int | None = None,
+    evicted: str | None = None,
 ) -> NextState:
     """`record` is the job before, `result` what its host wrote (None: the host was killed).
 
     `entitled`: the scheduler assigns devices to it. `verdict`: why it had to stop for good. `deaths`: how often in a row its
-    host was killed without any progress, this time included.
+    host was killed without any progress, this time included. `checkpoint`: the step of its newest checkpoint; None: it has
+    none. `evicted`: why the cluster killed its host, if it did.
     """
     if result is not None and result.finished:
         fields = {
@@ -70,13 +74,17 @@ def next_state_of(
         return NextState(waits, reason, "postponed", True, _POSTPONED_S)
     if result is not None and not result.stopped:
         return _failed(record, result)
-    killed = result is None
-    kind = "restarted" if killed else None
-    if entitled:
-        reason = "its host was killed; it restarts from its newest checkpoint" if killed else record.reason
-        return NextState(JobState.STARTING, reason, kind, False)
-    reason = "its host was killed; it will restart from its newest checkpoint" if killed else record.reason
-    return NextState(JobState.SUSPENDED, reason, kind, False)
+    state = JobState.STARTING if entitled else JobState.SUSPENDED
+    if result is not None:
+        return NextState(state, record.reason, None, False)
+    where = (
+        "the beginning: it has no checkpoint"
+        if checkpoint is None
+        else f"its checkpoint of step {checkpoint}"
+    )
+    restarts = "restarts" if entitled else "will restart"
+    reason = f"{evicted or 'its host was killed'}; it {restarts} from {where}"
+    return NextState(state, reason, "restarted", False)
 
 
 def _failed(record: JobRecord, result: AttemptResult) -> NextState:
@@ -86,7 +94,7 @@ def _failed(record: JobRecord, result: AttemptResult) -> NextState:
     elif record.retries and (record.failure, record.failed_at) == (result.reason, result.step):
         reason = f"{reason}; the same error after the same step as before, so it is not tried again"
     elif record.retries < allowed:
-        after = min(_FIRST_S * 2.0**record.retries, _LONGEST_S)
+        after = _RETRY_DELAY.after(record.retries + 1)
         reason = f"{reason}; retry {record.retries + 1} of {allowed} in {after:g} s"
         fields = {**failure, "retries": record.retries + 1}
         return NextState(JobState.QUEUED, reason, "retried", True, after, fields)

@@ -9,23 +9,42 @@ leaves before it waits.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 from gyrostat.core.devices import DeviceId, Devices
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A job that is on devices which another job should have."""
+
+    job: str
+    devices: Devices
+    seconds: float
+    """For how long it has had to leave them."""
 
 
 class Occupancy:
     """May be used from any thread."""
 
-    def __init__(self, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, on_change: Callable[[], None] = lambda: None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._changed = threading.Condition()
-        self._on_change = on_change
+        self._on_change, self._clock = on_change, clock
+        self._revoked: dict[str, dict[DeviceId, float]] = {}
+        """Since when each job has had to leave which devices."""
         self._on: dict[DeviceId, set[str]] = {}
         self._entitled: dict[str, Devices] = {}
 
     def entitle(self, job: str, devices: Devices) -> None:
         """The scheduler has assigned exactly these to the job."""
         with self._changed:
+            since, revoked = self._clock(), self._revoked.get(job, {})
+            lost = {*revoked, *self._entitled.get(job, ())} - set(devices)
+            self._revoked[job] = {device: revoked.get(device, since) for device in lost}
             if devices:
                 self._entitled[job] = devices
             else:
@@ -33,14 +52,26 @@ class Occupancy:
             self._changed.notify_all()
         self._on_change()
 
+    def holders(self, job: str, devices: Iterable[DeviceId]) -> list[Holder]:
+        """The jobs that have yet to leave some of these devices, by id."""
+        with self._changed:
+            held: dict[str, list[DeviceId]] = {}
+            for device in devices:
+                for other in self._on.get(device, ()):
+                    if other != job and device not in self._entitled.get(other, ()):
+                        held.setdefault(other, []).append(device)
+            now = self._clock()
+            return [
+                Holder(other, tuple(on), now - min(self._revoked.get(other, {}).get(d, now) for d in on))
+                for other, on in sorted(held.items())
+            ]
+
     def acquire(self, job: str, devices: Iterable[DeviceId]) -> bool:
         """Occupy these as well, all at once. False: another job has yet to leave one of them."""
         with self._changed:
             wanted = list(devices)
-            for device in wanted:
-                for other in self._on.get(device, ()):
-                    if other != job and device not in self._entitled.get(other, ()):
-                        return False
+            if self.holders(job, wanted):
+                return False
             self.mark(job, wanted)
             return True
 
@@ -57,6 +88,9 @@ class Occupancy:
             left = [jobs for device, jobs in self._on.items() if device not in kept and job in jobs]
             for jobs in left:
                 jobs.discard(job)
+            revoked = self._revoked.pop(job, {})
+            if revoked := {device: since for device, since in revoked.items() if device in kept}:
+                self._revoked[job] = revoked
             self._changed.notify_all()
         if left:
             self._on_change()

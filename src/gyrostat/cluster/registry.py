@@ -106,7 +106,9 @@ class Registry:
 
     # Writing.
 
-    def add(self, spec: JobSpec, tenant: str, vc: str) -> JobRecord:
+    def add(
+        self, spec: JobSpec, tenant: str, vc: str, beneath: tuple[tuple[str, ...], ...] = ()
+    ) -> JobRecord:
         """Add a job; durable when this returns, or `StorageFull`."""
         with self.lock:
             now, number = self.clock(), self._submissions + 1
@@ -117,6 +119,7 @@ class Registry:
                 tenant=tenant,
                 vc=vc,
                 spec=spec,
+                beneath=beneath,
                 submitted=now,
                 changed=now,
                 reason="submitted",
@@ -170,10 +173,14 @@ class Registry:
         job: JobRecord | None = None,
         before: tuple[int, ...] = (),
         after: tuple[int, ...] = (),
+        **fields: Any,
     ) -> None:
-        """Add an event that changes no job's state. Succeeds even if the disk is full."""
+        """Add an event that changes no job's state, and these fields of the job with it. Succeeds even if the disk is full."""
         with self.lock:
-            self._save_later(None, self._new_event(kind, reason, job, before, after))
+            record = (
+                msgspec.structs.replace(self.get(job.id), **fields) if job is not None and fields else None
+            )
+            self._save_later(record, self._new_event(kind, reason, job, before, after))
 
     def reserve(self, devices: Mapping[str, int], reason: str, kind: str) -> None:
         """Replace all reservations, by device type; durable when this returns, or `StorageFull`."""

@@ -12,7 +12,7 @@ are those of `core.errors`:
       NoSuchJob       no such job, or another tenant's; suggests similar names
       Unplaceable     (submit, scale) this cluster can never run it, and why
       WrongState      (cancel, pause, resume, scale, migrate, profile) not possible in the job's state
-      OutsideRoot     (check_below) the job is outside the tenant's directory
+      OutsideRoot     (submit) the job is outside the tenant's directory
     RequestFailed     (migrate, profile) the job could not do it, and why
     StorageFull       nothing was accepted: the disk is full
 """
@@ -83,6 +83,10 @@ class JobFiles(Protocol):
     def check_below(self, spec: JobSpec, root: str) -> None:
         """Raise `OutsideRoot` if the job's working directory or script is not below `root`, links resolved."""
 
+    @property
+    def workdirs(self) -> tuple[str, ...]:
+        """Directories below which all jobs run; empty: anywhere."""
+
     def read_log(
         self, id_: str, source: LogSource, *, after: str | None, tail: int | None, over: bool
     ) -> LogChunk:
@@ -104,22 +108,22 @@ class ClusterService:
 
     # Submission.
 
-    def submit(self, spec: JobSpec, tenant: str) -> JobRecord:
+    def submit(self, spec: JobSpec, tenant: str, root: str | None = None) -> JobRecord:
         """Accept a job. It is durable when this returns, and the loop will run it.
 
+        With `root`, its working directory and script must be below that (`OutsideRoot`), now and whenever it is started.
         Raises `UsageError` (invalid, no such directory or script), `Unplaceable`, `StorageFull`.
         """
         spec.check()
+        if root is not None:
+            self._files.check_below(spec, root)
         self._files.check(spec)
         vc = self._vc_of(spec, tenant)
         self._backend.check_placeable(spec, vc)
-        record = self._registry.add(spec, tenant, vc)
+        beneath = tuple(group for group in (self._files.workdirs, (root,) if root else ()) if group)
+        record = self._registry.add(spec, tenant, vc, beneath)
         self._backend.wake(record.id)
         return record
-
-    def check_below(self, spec: JobSpec, root: str) -> None:
-        """Raise `OutsideRoot` unless the job's directory and script are below `root`; `UsageError` if it is not sound."""
-        self._files.check_below(spec.check(), root)
 
     def _vc_of(self, spec: JobSpec, tenant: str) -> str:
         """The one it names, or else the tenant's own, or else the default one."""

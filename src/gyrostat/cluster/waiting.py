@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from gyrostat.cluster.occupancy import Holder
 from gyrostat.cluster.records import JobRecord, JobState, Waiting
 from gyrostat.core.devices import format_counts
 from gyrostat.core.request import JobId
@@ -35,6 +38,19 @@ def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: flo
         why = f"{wants}, and {view.vc.name} has {format_counts(free)} free"
         helps = _what_helps(view, least)
     return Waiting(job=record.id, position=position, why=why, what_helps=helps)
+
+
+def waits_for(record: JobRecord, holders: Sequence[Holder], grace: float) -> Waiting:
+    """Devices are assigned to it that other jobs have yet to leave."""
+    since = ", ".join(f"{holder.job} for {holder.seconds:.0f} s" for holder in holders)
+    why = f"{explain_holders(holders, grace)}; told so: {since}"
+    return Waiting(job=record.id, position=0, why=why, what_helps="the next boundary of these jobs, or time")
+
+
+def explain_holders(holders: Sequence[Holder], grace: float) -> str:
+    """Which jobs have yet to leave devices."""
+    named = ", ".join(f"{holder.job} (on {', '.join(map(str, holder.devices))})" for holder in holders)
+    return f"its devices are still held by {named}, which must leave within {grace:g} s"
 
 
 def _outside_scheduler(record: JobRecord, now: float) -> Waiting:

@@ -9,6 +9,7 @@ inspected.
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -159,6 +160,9 @@ def parse_pool(text: str, *, threads: int = 1) -> DevicePool:
         raise UsageError(
             f"--pool takes different device types, such as avx512,avx2 ({', '.join(CPU_TYPES)}, or names of GPUs); got {text!r}"
         )
+    for name in types:
+        if name not in CPU_TYPES and (near := difflib.get_close_matches(name, CPU_TYPES, n=1)):
+            raise UsageError(f"--pool {text}: no CPU or GPU is of type {name!r}; did you mean {near[0]!r}?")
     return DevicePool(types=tuple(sorted(types, key=_rank, reverse=True)), threads=threads)
 
 

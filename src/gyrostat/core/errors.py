@@ -14,13 +14,14 @@ GyrostatError
 ├── RequestFailed              a running job could not carry out a request (in `job.control.control_socket`)
 ├── CheckpointError            a checkpoint that cannot be used
 │   ├── DamagedCheckpoint      cut off or bit-flipped
-│   ├── ForeignCheckpoint      of another job
-│   └── OtherFingerprint       of this job, but other hardware or settings decide its bits
+│   ├── ForeignCheckpoint      of another job; exit code 2
+│   └── OtherFingerprint       of this job, but other hardware or settings decide its bits; exit code 2
 ├── MalformedState             bytes from disk or another worker that are not a valid state
 ├── Diverged                   replicas that must be equal are not
 ├── LeaseError                 an operation of a lease store failed
 │   ├── StoreUnreachable       no response; the operation may have been done; retry
-│   ├── StoreRefused           the store responded with an error
+│   ├── StoreRefused           the store responded with an error; retry after somebody has mended it
+│   │   └── ValueTooLarge      the value is too large for any store; do not retry
 │   └── Deposed                a write or renewal under an expired lease; nothing was written; do not retry
 ├── ProtocolError              a message that does not belong to the protocol (in `job.processes.protocol`)
 ├── PeerLost                   another worker was lost during a collective
@@ -94,9 +95,13 @@ class DamagedCheckpoint(CheckpointError):
 class ForeignCheckpoint(CheckpointError):
     """Written by another job."""
 
+    exit_code = 2
+
 
 class OtherFingerprint(CheckpointError):
     """Written where other hardware or settings decide the bits."""
+
+    exit_code = 2
 
 
 class MalformedState(GyrostatError):
@@ -113,6 +118,10 @@ class StoreUnreachable(LeaseError):
 
 class StoreRefused(LeaseError):
     """A lease store responded with an error."""
+
+
+class ValueTooLarge(StoreRefused):
+    """A value that no lease store accepts. Nothing was written, and a retry cannot help."""
 
 
 class Deposed(LeaseError):

@@ -37,7 +37,8 @@ class Event:
     all_state_moved: str | None = None
     """Why newcomers received all state at the fence instead of catching up before it."""
     recovered_from: str | None = None
-    """"peers", "checkpoint", or "approximate": by peers, without the lost worker's gradients of that pass."""
+    """"peers", "checkpoint", "start": the job began again without one, or "approximate": by peers, without the lost worker's
+    gradients of that pass."""
     micro_batches_redone: int | None = None
     evidence: tuple[str, ...] = ()
     """Lines of text: evidence of a worker that died, or the stacks of workers that hang."""

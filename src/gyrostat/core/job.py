@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement
 
 
@@ -80,11 +82,20 @@ class CheckpointPolicy:
 
     directory: str
     every: int = 0
-    """Number of steps between checkpoints; 0: on demand only."""
+    """Number of steps between checkpoints; 0: not by steps."""
+    interval_s: float = 0.0
+    """Seconds between checkpoints, or more if they are expensive; 0: not by time. Without both, on demand only."""
     keep: int = 3
     """Number of newest checkpoints that are kept."""
     resume: bool = True
     """Start from the newest valid checkpoint in `directory`, if one exists."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or not 0 <= self.interval_s < math.inf:
+            raise UsageError(
+                "checkpoints are taken every some steps or seconds, or never (0); got "
+                f"{self.every} steps and {self.interval_s:g} seconds"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,6 +112,51 @@ class Probe:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How a job trains: what decides its bits, and what each of its workers needs to know about that. The same in every
+    description of a job, from `gyrostat run` and a cluster's `JobSpec` to the worker's `Assignment`."""
+
+    virtual_workers_given: bool = True
+    """False: the script may choose the number of virtual workers itself."""
+    threads: int = 1
+    """Threads of each worker; the number of a pool takes precedence."""
+    reduction: ReductionOrder | None = None
+    """None: the default of the worker's device; see `engine/transport/backend.py`."""
+    determinism: Determinism = Determinism.ELASTIC
+    pool: DevicePool | None = None
+    """The device types of a `heterogeneous` job."""
+    check_fingerprint: bool = True
+    """False: workers and checkpoints of another fingerprint are accepted. For tests that must be able to fail."""
+    batch_size: int | None = None
+    """Overrides the batch size of loaders, for measuring (`profile-device`)."""
+    reference: bool = False
+    """Run as plain DDP with torch's own classes, one process per virtual worker: what `verify` compares with."""
+    recovery: RecoveryMode = RecoveryMode.PEERS
+    """What to do if a worker is lost. The reference cannot recover; see `recovers`."""
+    timeout_s: float = 1800.0
+    """The timeout of a collective."""
+    checkpoint: CheckpointPolicy | None = None
+    """None: the job writes no checkpoints."""
+    stop_after: int | None = None
+    """Checkpoint and stop after this many steps in total (`verify` uses it to split a run)."""
+    probe: Probe | None = None
+
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise UsageError(f"a worker needs at least one thread, got {self.threads}")
+        if (self.pool is not None) != (self.determinism is Determinism.HETEROGENEOUS):
+            raise UsageError(
+                "a pool of device types and the level `heterogeneous` need each other: "
+                "--determinism heterogeneous --pool avx512,avx2"
+            )
+
+    @property
+    def recovers(self) -> bool:
+        """Survivors can train on without a worker that dies."""
+        return self.recovery is not RecoveryMode.CHECKPOINT and not self.reference
+
+
+@dataclass(frozen=True, kw_only=True)
 class NextGeneration:
     """A generation in preparation: its members, and how newcomers receive the job's state."""
 
@@ -114,6 +170,8 @@ class NextGeneration:
     """The member of the previous generation that sends the state to the newcomers."""
     store: str
     """Where its members rendezvous: path of a file, or tcp://HOST:PORT/NAME."""
+    at_step: int | None = None
+    """The boundary at which `--schedule` has it begin, and where all workers wait for it; None: as soon as possible."""
     is_recovery: bool = False
     """It begins at once, after the loss of a worker; the survivors agree on the placement."""
     waits: bool = False
@@ -126,9 +184,10 @@ class NextGeneration:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """What a worker receives when it starts: its place in the job, and the settings of the job."""
+    """What a worker receives when it starts: its place in the job, and how the job trains."""
 
     placement: Placement
+    options: TrainingOptions = TrainingOptions()
     worker: int = 0
     generation: int = 1
     store: str | None = None
@@ -136,29 +195,8 @@ class Assignment:
     worker."""
     host: str = "127.0.0.1"
     """The address on which this worker listens for the others."""
-    virtual_workers_given: bool = True
-    """False for a plain `python train.py`, where the script may choose N itself."""
-    reduction: ReductionOrder | None = None
-    """None: the default of the worker's device; see `engine/transport/backend.py`."""
-    determinism: Determinism = Determinism.ELASTIC
-    threads: int = 1
-    """Threads of the worker; the number of a pool takes precedence."""
-    pool: DevicePool | None = None
-    """The device types of a `heterogeneous` job."""
-    check_fingerprint: bool = True
-    """False: workers and checkpoints of another fingerprint are accepted. For tests that must be able to fail."""
-    checkpoint: CheckpointPolicy | None = None
-    reference: bool = False
-    """Run as plain DDP with torch's own classes: the reference that `verify` compares with."""
-    stop_after: int | None = None
-    """Checkpoint and stop after this many steps in total (`verify` uses it to split a run)."""
-    probe: Probe | None = None
     trace: str | None = None
     """A directory for this worker's part of the trace; None: no trace."""
-    timeout_s: float = 1800.0
-    """The timeout of a collective."""
-    recovery: RecoveryMode = RecoveryMode.CHECKPOINT
-    """What to do if another worker is lost."""
     member: int = 0
     """This process's number in the job; unlike `worker` it never changes."""
     joins: bool = False
@@ -169,5 +207,3 @@ class Assignment:
     """Steps at whose boundary all workers wait for the next generation, from `--schedule`."""
     paced: float | None = None
     """Samples per second of a paced device, which sleeps instead of computing; None: a real device."""
-    batch_size: int | None = None
-    """Overrides the batch size of loaders, for measuring (`profile-device`)."""

@@ -80,6 +80,20 @@ def is_json_record(line: str) -> bool:
     return line.startswith('{"time": "') and '"logger": "gyrostat' in line
 
 
+def note(message: str, level: int = logging.INFO) -> None:
+    """Print a line of gyrostat itself to stderr, whatever the level: `gyrostat: …`, or a JSON record in that format."""
+    if os.environ.get(FORMAT) == LogFormat.JSON:
+        line = JsonFormatter().format(logging.LogRecord("gyrostat", level, "", 0, message, None, None))
+    else:
+        line = f"gyrostat: {'error: ' if level >= logging.ERROR else ''}{message}"
+    print(line, file=sys.stderr, flush=True)
+
+
+def error(message: str) -> None:
+    """`note` an error."""
+    note(message, logging.ERROR)
+
+
 def configure(verbosity: int = 0, format: LogFormat | None = None) -> LogFormat:
     """Apply `-v` (1: INFO, 2: DEBUG) and `--log-format` to this process and to those it starts.
 

@@ -8,7 +8,7 @@ it (`Leader._enter`, `Coordinator._enter`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import TypeVar
 
 P = TypeVar("P", bound=StrEnum)
@@ -94,3 +94,12 @@ def transition(before: P, after: P, table: Mapping[P, frozenset[P]]) -> P:
     if after is not before and after not in table[before]:
         raise IllegalTransition(f"{type(before).__name__}: {after.name} may not follow {before.name}")
     return after
+
+
+class AgentPresence(IntEnum):
+    """Whether a worker has an agent, as it knows."""
+
+    PRESENT = 0
+    AWAY = 1
+    ORPHANED = 2
+    """It has been away for so long that the worker will soon be killed."""

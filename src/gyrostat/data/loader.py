@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import torch
-from torch.utils.data import BatchSampler, Dataset, default_collate
+from torch.utils.data import BatchSampler, Dataset, RandomSampler, SequentialSampler, default_collate
 
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data import torch_internals
@@ -69,18 +69,19 @@ class OrderedLoader:
         """Whether the next loop over it depends on the state that the last one left."""
         return self.iterable or self.has_sampler or self.generator is not None or self.persistent_workers
 
+    def __iter__(self) -> NoReturn:
+        raise Misuse(
+            "a loader of job.dataloader is not iterated itself: train with `for step in job.steps(loader)` and `for batch in "
+            "step`, and evaluate with job.evaluate(loader, fn), which also works on one worker"
+        )
+
     # Length and order.
 
     @property
     def length(self) -> int:
         """Samples in the dataset."""
-        dataset = next(iter(self._datasets.values())) if self.per_rank else self.dataset
-        if not hasattr(dataset, "__len__"):
-            raise UsageError(
-                f"{type(dataset).__name__} has no __len__, which the job's own order needs: give it one, give a sampler, or "
-                "make it an IterableDataset"
-            )
-        return len(cast(Sized, dataset))
+        require_length(self.dataset, "the job's own order")
+        return len(cast(Sized, self.dataset))
 
     @property
     def ordered(self) -> bool:
@@ -89,7 +90,9 @@ class OrderedLoader:
 
     @property
     def has_sampler(self) -> bool:
-        return self.sampler is not None or self.batch_sampler is not None
+        """Whether every rank has a sampler: the user's, or DataLoader's own if the dataset is made per rank."""
+        given = self.sampler is not None or self.batch_sampler is not None
+        return given or (self.per_rank and not self.iterable)
 
     def __len__(self) -> int:
         """Micro-batches per virtual worker and epoch, as `len(DataLoader)` is per rank."""
@@ -150,8 +153,16 @@ class OrderedLoader:
         if isinstance(given, Iterable):
             return given
         if rank not in self._samplers:
-            self._samplers[rank] = given(rank)
+            self._samplers[rank] = self._own_sampler(rank) if given is None else given(rank)
         return self._samplers[rank]
+
+    def _own_sampler(self, rank: int) -> Any:
+        """The sampler that DataLoader makes over a dataset which is the rank's alone: all of it, not every N-th sample."""
+        dataset = self.dataset_of(rank)
+        require_length(dataset, "DataLoader")
+        return (
+            RandomSampler(dataset, generator=self.generator) if self.shuffle else SequentialSampler(dataset)
+        )
 
     def batched(self, sampler: Any) -> Any:
         """The iterable of indices that a DataLoader makes of this sampler."""
@@ -204,3 +215,12 @@ class OrderedLoader:
         )
         batch = fetcher.fetch(indices if self.auto_collation else indices[0])
         return torch_internals.pinned(batch) if self.pins else batch
+
+
+def require_length(dataset: Any, whose: str) -> None:
+    """Raise if the number of samples is not known, which `whose` order needs."""
+    if not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"{type(dataset).__name__} has no __len__, which {whose} needs: give it one, give a sampler, or make it an "
+            "IterableDataset"
+        )

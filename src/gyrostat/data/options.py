@@ -62,6 +62,8 @@ def make_loader(
             f'shuffle={shuffle!r}: give True (DistributedSampler\'s order), "bijection" (one that needs no memory) or False'
         )
     sizes = _check_batches(batch_size, virtual_workers, drop_last, shuffle, iterable, given)
+    if per_rank and not iterable:
+        _check_per_rank(sizes, shuffle, pad)
     _check_samplers(given)
     _check_workers(num_workers, given)
     batch_sampler = given["batch_sampler"]
@@ -109,10 +111,15 @@ def _samplers(given: Any, ranks: Sequence[int]) -> dict[int, Any]:
     return {} if given is None or isinstance(given, Iterable) else _make_each(given, ranks)
 
 
+def is_made_per_rank(dataset: Any) -> bool:
+    """Whether it is a function, or a class, that makes the dataset of a rank."""
+    is_dataset = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
+    return isinstance(dataset, type) or (callable(dataset) and not is_dataset)
+
+
 def _datasets(dataset: Any, ranks: Sequence[int]) -> tuple[bool, dict[int, Any]]:
     """Whether `dataset` makes the dataset of a rank; and the datasets of `ranks`."""
-    is_dataset = hasattr(dataset, "__getitem__") or hasattr(dataset, "__iter__")
-    per_rank = isinstance(dataset, type) or (callable(dataset) and not is_dataset)
+    per_rank = is_made_per_rank(dataset)
     datasets = _make_each(dataset, ranks) if per_rank else dict.fromkeys(ranks, dataset)
     made = datasets[ranks[0]]
     if isinstance(made, IterDataPipe | MapDataPipe):
@@ -169,6 +176,21 @@ def _check_batches(
             "batch_sampler excludes batch_size, shuffle, sampler and drop_last: it decides all of that"
         )
     return sizes
+
+
+def _check_per_rank(sizes: tuple[int, ...] | None, shuffle: Shuffle, pad: bool) -> None:
+    """A map-style dataset of a rank belongs to that rank as a whole: nothing is divided, padded or cut."""
+    if sizes is not None:
+        raise UsageError(
+            f"batch_size={list(sizes)} divides one dataset among virtual workers, but here each has a dataset of its own; give "
+            "one number for all"
+        )
+    for name, value in (("shuffle", shuffle), ("pad", pad)):
+        if not isinstance(value, bool) or (name == "pad" and not value):
+            raise UsageError(
+                f"{name}={value!r} is about one dataset that is divided among virtual workers, but here each has a dataset of "
+                "its own; leave it out"
+            )
 
 
 def _check_samplers(given: dict[str, Any]) -> None:

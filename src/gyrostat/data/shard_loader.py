@@ -15,12 +15,12 @@ from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.bijection import Bijection
 from gyrostat.data.loader import OrderedLoader
-from gyrostat.data.options import make_loader
+from gyrostat.data.options import is_made_per_rank, make_loader
 from gyrostat.data.order import EpochOrder, UnevenOrder
 from gyrostat.data.shards.layout import ShardLayout
 from gyrostat.data.shards.messages import AskShard, EpochOver, ShardReport, WaitForShard
@@ -184,6 +184,10 @@ def make_shard_loader(
             raise UsageError(
                 f"job.shards decides the order of samples, so {name} cannot be used; use job.dataloader"
             )
+    if isinstance(dataset, IterableDataset) or is_made_per_rank(dataset):
+        raise UsageError(
+            f"job.shards needs one dataset with __len__ and __getitem__ for all virtual workers, got {dataset!r}"
+        )
     ordered = make_loader(
         dataset,
         batch_size=batch_size if isinstance(batch_size, (list, tuple)) else [batch_size] * virtual_workers,
@@ -197,10 +201,6 @@ def make_shard_loader(
         others=others,
         number=number,
     )
-    if ordered.iterable or ordered.per_rank:
-        raise UsageError(
-            f"job.shards needs one dataset with __len__ and __getitem__ for all virtual workers, got {dataset!r}"
-        )
     assert ordered.batch_size is not None
     layout = ShardLayout.of_indices(ordered.length, shard_size)
     queues = Queues(layout, seed=seed, shuffle=shuffle, grain=ordered.batch_size)

@@ -67,9 +67,7 @@ class SharedBatchSource(BatchSource):
 
         A sampler draws at every batch, from streams that are not known ahead; datasets of ranks are in the processes.
         """
-        loader = self.loader
-        ordered = self._order is not None and not loader.has_sampler
-        return self.started and ordered and not (loader.per_rank or loader.iterable)
+        return self.started and self._order is not None and self.loader.ordered
 
     def leave_at(self, rank: int, batch: int) -> Position | None:
         if not self._can_move:

@@ -7,11 +7,11 @@ problems with checkpoints.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.logs import note
 from gyrostat.core.placement import Placement
 
 
@@ -82,6 +82,9 @@ class Supervisor(Protocol):
         `why_all`: why a newcomer had to receive all state at the fence.
         """
 
+    def not_arrived(self, why: str) -> None:
+        """This newcomer, for which all others wait, does not arrive in its loop: it is given up. Does not return."""
+
     def lost(self, generation: int, why: str) -> None:
         """This worker cannot go on in this generation: it has lost another one, and waits for the other survivors."""
 
@@ -105,9 +108,9 @@ class NullSupervisor:
         compatibility: Mapping[str, str],
     ) -> None:
         for reason in refused:
-            print(f"gyrostat: {reason}", file=sys.stderr)
+            note(reason)
         if resumed_from:
-            print(f"gyrostat: resumed at step {step} from {resumed_from}", file=sys.stderr)
+            note(f"resumed at step {step} from {resumed_from}")
 
     def stepped(
         self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()
@@ -133,7 +136,7 @@ class NullSupervisor:
         pass
 
     def checkpoint_failed(self, reason: str) -> None:
-        print(f"gyrostat: {reason}", file=sys.stderr)
+        note(reason)
 
     def finished(self, step: int, digest: str) -> None:
         pass
@@ -147,6 +150,9 @@ class NullSupervisor:
     def switched(
         self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
     ) -> None:
+        pass
+
+    def not_arrived(self, why: str) -> None:
         pass
 
     def lost(self, generation: int, why: str) -> None:

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from gyrostat.core.errors import ScriptFailed, UsageError
+from gyrostat.core.job import TrainingOptions
 from gyrostat.core.placement import Placement
 from gyrostat.core.profile import Points, Profile, Speed
+from gyrostat.job import environment
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import FailureCause
@@ -60,9 +62,7 @@ class DeviceProfileRequest:
         return RunRequest(
             program=self.program,
             placement=Placement.even(workers, workers),
-            batch_size=batch,
-            threads=self.threads,
-            stop_after=_WARM_UP + self.steps,
+            options=TrainingOptions(batch_size=batch, threads=self.threads, stop_after=_WARM_UP + self.steps),
         )
 
 
@@ -146,4 +146,4 @@ class _DeviceObserver(NullObserver):
             raise ScriptFailed(
                 "the script ended before it began to train, so its device type is unknown; give it with --type"
             )
-        return self._compatibility.get("gpu") or cpu_type(os.environ) or "cpu"
+        return self._compatibility.get("gpu") or cpu_type(environment.variables()) or "cpu"

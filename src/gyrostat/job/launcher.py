@@ -54,8 +54,8 @@ def run_job(
         machine = _OneMachine(request, source, observer, signals, directory)
         stack.callback(machine.close)
         outcome = machine.run()
-        if request.trace is not None:
-            join_traces(machine.traces(machine.attempts), request.trace)
+        if request.output.trace is not None:
+            join_traces(machine.traces(machine.attempts), request.output.trace)
     observer.over(outcome)
     return outcome
 
@@ -82,7 +82,7 @@ class _OneMachine:
             boxes=directory,
             signals=signals,
             control_socket=ControlSocket(request.name) if request.name else None,
-            logs=LogFiles(request.log_dir) if request.log_dir else None,
+            logs=LogFiles(request.output.log_dir) if request.output.log_dir else None,
         )
 
     def run(self) -> Outcome:

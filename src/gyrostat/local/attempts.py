@@ -13,9 +13,11 @@ from gyrostat.cluster.attempt import AttemptResult
 from gyrostat.cluster.records import JobSpec
 from gyrostat.core.devices import DeviceId, Devices
 from gyrostat.job.control.device_assignment import Slot
+from gyrostat.job.processes.confined import Beneath
 from gyrostat.local.driver_messages import HostGone
 from gyrostat.local.host_files import (
     HostOrder,
+    end_fork_server,
     is_hosted,
     read_host,
     read_order,
@@ -37,6 +39,7 @@ class Attempts:
         sockets: Path,
         *,
         spec: Callable[[], JobSpec],
+        beneath: Beneath,
         slot: Callable[[DeviceId], Slot],
         last: int,
         record: Callable[[int], None],
@@ -44,13 +47,15 @@ class Attempts:
     ) -> None:
         """`last`: the number of the last attempt that was begun. `record` makes the number of the next one durable."""
         self._job, self._directory, self._sockets, self._spec = job, directory, sockets, spec
-        self._slot, self._record, self._pool = slot, record, pool
+        self._slot, self._record, self._pool, self._beneath = slot, record, pool, beneath
         self.number = last
         self._unreported = last + (read_result(directory, last) is not None)
         """The first attempt whose result was not reported. One that seemed to have been lost may still be made: its host was
         asked by a daemon that was killed, and is late."""
         self._task: HostTask | None = None
         """Of this daemon, if it has given the job to the pool."""
+        self.killed: str | None = None
+        """Why its host was killed by this daemon, if it was."""
 
     def record_next(self) -> None:
         """Number the next attempt. Before `begin`: no host may have an attempt that is not recorded."""
@@ -65,6 +70,7 @@ class Attempts:
             spec=self._spec(),
             slots=self.slots(devices),
             sockets=str(self._sockets),
+            beneath=self._beneath,
         )
         write_order(self._directory, order)
         self._task = self._pool.send(self._directory, self.number)
@@ -81,11 +87,13 @@ class Attempts:
         """No host will take it. False: one has or had it, or another daemon gave it to one."""
         return self._task is not None and self._pool.cancel(self._task)
 
-    def kill(self) -> None:
-        host = read_host(self._directory)
+    def kill(self, reason: str) -> None:
+        """Kill its host, and end the fork server of its workers, which kills them."""
+        self.killed, host = reason, read_host(self._directory)
         if host is not None and is_hosted(self._directory):
-            logger.info("killing host %d", host.host.pid, extra={"job": self._job})
+            logger.info("killing host %d: %s", host.host.pid, reason, extra={"job": self._job})
             host.host.end(timeout_s=5.0)
+            end_fork_server(host)
 
     def find_end(self) -> HostGone | None:
         """The end of the current attempt, if no host has the job any more."""
@@ -101,8 +109,8 @@ class Attempts:
         return self.end(None) if taken or given_up else None  # else no host has taken it yet
 
     def end(self, result: AttemptResult | None) -> HostGone:
-        return HostGone(self._job, self.number, result)
+        return HostGone(self._job, self.number, result, evicted=self.killed if result is None else None)
 
     def reported(self) -> None:
         """The end of the current attempt was reported."""
-        self._unreported, self._task = self.number + 1, None
+        self._unreported, self._task, self.killed = self.number + 1, None, None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
 from gyrostat.cluster.registry import Registry
-from gyrostat.cluster.waiting import explain_waiting
+from gyrostat.cluster.waiting import explain_waiting, waits_for
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
 from gyrostat.job.control.client import JobClient, RequestFailed
@@ -22,8 +22,11 @@ from gyrostat.sched.state import SchedulerState
 
 
 class LocalBackend:
-    def __init__(self, home: Home, registry: Registry, layout: ClusterLayout, cluster: LocalCluster) -> None:
+    def __init__(
+        self, home: Home, registry: Registry, layout: ClusterLayout, cluster: LocalCluster, grace: float
+    ) -> None:
         self._home, self._registry, self._layout, self._cluster = home, registry, layout, cluster
+        self._grace = grace
 
     def virtual_clusters(self) -> Sequence[str]:
         return self._layout.virtual_clusters
@@ -53,6 +56,8 @@ class LocalBackend:
 
     def waiting(self, id_: str) -> Waiting | None:
         record = self._registry.get(id_)
+        if not record.holds_devices and (holders := self._cluster.occupancy.holders(id_, record.devices)):
+            return waits_for(record, holders, self._grace)
         return self._cluster.ask(
             lambda scheduler_state: explain_waiting(scheduler_state, record, self._registry.clock())
         )

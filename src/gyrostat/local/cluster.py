@@ -10,18 +10,30 @@ All decisions about jobs are made in the loop's thread; drivers and the service 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from gyrostat.cluster.eviction import GRACE_S
 from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.plan import Plan
 from gyrostat.local.controller import STOP_S, JobController
-from gyrostat.local.driver_messages import DriverTrouble, HostGone, JobMoved, MoveFailed, StatusSeen
+from gyrostat.local.driver_messages import (
+    DriverTrouble,
+    HostGone,
+    JobBlocked,
+    JobEvicted,
+    JobMoved,
+    MoveFailed,
+    StatusSeen,
+)
 from gyrostat.local.home import Home
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.inbox import ClusterInbox, JobChanged, Message, Reserve
+from gyrostat.local.job_events import JobEvents
+from gyrostat.sched.faults import jobs_at_fault
 from gyrostat.sched.port import Snapshot, Withdrawn
 from gyrostat.sched.state import SchedulerState
 
@@ -49,15 +61,18 @@ class LocalCluster:
         layout: ClusterLayout,
         scheduler_state: SchedulerState,
         pool: HostPool,
+        *,
+        grace: float = GRACE_S,
     ) -> None:
+        """`grace`: seconds in which a job leaves devices that the scheduler takes from it."""
         self._registry, self._scheduler_state = registry, scheduler_state
-        self._inbox = ClusterInbox()
-        self._controller = JobController(home, registry, layout, pool, self._inbox.post)
+        self._inbox, self._events = ClusterInbox(), JobEvents(home, registry, grace)
+        self._controller = JobController(home, registry, layout, pool, self._inbox.post, grace=grace)
         self._began = registry.clock() - registry.store.born, time.monotonic()
         """The cluster's age when this daemon started, and when that was."""
         self._recovered = False
         self._round_began = time.monotonic()
-        self._due: list[JobChanged | HostGone] = []
+        self._due: deque[JobChanged | HostGone] = deque()
         """Messages that need a scheduling round."""
         self._reserved: Mapping[str, int] = {}
         self._reserve: Mapping[str, int] | None = registry.store.reservations() or None
@@ -71,14 +86,18 @@ class LocalCluster:
         now = self._now()
         if not self._recovered:
             self._recovered = True
+            for record in self._registry.jobs():
+                if not record.state.over:
+                    self._events.record_incidents(record.id)
             self._controller.recover()
-        due, self._due = self._due, []
-        for message in due:
-            match message:
-                case HostGone():
-                    self._controller.host_gone(message)
-                case JobChanged(job):
-                    self._controller.owner_changed(self._registry.get(job))
+        while self._due:  # one that cannot be handled now, because the disk fails, is due again
+            with self._controller.isolated(self._due[0].job):
+                match self._due[0]:
+                    case HostGone() as message:
+                        self._controller.host_gone(message)
+                    case JobChanged(job):
+                        self._controller.owner_changed(self._registry.get(job))
+            self._due.popleft()
         self._controller.check_time()
         changes, self._controller.changes = self._controller.changes, []
         if self._reserve is not None:
@@ -111,6 +130,21 @@ class LocalCluster:
                 return
             self._inbox.wait(rest if due else left)
 
+    def restart_scheduler(self, build: Callable[[], SchedulerState]) -> SchedulerState:
+        """After a round that failed: a new scheduler gets all jobs again, without those that it fails on.
+
+        These are set aside. Raises what a scheduler without any job raises.
+        """
+        for id_, error in jobs_at_fault(build, self._controller.resubmissions(), self._now()).items():
+            self._controller.set_aside(id_, error)
+        if self._reserve is None:
+            self._reserve = self._reserved or None
+        self._reserved = {}
+        self._scheduler_state = build()
+        for changes in self._controller.resubmissions().values():
+            self._controller.changes += changes
+        return self._scheduler_state
+
     def _receive(self) -> None:
         for message in self._inbox.take():
             self._handle(message)
@@ -123,10 +157,17 @@ class LocalCluster:
         """What needs no scheduling round is handled at once."""
         match message:
             case StatusSeen(job, status):
-                self._controller.status_seen(job, status)
-            case JobMoved() | MoveFailed() | DriverTrouble():
-                self._controller.note(message)
-            case JobChanged() | HostGone():
+                with self._controller.isolated(job):
+                    self._events.record_incidents(job)
+                    self._controller.status_seen(job, status)
+            case JobMoved(job) | MoveFailed(job) | JobEvicted(job) | JobBlocked(job) | DriverTrouble(job):
+                with self._controller.isolated(job):
+                    self._events.note(message)
+            case HostGone(job):
+                with self._controller.isolated(job):
+                    self._events.record_incidents(job)
+                self._due.append(message)
+            case JobChanged():
                 self._due.append(message)
             case Reserve(devices):
                 self._reserve = devices

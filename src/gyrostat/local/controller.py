@@ -1,42 +1,49 @@
 """Keeps every job where the scheduler has placed it and in the state its owner wants. For the loop's thread only.
 
 Inputs are the scheduler's plans (`place`), requests of owners (`owner_changed`), messages of drivers (`host_gone`,
-`status_seen`, `note`) and time (`check_time`). Outputs are commands to drivers, records in the registry, and `changes`
+`status_seen`) and time (`check_time`). Outputs are commands to drivers, records in the registry, and `changes`
 for the scheduler's next snapshot. Which jobs exist and in what state is in the registry; here is what the scheduler knows
 of them, and their drivers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
+from gyrostat.cluster.eviction import GRACE_S
 from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.next_state import next_state_of
 from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.records import Intent, JobRecord, JobState
 from gyrostat.cluster.registry import Registry
+from gyrostat.core.checkpoint_names import newest_step
 from gyrostat.core.devices import Devices
-from gyrostat.core.errors import UsageError
+from gyrostat.core.errors import StorageFull, UsageError
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
 from gyrostat.core.request import JobId
 from gyrostat.job.control.requests import Status
 from gyrostat.local.driver import Driver
-from gyrostat.local.driver_messages import DriverMessage, DriverTrouble, HostGone, JobMoved, MoveFailed
+from gyrostat.local.driver_messages import DriverMessage, HostGone
 from gyrostat.local.home import Home
-from gyrostat.local.host_files import is_hosted, last_sign_of_life, read_result
+from gyrostat.local.host_files import CHECKPOINTS, is_hosted, last_sign_of_life, read_result
 from gyrostat.local.host_pool import HostPool
-from gyrostat.local.tracked import TrackedJob
-from gyrostat.sched.port import Bound, Change, Finished, Progressed, Submitted
+from gyrostat.local.tracked import TrackedJob, bound
+from gyrostat.sched.port import Change, Finished, Submitted
 from gyrostat.sched.state import SchedulerState
 
 CANCEL_S = 10.0
 """How long a job that is cancelled may take to stop, before it is killed."""
 STOP_S = 600.0
-"""How long a job that has to leave its devices may take to reach a boundary and checkpoint."""
+"""How long a job that its owner pauses, or that ends with the daemon, may take to reach a boundary and checkpoint."""
+_KINDS = {Start: "started", Resize: "resized", Preempt: "preempted"}
+_SURROUNDINGS = (OSError, sqlite3.Error, StorageFull, MemoryError)
+"""Failures that are no job's fault."""
 logger = logging.getLogger(__name__)
 
 
@@ -48,10 +55,13 @@ class JobController:
         layout: ClusterLayout,
         pool: HostPool,
         post: Callable[[DriverMessage], None],
+        *,
+        grace: float = GRACE_S,
     ) -> None:
-        """`post`: how drivers, in their own threads, reach the loop's thread."""
+        """`post`: how drivers, in their own threads, reach the loop's thread. `grace`: seconds in which a job leaves devices
+        that the scheduler takes from it."""
         self._home, self._registry, self._layout, self._pool, self._post = home, registry, layout, pool, post
-        self._created = registry.store.born
+        self._created, self._grace = registry.store.born, grace
         self.occupancy = Occupancy(self._wake_drivers)
         self.changes: list[Change] = []
         """For the scheduler's next snapshot."""
@@ -71,30 +81,37 @@ class JobController:
         living = [record for record in self._registry.jobs() if not record.state.over]
         hosted = {record.id for record in living if is_hosted(self._home.job(record.id))}
         for record in living:  # all before any job is started: their devices are taken
-            job = self._track(record)
-            if record.id in hosted:
-                job.driver = self._driver(record)
-                job.driver.adopt()
-                self._registry.note("adopted", "found running by a new daemon", record, after=record.devices)
+            with self.isolated(record.id):
+                job = self._track(record)
+                job.verdict = record.defect
+                if record.id in hosted:
+                    job.driver = self._driver(record)
+                    job.driver.adopt()
+                    self._registry.note("adopted", "found running", record, after=record.devices)
         for record in living:
-            job = self._jobs[record.id]
-            if job.driver is not None:
-                self._adopt(record, job, job.driver)
-                job.driver.start()
-            elif record.holds_devices:
-                self._count_until_last_sign(record)
-                result = read_result(self._home.job(record.id), record.attempts)
-                self.host_gone(HostGone(record.id, record.attempts, result))
-                if record.id in self._jobs:
-                    self.owner_changed(self._registry.get(record.id))
-            else:
-                self.owner_changed(record)
+            if (tracked := self._jobs.get(record.id)) is not None:
+                driver = tracked.driver
+                with self.isolated(record.id):
+                    self._recover(record, tracked)
+                if driver is not None:
+                    driver.start()
 
-    def _count_until_last_sign(self, record: JobRecord) -> None:
-        """It lost its devices while no daemon ran: it is taken to have had them until it last wrote to a file."""
-        now, wrote = self._registry.clock(), last_sign_of_life(self._home.job(record.id))
-        ran = record.ran if wrote is None else record.ran_by(min(now, wrote))
-        self._registry.progress(record.id, ran=ran, changed=now)
+    def _recover(self, record: JobRecord, job: TrackedJob) -> None:
+        if job.verdict is not None:
+            self._stop_for_good(record, job)
+        elif job.driver is not None:
+            self._adopt(record, job, job.driver)
+        elif record.holds_devices:
+            now, wrote = self._registry.clock(), last_sign_of_life(self._home.job(record.id))
+            # It is taken to have had its devices until it last wrote to a file.
+            ran = record.ran if wrote is None else record.ran_by(min(now, wrote))
+            self._registry.progress(record.id, ran=ran, changed=now)
+            result = read_result(self._home.job(record.id), record.attempts)
+            self.host_gone(HostGone(record.id, record.attempts, result))
+            if record.id in self._jobs:
+                self.owner_changed(self._registry.get(record.id))
+        else:
+            self.owner_changed(record)
 
     def _adopt(self, record: JobRecord, job: TrackedJob, driver: Driver) -> None:
         """It runs: bind it to the devices it should have, or to those it is on if it should have none."""
@@ -105,14 +122,13 @@ class JobController:
         devices = tuple(device for device in record.devices or driver.actual if device in existing)
         self._submit(record, job)
         if job.request is not None:
-            if job.request.smallest <= len(devices) <= job.request.largest:
-                borrowed = tuple(d for d in devices if record.spec.opportunistic or d in record.borrowed)
-                own = tuple(device for device in devices if device not in borrowed)
-                self.changes.append(Bound(job.request.id, own, borrowed))
+            self.changes += bound(
+                job.request, devices, devices if record.spec.opportunistic else record.borrowed
+            )
             job.devices = devices
             self._unconfirmed.add(record.id)
         self.occupancy.entitle(record.id, job.devices)
-        job.retarget(STOP_S)
+        job.retarget(self._grace)
 
     # The scheduler's decisions.
 
@@ -124,14 +140,10 @@ class JobController:
             job.rate.reset()
             self.occupancy.entitle(action.job, job.devices)
         for action in plan.actions:
-            match action:
-                case Start():
-                    kind, borrowed = "started", action.borrowed
-                case Resize():
-                    kind, borrowed = "resized", action.borrowed
-                case Preempt():
-                    kind, borrowed = "preempted", ()
-            self._assign(action.job, kind, action.reason, self._jobs[action.job].devices, borrowed=borrowed)
+            borrowed = () if isinstance(action, Preempt) else action.borrowed
+            with self.isolated(action.job):
+                devices = self._jobs[action.job].devices
+                self._assign(action.job, _KINDS[type(action)], action.reason, devices, borrowed=borrowed)
 
     def confirm(self, state: SchedulerState) -> None:
         """After a plan: jobs leave devices that the scheduler does not assign to them."""
@@ -139,8 +151,62 @@ class JobController:
             view = state.jobs.get(JobId(id_))
             held = () if view is None else tuple(sorted((*view.devices, *view.borrowed)))
             if held != self._jobs[id_].devices:
-                self._keep(id_, held)
+                with self.isolated(id_):
+                    self._keep(id_, held)
         self._unconfirmed.clear()
+
+    def resubmissions(self) -> dict[JobId, tuple[Change, ...]]:
+        """All jobs that a new scheduler has to know, with the devices that they have. `changes` for the old one are void."""
+        self.changes.clear()
+        self._unconfirmed |= {id_ for id_, job in self._jobs.items() if job.devices}
+        return {
+            job.request.id: (
+                Submitted(job.request),
+                *bound(job.request, job.devices, self._registry.get(id_).borrowed),
+            )
+            for id_, job in self._jobs.items()
+            if job.request is not None
+        }
+
+    # Failures of the daemon itself.
+
+    @contextlib.contextmanager
+    def isolated(self, id_: str) -> Iterator[None]:
+        """What fails in the block fails because of this job: the job is set aside, and the loop goes on."""
+        try:
+            yield
+        except _SURROUNDINGS:
+            raise
+        except Exception as error:
+            self.set_aside(id_, error)
+
+    def set_aside(self, id_: str, error: Exception) -> None:
+        """The daemon cannot handle this job. It checkpoints, stops and fails with this error; others are not affected."""
+        logger.error("the scheduling loop failed on a job", exc_info=error, extra={"job": id_})
+        record = self._registry.get(id_)
+        if record.state.over:
+            return
+        job = self._jobs.setdefault(id_, TrackedJob())
+        again, job.verdict = job.verdict is not None, f"the scheduler failed on it: {error!r}"
+        if not again:
+            with self.isolated(id_):
+                self._stop_for_good(record, job)
+            return
+        # It could not even be stopped in order: its host goes on until it ends, and its devices are free for others.
+        del self._jobs[id_]
+        self._timed.discard(id_)
+        self._leave_scheduler(id_, job)
+        self._close_driver(job)
+        now = self._registry.clock()
+        self._registry.move(id_, JobState.FAILED, job.verdict, "failed", devices=(), finished=now)
+
+    def _stop_for_good(self, record: JobRecord, job: TrackedJob) -> None:
+        """With the job's verdict."""
+        self._leave_scheduler(record.id, job)
+        if job.driver is not None:
+            job.retarget(STOP_S)
+        else:
+            self.host_gone(HostGone(record.id, record.attempts, None))
 
     def _keep(self, id_: str, devices: Devices) -> None:
         """It keeps only these, without a plan: its owner has decided, or the cluster has other devices."""
@@ -158,7 +224,8 @@ class JobController:
         if job.driver is None and devices:
             job.driver = self._driver(record)
             job.driver.start()
-        job.retarget(STOP_S)
+        job.reason = reason
+        job.retarget(self._grace)
 
     # Requests of owners.
 
@@ -204,9 +271,7 @@ class JobController:
         if len(kept) < after.smallest:
             self._unconfirmed.add(record.id)  # it leaves what it has, unless the next plan gives it more
         elif kept:
-            borrowed = tuple(device for device in kept if device in record.borrowed)
-            own = tuple(device for device in kept if device not in borrowed)
-            self.changes.append(Bound(after.id, own, borrowed))
+            self.changes += bound(after, kept, record.borrowed)
         if kept != job.devices:
             self._keep(record.id, kept)
 
@@ -225,7 +290,7 @@ class JobController:
         record = self._registry.get(id_)
         self._registry.progress(
             id_,
-            step=max(record.step, status.step),
+            step=status.step if status.phase is JobPhase.TRAINING else record.step,
             loss=status.loss if status.loss is not None else record.loss,
             throughput=status.throughput,
             workers=status.workers,
@@ -234,24 +299,7 @@ class JobController:
             return
         if record.state is JobState.STARTING:
             self._registry.move(id_, JobState.RUNNING, None, "running")
-        request = job.request
-        if request is None or (request.work is None and request.workload is None):
-            return  # no policy uses the rate
-        if (rate := job.rate.update(status.step, time.monotonic())) is not None:
-            self.changes.append(Progressed(request.id, float(status.step), rate))
-
-    def note(self, message: JobMoved | MoveFailed | DriverTrouble) -> None:
-        if message.job not in self._jobs:
-            return  # it is over
-        record = self._registry.get(message.job)
-        match message:
-            case JobMoved(_, before, after, pause):
-                text = f"on {len(after)} devices; training paused for {pause:.0f} ms"
-                self._registry.note("moved", text, record, before, after)
-            case MoveFailed(_, reason):
-                self._registry.note("not moved", reason, record)
-            case DriverTrouble(_, reason):
-                self._registry.note("trouble", reason, record)
+        self.changes += job.progressed(status.step, time.monotonic())
 
     def host_gone(self, ended: HostGone) -> None:
         """No host has the job any more, or none had and its owner does not want it to run."""
@@ -262,16 +310,24 @@ class JobController:
         if not ended.began and record.intent is Intent.RUN and job.verdict is None:
             self._requeue(record, job)
             return
-        step = max(record.step, result.step if result is not None else 0)
+        checkpoint = newest_step(self._home.job(record.id) / CHECKPOINTS)
+        reached = max(record.step, result.step if result is not None else 0)
         if result is not None and result.started and record.state is JobState.STARTING:
             # It trained between two statuses.
             record = self._registry.move(record.id, JobState.RUNNING, None, "running")
-        died = result is None and record.holds_devices
-        deaths = 0 if result is not None or step > job.died_at else job.deaths
-        job.deaths, job.died_at = deaths + died, step
+        died = result is None and record.holds_devices and ended.evicted is None
+        deaths = 0 if result is not None or reached > job.died_at else job.deaths
+        job.deaths, job.died_at = deaths + died, reached
         after = next_state_of(
-            record, result, entitled=bool(job.devices), verdict=job.verdict, deaths=job.deaths
+            record,
+            result,
+            entitled=bool(job.devices),
+            verdict=job.verdict,
+            deaths=job.deaths,
+            checkpoint=checkpoint,
+            evicted=ended.evicted,
         )
+        step = reached if after.state.over else checkpoint or 0  # what it goes on from
         if after.leaves:
             self._leave_scheduler(record.id, job)
         if not job.devices:
@@ -289,7 +345,7 @@ class JobController:
             not_before=None if after.after is None else now + after.after,
             workers=0,
             throughput=None,
-            **{"step": step, **after.fields},
+            **{"step": step, "loss": record.loss if step == reached else None, **after.fields},
         )
         if after.after is not None:
             self._timed.add(record.id)
@@ -297,7 +353,8 @@ class JobController:
             del self._jobs[record.id]
             self._timed.discard(record.id)
         elif job.driver is not None:
-            job.driver.restart(job.devices)
+            job.reason = after.reason
+            job.driver.retarget(job.devices, within=self._grace, restart=True)
         elif after.state is JobState.PAUSED and record.intent is Intent.RUN:
             self.owner_changed(record)  # resumed meanwhile
 
@@ -322,6 +379,7 @@ class JobController:
             self._home.job(record.id),
             self._home.sockets,
             spec=lambda: self._registry.get(record.id).spec,
+            beneath=record.beneath,
             attempt=record.attempts,
             slot=self._layout.slot,
             occupancy=self.occupancy,
@@ -332,11 +390,11 @@ class JobController:
 
     def _begin(self, id_: str, attempt: int) -> None:
         """In the driver's thread: the record of an attempt is durable before a host has it."""
-        started = self._registry.get(id_).started
+        started, job = self._registry.get(id_).started, self._jobs.get(id_)
         self._registry.move(
             id_,
             JobState.STARTING,
-            None,
+            None if job is None else job.reason,
             attempts=attempt,
             started=self._registry.clock() if started is None else started,
             not_before=None,
@@ -359,28 +417,22 @@ class JobController:
         """End jobs at their time limits, and submit those that have waited long enough after a failure."""
         now = self._registry.clock()
         for id_ in list(self._timed):
-            record, job = self._registry.get(id_), self._jobs[id_]
-            limit = record.spec.time_limit
-            if limit is not None and record.ran_by(now) >= limit and job.verdict is None:
-                job.verdict = f"its time limit of {limit:g} s with devices is over"
-                self._leave_scheduler(id_, job)
-                if job.driver is not None:
-                    job.retarget(STOP_S)
-                else:
-                    self.host_gone(HostGone(id_, record.attempts, None))
-            elif job.request is None and record.not_before is not None and record.not_before <= now:
-                self.owner_changed(record)
+            with self.isolated(id_):
+                self._check_time(self._registry.get(id_), self._jobs[id_], now)
+
+    def _check_time(self, record: JobRecord, job: TrackedJob, now: float) -> None:
+        limit = record.spec.time_limit
+        if limit is not None and record.ran_by(now) >= limit and job.verdict is None:
+            job.verdict = f"its time limit of {limit:g} s with devices is over"
+            self._stop_for_good(record, job)
+        elif job.request is None and record.not_before is not None and record.not_before <= now:
+            self.owner_changed(record)
 
     def next_time(self) -> float | None:
         """Seconds until `check_time` has something to do."""
-        now, times = self._registry.clock(), []
-        for id_ in self._timed:
-            record, job = self._registry.get(id_), self._jobs[id_]
-            if record.spec.time_limit is not None and record.holds_devices and job.verdict is None:
-                times.append(record.spec.time_limit - record.ran_by(now))
-            if job.request is None and record.not_before is not None:
-                times.append(record.not_before - now)
-        return min(times, default=None)
+        now = self._registry.clock()
+        times = [self._jobs[id_].next_time(self._registry.get(id_), now) for id_ in self._timed]
+        return min((time for time in times if time is not None), default=None)
 
     # The end.
 

@@ -16,11 +16,13 @@ import os
 import shutil
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from gyrostat.cluster.eviction import GRACE_S
 from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.registry import Registry
 from gyrostat.cluster.service import ClusterService
@@ -28,7 +30,9 @@ from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
 from gyrostat.core.plan import Plan
 from gyrostat.local.backend import LocalBackend
 from gyrostat.local.cluster import Closed, LocalCluster
+from gyrostat.local.environment import job_environment, variables
 from gyrostat.local.home import Home
+from gyrostat.local.host_fork_server import HostForkServer
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.job_files import LocalJobFiles
 from gyrostat.local.rotating_log import cut
@@ -41,6 +45,8 @@ KEPT_S = 7 * 24 * 3600.0
 """How long ended jobs are kept by default."""
 CLEAN_UP_S = 30.0
 _RECORDINGS = 20
+_RESTARTS, _RESTARTS_S = 5, 60.0
+"""A scheduler that fails more often than this in this many seconds ends the daemon; jobs train on."""
 logger = logging.getLogger(__name__)
 
 
@@ -56,9 +62,15 @@ class Daemon:
         keep: float = KEPT_S,
         spare: int = 1,
         workdirs: Sequence[Path] = (),
+        modules: bool = False,
+        pass_env: Sequence[str] = (),
+        grace: float = GRACE_S,
     ) -> None:
+        """`pass_env`: variables, or patterns of them, that jobs inherit beside those that they always do. `grace`: seconds in
+        which a job leaves devices that the scheduler takes from it."""
         self.home, self.layout, self.policy = home, layout, policy
         self._keep = keep
+        env = job_environment(variables(), pass_env)
         scheduler_state = layout.scheduler_state(policy)
         home.make()
         self._clean_up_due = time.monotonic() + CLEAN_UP_S
@@ -70,12 +82,14 @@ class Daemon:
             stack.callback(store.close)
             self.registry = Registry(store)
             stack.callback(self.registry.retry_writes)
-            self._pool = HostPool(home.log, spare=spare)
+            self._pool = HostPool(home.log, spare=spare, source=lambda log: HostForkServer(log, env))
             stack.callback(self._pool.close)
             self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
-            self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool)
-            backend = LocalBackend(home, self.registry, layout, self.cluster)
-            self.service = ClusterService(self.registry, backend, LocalJobFiles(home, workdirs))
+            self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool, grace=grace)
+            backend = LocalBackend(home, self.registry, layout, self.cluster, grace)
+            self.service = ClusterService(
+                self.registry, backend, LocalJobFiles(home, workdirs, modules=modules)
+            )
             self._scheduler_state = scheduler_state
             self._loop = threading.Thread(target=self._run, name="scheduling loop")
             self._closing = stack.pop_all()
@@ -133,8 +147,25 @@ class Daemon:
         cut(self.home.log)
 
     def _run(self) -> None:
+        restarts: deque[float] = deque(maxlen=_RESTARTS)
         try:
-            loop.run(self.cluster, self._scheduler_state, watchers=(self._recorder,))
+            while True:
+                try:
+                    loop.run(self.cluster, self._scheduler_state, watchers=(self._recorder,))
+                except Closed:
+                    raise
+                except Exception as error:
+                    now = time.monotonic()
+                    if len(restarts) == _RESTARTS and now - restarts[0] < _RESTARTS_S:
+                        raise
+                    restarts.append(now)
+                    logger.error("the scheduling loop failed; the scheduler starts anew", exc_info=error)
+                    self.registry.note("trouble", f"the scheduler failed and starts anew: {error!r}")
+                    self._scheduler_state = self.cluster.restart_scheduler(
+                        lambda: self.layout.scheduler_state(self.policy)
+                    )
+                    with contextlib.suppress(UsageError, OSError):
+                        self._recorder.begin()
         except Closed:
             pass
         except BaseException as error:
@@ -146,13 +177,20 @@ class Daemon:
 
 
 class _Recording:
-    """What the scheduler observed and decided since the daemon started. A full disk ends the recording, not the daemon."""
+    """What the scheduler observed and decided since it started. A full disk ends the recording, not the daemon."""
 
     def __init__(self, home: Home, setup: dict[str, object]) -> None:
-        path = home.recordings / f"{time.time():017.3f}.jsonl"
-        self._recorder: TickRecorder | None = TickRecorder(path, setup)
-        self._recorder.flush()
+        self._home, self._setup = home, setup
+        self._recorder: TickRecorder | None = None
         self._due: float | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """Of a scheduler that knows nothing yet."""
+        self.__exit__()
+        self._recorder, self._due = None, None
+        self._recorder = TickRecorder(self._home.recordings / f"{time.time():017.3f}.jsonl", self._setup)
+        self._recorder.flush()
 
     def __call__(self, snapshot: Snapshot, plan: Plan) -> None:
         nothing = not snapshot.changes and not plan.actions

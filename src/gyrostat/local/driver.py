@@ -22,18 +22,22 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 
 from gyrostat.cluster.attempt import not_taken, unstarted
+from gyrostat.cluster.eviction import GRACE_S, EvictionStep, LeaveDeadlines, next_eviction
 from gyrostat.cluster.next_move import DriverMove, next_move
 from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.records import JobSpec
 from gyrostat.core.devices import Devices
-from gyrostat.core.phase import JobPhase, transition
+from gyrostat.core.phase import JobPhase, ReconfigurationPhase, transition
 from gyrostat.job.control.device_assignment import Slot
-from gyrostat.job.control.requests import AskStop, Occupy, Reply, RequestResult, Status
+from gyrostat.job.control.requests import AskStop, Occupy, Reply, RequestResult, Status, Vacate
+from gyrostat.job.processes.confined import Beneath
 from gyrostat.local.attempts import Attempts
 from gyrostat.local.driver_messages import (
     DriverMessage,
     DriverTrouble,
     HostGone,
+    JobBlocked,
+    JobEvicted,
     JobMoved,
     MoveFailed,
     StatusSeen,
@@ -45,8 +49,7 @@ from gyrostat.local.move_retries import MoveRetries
 
 logger = logging.getLogger(__name__)
 _TROUBLE_S = 1.0
-_STOP_S = 600.0
-"""For a job that is stopped because it was too busy to move."""
+_TRAINS = (DriverPhase.TRAINING, DriverPhase.MOVING)
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,8 @@ class _Command:
     """The job should have these devices."""
 
     devices: Devices
-    kill_at: float | None
-    """If it has to stop and has not by then, it is killed."""
+    within: float
+    """Seconds in which it has to leave all others (`cluster.eviction`)."""
     restart: bool
     """It has ended, and should run again."""
 
@@ -70,6 +73,7 @@ class Driver:
         sockets: Path,
         *,
         spec: Callable[[], JobSpec],
+        beneath: Beneath = (),
         attempt: int,
         slot: Callable[[int], Slot],
         occupancy: Occupancy,
@@ -80,7 +84,15 @@ class Driver:
         """`attempt`: the last one that was begun. `begin` records the next one durably, before a host may have it."""
         self.job = job
         self._attempts = Attempts(
-            job, directory, sockets, spec=spec, slot=slot, last=attempt, record=begin, pool=pool
+            job,
+            directory,
+            sockets,
+            spec=spec,
+            beneath=beneath,
+            slot=slot,
+            last=attempt,
+            record=begin,
+            pool=pool,
         )
         self._connection = JobConnection(sockets / "gyrostat", job)
         self._retries = MoveRetries()
@@ -89,8 +101,7 @@ class Driver:
         self._target: _Command | None = None
         self._phase = DriverPhase.WAITING
         self._actual: Devices = ()
-        self._requested: Devices = ()
-        """While MOVING: the devices that it was asked to occupy."""
+        self._deadlines = LeaveDeadlines()
         self._trouble: str | None = None
         """The last failure, until it works again."""
         self._closing = threading.Event()
@@ -120,16 +131,9 @@ class Driver:
         """Whether a host has it, or will."""
         return self._phase.hosted
 
-    def retarget(self, devices: Devices, *, within: float | None = None) -> None:
-        """It should have these. `within`: if it has to stop and does not in this many seconds, it is killed."""
-        self._command(devices, None if within is None else time.monotonic() + within)
-
-    def restart(self, devices: Devices) -> None:
-        """It has ended, and should run again, on these."""
-        self._command(devices, None, restart=True)
-
-    def _command(self, devices: Devices, kill_at: float | None, *, restart: bool = False) -> None:
-        self._commands.put(_Command(devices, kill_at, restart))
+    def retarget(self, devices: Devices, *, within: float = GRACE_S, restart: bool = False) -> None:
+        """It should have these, and leave all others in `within` seconds. `restart`: it has ended, and should run again."""
+        self._commands.put(_Command(devices, within, restart))
         self.wake()
 
     def wake(self) -> None:
@@ -198,6 +202,8 @@ class Driver:
                 self._report_end(ended)
         if target is None or self._phase in (DriverPhase.RELEASED, DriverPhase.ENDED):
             return self._poll()
+        if self._phase.hosted:
+            self._evict(target)
         if self._phase is DriverPhase.WAITING and not target.devices:
             self._enter(DriverPhase.RELEASED)
             self._post(HostGone(self.job, self._attempts.number, None, began=False))
@@ -211,9 +217,6 @@ class Driver:
                 self._obey(self._commands.get_nowait())
 
     def _obey(self, command: _Command) -> None:
-        if self._target is not None and self._phase is DriverPhase.STOPPING and command.kill_at is None:
-            # It still has to stop before it may go on.
-            command = _Command(command.devices, self._target.kill_at, command.restart)
         self._target = command
         if self._phase is DriverPhase.RELEASED or (command.restart and self._phase is DriverPhase.ENDED):
             self._enter(DriverPhase.WAITING)
@@ -236,14 +239,11 @@ class Driver:
         )
         match move:
             case DriverMove.NOTHING:
-                pass
+                self._report_holders(target.devices)
             case DriverMove.START:
                 self._start(wanted)
             case DriverMove.STOP:
-                self._stop(target.kill_at)
-            case _ if self._too_busy_to_leave(wanted):
-                self._target = _Command(target.devices, time.monotonic() + _STOP_S, restart=False)
-                self._stop(self._target.kill_at)
+                self._stop()
             case DriverMove.OCCUPY:
                 self._occupy(wanted)
             case DriverMove.LEAVE:
@@ -251,7 +251,7 @@ class Driver:
 
     def _start(self, devices: Devices) -> None:
         self._attempts.record_next()
-        self._actual, self._retries = devices, MoveRetries()
+        self._actual, self._retries, self._deadlines = devices, MoveRetries(), LeaveDeadlines()
         self._enter(DriverPhase.STARTING)
         try:
             self._attempts.begin(devices)
@@ -259,28 +259,61 @@ class Driver:
             reason = f"its host could not be started: {error}"
             self._report_end(self._attempts.end(unstarted(self._attempts.number, reason)))
 
-    def _stop(self, kill_at: float | None) -> None:
+    def _stop(self) -> None:
         if self._attempts.cancel():
             self._report_end(self._attempts.end(not_taken(self._attempts.number)))
-            return
-        if self._phase is not DriverPhase.STOPPING and self._connection.send(AskStop()):
+        elif self._phase is not DriverPhase.STOPPING and self._connection.send(AskStop()):
             self._enter(DriverPhase.STOPPING)
-        if kill_at is not None and time.monotonic() >= kill_at:
-            self._attempts.kill()
-
-    def _too_busy_to_leave(self, wanted: Devices) -> bool:
-        leaves = not set(self._actual) <= set(wanted)
-        return leaves and self._retries.too_busy(time.monotonic())
 
     def _occupy(self, devices: Devices) -> None:
         if self._connection.send(Occupy(secrets.token_hex(8), self._attempts.slots(devices))):
-            self._requested = devices
+            self._retries.requested = devices
             self._enter(DriverPhase.MOVING)
+
+    def _evict(self, target: _Command) -> None:
+        """Take devices from it that it has not left in time (`cluster.eviction`)."""
+        now, keeps = time.monotonic(), () if self._phase is DriverPhase.STOPPING else target.devices
+        occupied = sorted({*self._actual, *self._retries.requested})
+        leaving = tuple(device for device in occupied if device not in keeps)
+        self._deadlines.update(leaving, target.within, now)
+        if (first := self._deadlines.first()) is None:
+            return
+        eviction = next_eviction(
+            now=now,
+            deadline=first[0],
+            grace=first[1],
+            leaving=leaving,
+            staying=tuple(device for device in occupied if device in keeps),
+            trains=self._phase in _TRAINS,
+        )
+        if eviction.step is EvictionStep.END_WORKERS and self._retries.vacated != leaving:
+            self._retries.vacated = leaving
+            self._report_eviction(leaving, eviction.reason)
+            self._connection.send(Vacate(leaving))
+        elif eviction.step is EvictionStep.KILL_HOST:
+            self._kill(leaving, eviction.reason)
+
+    def _kill(self, leaving: Devices, reason: str) -> None:
+        if self._attempts.cancel():
+            self._report_end(self._attempts.end(not_taken(self._attempts.number)))
+            return
+        if self._attempts.killed is None:
+            self._report_eviction(leaving, reason)
+        self._attempts.kill(reason)
+
+    def _report_holders(self, devices: Devices) -> None:
+        """Which jobs have yet to leave the devices on which this one waits to be started."""
+        if not self._phase.hosted and (holders := self._occupancy.holders(self.job, devices)):
+            self._post(JobBlocked(self.job, tuple(holders)))
+
+    def _report_eviction(self, devices: Devices, reason: str) -> None:
+        logger.warning("%s", reason, extra={"job": self.job})
+        self._post(JobEvicted(self.job, devices, reason))
 
     def _report_end(self, ended: HostGone) -> None:
         self._connection.close()
         self._attempts.reported()
-        self._actual = ()
+        self._actual, self._retries = (), MoveRetries()
         self._occupancy.release(self.job)
         self._enter(DriverPhase.ENDED)
         self._post(ended)
@@ -310,26 +343,40 @@ class Driver:
         elif self._phase is DriverPhase.TRAINING and status.phase is not JobPhase.TRAINING:
             self._enter(DriverPhase.STARTING)
         if self._phase is DriverPhase.TRAINING and status.is_steady:
+            self._check_move(status.devices)
             self._settle(tuple(sorted(status.devices)))
+        elif self._phase in _TRAINS and status.reconfiguration is ReconfigurationPhase.RECOVERING:
+            # Its members are the survivors: the devices of the others are free.
+            self._actual = tuple(sorted(status.devices))
+            self._occupancy.release(self.job, keep=(*self._actual, *self._retries.requested))
         self._post(StatusSeen(self.job, status))
 
     def _handle_move(self, result: RequestResult) -> None:
         """A move that was refused is tried again."""
-        before, devices, now = self._actual, self._requested, time.monotonic()
+        before, devices, now = self._actual, self._retries.requested, time.monotonic()
         self._enter(DriverPhase.TRAINING)
         self._connection.poll_soon()
+        self._retries.requested = ()
         if result.done:
-            self._retries.succeeded()
+            self._retries.moved(devices, now)
             self._settle(devices)
             self._post(JobMoved(self.job, before, devices, result.pause_ms))
         elif result.retryable:
-            self._retries.busy(now, leaves=not set(before) <= set(devices))
+            if self._retries.busy(now):
+                self._post(MoveFailed(self.job, result.text))
         else:
             self._retries.refused(now)
             self._post(MoveFailed(self.job, result.text))
 
+    def _check_move(self, occupied: Devices) -> None:
+        """Compare what it reported after its last move with the devices that its workers are on."""
+        if (wrong := self._retries.check(occupied)) is not None:
+            logger.error("%s", wrong, extra={"job": self.job})
+            self._post(DriverTrouble(self.job, wrong))
+
     def _settle(self, devices: Devices) -> None:
         """Its workers are on these now."""
+        self._retries.requested = ()
         if devices != self._actual:
             self._actual = devices
             self._occupancy.mark(self.job, devices)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.occupancy import Holder
 from gyrostat.core.devices import Devices
 from gyrostat.job.control.requests import Status
 
@@ -45,6 +46,25 @@ class HostGone:
     result: AttemptResult | None
     began: bool = True
     """False: its target became empty before it was started."""
+    evicted: str | None = None
+    """Why the cluster killed its host, if it did."""
+
+
+@dataclass(frozen=True)
+class JobEvicted:
+    """A job has not left devices in time, and is made to."""
+
+    job: str
+    devices: Devices
+    reason: str
+
+
+@dataclass(frozen=True)
+class JobBlocked:
+    """A job waits to be started: these have yet to leave its devices."""
+
+    job: str
+    holders: tuple[Holder, ...]
 
 
 @dataclass(frozen=True)
@@ -55,4 +75,6 @@ class DriverTrouble:
     reason: str
 
 
-DriverMessage: TypeAlias = StatusSeen | JobMoved | MoveFailed | HostGone | DriverTrouble
+DriverMessage: TypeAlias = (
+    StatusSeen | JobMoved | MoveFailed | JobEvicted | JobBlocked | HostGone | DriverTrouble
+)

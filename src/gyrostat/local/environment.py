@@ -1,7 +1,7 @@
 """Environment variables of a cluster on this machine: all are read and set here.
 
 daemon, clients      state_directory, cluster_address, cluster_token
-host fork server     fork_server_environment, temporary_variables
+host fork server     job_environment of variables, temporary_variables
 host                 set_runtime_directory
 """
 
@@ -9,10 +9,47 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
+from gyrostat.core.errors import UsageError
+from gyrostat.core.secrets import SECRETS
+
 STATE, ADDRESS, TOKEN = "GYROSTAT_STATE_DIR", "GYROSTAT_CLUSTER", "GYROSTAT_TOKEN"
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LANGUAGE", "LC_*", "TZ", "TMPDIR", "TMP", "TEMP"),
+    *("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "SSL_CERT_FILE", "SSL_CERT_DIR"),
+    *(
+        "PYTHON*",
+        "VIRTUAL_ENV",
+        "CONDA_PREFIX",
+        "CONDA_DEFAULT_ENV",
+        "LD_LIBRARY_PATH",
+        "LD_PRELOAD",
+        "MALLOC_*",
+    ),
+    *("CUDA_*", "CUDNN_*", "CUBLAS_*", "NVIDIA_*", "NCCL_*", "GLOO_*", "TORCH*", "PYTORCH_*", "TRITON_*"),
+    *(
+        "OMP_*",
+        "KMP_*",
+        "GOMP_*",
+        "MKL_*",
+        "OPENBLAS_*",
+        "BLIS_*",
+        "NUMEXPR_*",
+        "ONEDNN_*",
+        "DNNL_*",
+        "ATEN_*",
+    ),
+    *("GYROSTAT_LOG", "GYROSTAT_LOG_FORMAT", "GYROSTAT_SHARED_MEMORY"),
+)
+"""What a training process needs of the daemon's environment: names and patterns. A job inherits nothing else."""
+
+
+def variables() -> Mapping[str, str]:
+    """The daemon's own."""
+    return os.environ
 
 
 def state_directory() -> Path:
@@ -31,9 +68,26 @@ def cluster_token() -> str | None:
     return os.environ.get(TOKEN) or None
 
 
-def fork_server_environment() -> dict[str, str]:
-    """The daemon's, and the hash seed of workers, which are copies of copies of the host fork server."""
-    return {"PYTHONHASHSEED": "0", **os.environ}
+def job_environment(environ: Mapping[str, str], passed: Sequence[str] = ()) -> dict[str, str]:
+    """The environment of hosts and workers, built from the daemon's: what `INHERITED` or `passed` names, and the hash seed.
+
+    `passed` are names or patterns of `gyrostat up --pass-env`. Secrets of gyrostat itself are never among them.
+    """
+    for name in passed:
+        if name in SECRETS or not name.strip() or "=" in name:
+            raise UsageError(
+                f"--pass-env takes the name of a variable, or a pattern such as 'WANDB_*', and never a secret of gyrostat "
+                f"itself; got {name!r}"
+            )
+    wanted = (*INHERITED, *passed)
+    return {
+        "PYTHONHASHSEED": "0",
+        **{
+            name: value
+            for name, value in environ.items()
+            if name not in SECRETS and any(fnmatchcase(name, pattern) for pattern in wanted)
+        },
+    }
 
 
 @contextlib.contextmanager

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import write_atomically
 from gyrostat.local.environment import state_directory
 
 _OTHERS = 0o077
@@ -101,7 +102,7 @@ class Home:
             return None
 
     def announce(self, url: str) -> None:
-        write_whole(self.path / "endpoint.json", msgspec.json.encode(Endpoint(url=url, pid=os.getpid())))
+        write_atomically(self.path / "endpoint.json", msgspec.json.encode(Endpoint(url=url, pid=os.getpid())))
 
     def withdraw(self) -> None:
         (self.path / "endpoint.json").unlink(missing_ok=True)
@@ -109,13 +110,3 @@ class Home:
 
 def default_home() -> Home:
     return Home(state_directory())
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Atomic and durable: readers see the old content or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
-    with beside.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)

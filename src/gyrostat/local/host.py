@@ -18,20 +18,23 @@ import sys
 import time
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from gyrostat.cluster.attempt import AttemptResult, unstarted
-from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import GyrostatError, UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism
 from gyrostat.core.placement import Placement
 from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.control.instructions import SurvivorsGoOn
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
-from gyrostat.job.control.worker_tracker import FailureCause
+from gyrostat.job.control.worker_tracker import DEATHS, FailureCause, JobFailure
+from gyrostat.job.diagnostics.stragglers import Straggler
+from gyrostat.job.diagnostics.watchdog import Standstill
 from gyrostat.job.launcher import RunRequest, run_job
+from gyrostat.job.processes.confined import check_program
 from gyrostat.job.processes.output import OutputStream
 from gyrostat.job.processes.protocol import FromWorker, Logged, NotCheckpointed, Program, Started, StepReports
 from gyrostat.job.processes.start import WorkerForkServer
@@ -47,14 +50,13 @@ from gyrostat.local.host_files import (
     register_host,
     write_result,
 )
+from gyrostat.local.incidents import Incident, IncidentKind, encode_incident, incidents_file
 from gyrostat.local.rotating_log import RotatingFile
 from gyrostat.local.tensorboard import EventFile
 
 logger = logging.getLogger(__name__)
 _LAST_LINES = 20
 _AGAIN_S = 2.0
-_RESTARTS = 3
-"""How often its host restarts a job after the death of a worker, before that counts as a failure."""
 
 
 class HostCommand(msgspec.Struct, frozen=True):
@@ -89,7 +91,7 @@ def host(directory: Path, attempt: int, parent: WorkerForkServer) -> None:
             return
         try:
             register_host(directory, attempt, parent.pid)
-            recorder = OutputRecorder(directory / LOGS)
+            recorder = OutputRecorder(directory)
         except OSError as error:
             _store_result(directory, unstarted(attempt, f"its host could not begin: {error}"))
             return
@@ -124,13 +126,16 @@ def _store_result(directory: Path, result: AttemptResult) -> None:
 
 
 class OutputRecorder(NullObserver):
-    """Writes what workers print and what the script logs to files."""
+    """Writes what workers print, what the script logs and how workers die to files."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, job: Path) -> None:
+        """`job`: its directory."""
+        directory = job / LOGS
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
         self._output = RotatingFile(directory / "output.log")
         self._metrics = RotatingFile(directory / "metrics.jsonl")
         self._host = RotatingFile(directory / "host.log")
+        self._incidents = RotatingFile(incidents_file(job), largest=sys.maxsize)
         self._board = EventFile(directory / "tensorboard")
         self._curves, self._points = Curves(), RotatingFile(directory / "curves.jsonl")
 
@@ -140,6 +145,7 @@ class OutputRecorder(NullObserver):
 
     def heard(self, worker: int, message: FromWorker) -> None:
         if isinstance(message, Logged):
+            self._output.write(f"[job] {message}")
             entry = {"step": message.step, "metrics": message.metrics}
             self._metrics.write(msgspec.json.encode(entry).decode())
             self._board.scalars(message.step, message.metrics)
@@ -150,12 +156,50 @@ class OutputRecorder(NullObserver):
         elif isinstance(message, NotCheckpointed):
             self.log(message.reason)
 
+    def noticed(self, straggler: Straggler) -> None:
+        self.log(str(straggler))
+
+    def stood_still(self, found: Standstill) -> None:
+        for line in (str(found), *found.stack_lines()):
+            self.log(line)
+
+    def worker_died(self, worker: int, how: str, step: int, evidence: Sequence[str]) -> None:
+        self._incident(IncidentKind.WORKER_DIED, f"worker {worker} {how}, after step {step}", evidence)
+
+    def recovered(self, done: SurvivorsGoOn) -> None:
+        self._incident(
+            IncidentKind.RECOVERED,
+            f"{done.after} of {done.before} workers went on after step {done.step}; they stood still for "
+            f"{done.paused * 1e3:.0f} ms and repeated {done.redone} micro-batches",
+        )
+
+    def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:
+        self._job_failed(failure)
+        where = "the beginning" if checkpoint is None else f"the checkpoint of step {checkpoint}"
+        self._incident(IncidentKind.RESTARTING, f"in {wait:g} s, from {where}: {failure}")
+
+    def over(self, outcome: Outcome) -> None:
+        if outcome.failure is not None:
+            self._job_failed(outcome.failure)
+
+    def _job_failed(self, failure: JobFailure) -> None:
+        """The others have not recovered from it."""
+        if failure.cause in DEATHS:
+            self._incident(IncidentKind.WORKER_DIED, str(failure), failure.evidence.describe())
+
+    def _incident(self, kind: IncidentKind, text: str, evidence: Sequence[str] = ()) -> None:
+        """The event has what fits into a line; `host.log` has the last output, too."""
+        for line in (f"{kind}: {text}", *(f"    {line}" for line in evidence)):
+            self.log(line)
+        known = [line for line in evidence if line.startswith(("out of memory", "it was running"))]
+        self._incidents.write(encode_incident(Incident(kind, "; ".join((text, *known)))))
+
     def log(self, line: str) -> None:
-        self._host.write(line)
+        self._host.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {line}")
 
     def close(self) -> None:
         self._write_points(self._curves.rest(time.time(), time.monotonic()))
-        for file in (self._output, self._metrics, self._host, self._board, self._points):
+        for file in (self._output, self._metrics, self._host, self._board, self._points, self._incidents):
             file.close()
 
     def _write_points(self, points: list[Point]) -> None:
@@ -166,23 +210,17 @@ class OutputRecorder(NullObserver):
 def _request(directory: Path, order: HostOrder) -> RunRequest:
     spec = order.spec
     set_runtime_directory(order.sockets)
+    program = Program(name=spec.script, module=spec.module, args=spec.args, beneath=order.beneath)
+    check_program(program, spec.workdir)  # a clear error for its owner; every worker checks what it opens
     return RunRequest(
-        program=Program(name=spec.script, module=spec.module, args=spec.args),
+        program=program,
         placement=Placement.even(spec.virtual_workers, len(order.slots)),
-        threads=spec.threads,
-        reduction=spec.reduction,
-        determinism=spec.determinism,
-        pool=(
-            parse_pool(",".join(spec.types), threads=spec.threads)
-            if spec.determinism is Determinism.HETEROGENEOUS
-            else None
-        ),
-        checkpoint=CheckpointPolicy(directory=str(directory / CHECKPOINTS), every=spec.checkpoint_every),
+        options=spec.training_options(directory / CHECKPOINTS),
+        failures=spec.failure_policy(),
         device_assignment=DeviceAssignment(order.slots),
         cwd=Path(spec.workdir),
         env=spec.env,
         name=order.job,
-        restarts=_RESTARTS,
     )
 
 
@@ -206,8 +244,7 @@ def _result(attempt: int, outcome: Outcome, recorder: OutputRecorder) -> Attempt
         reason=reason,
         step=outcome.steps,
         started=outcome.reduction is not None,
-        retriable=outcome.diverged is None
-        and not (failure is not None and failure.cause is FailureCause.RAISED and failure.exit_code == 2),
+        retriable=outcome.diverged is None and not _is_bad_input(failure),
         digest=outcome.digest,
         loss=next((loss for loss in reversed(outcome.losses) if loss is not None), None),
         last_lines=tuple(recorder.last_lines),
@@ -227,3 +264,10 @@ def _failed(attempt: int, reason: str, recorder: OutputRecorder, *, retriable: b
         retriable=retriable,
         last_lines=tuple(recorder.last_lines),
     )
+
+
+def _is_bad_input(failure: JobFailure | None) -> bool:
+    """It would fail in the same way again."""
+    if failure is None or failure.cause not in (FailureCause.RAISED, FailureCause.REFUSED):
+        return False
+    return failure.exit_code == UsageError.exit_code

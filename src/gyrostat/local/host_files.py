@@ -28,8 +28,8 @@ import msgspec
 
 from gyrostat.cluster.attempt import AttemptResult
 from gyrostat.cluster.records import JobSpec
+from gyrostat.core.files import write_atomically
 from gyrostat.job.control.device_assignment import Slot
-from gyrostat.local.home import write_whole
 
 _ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
@@ -45,6 +45,8 @@ class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
     slots: tuple[Slot, ...]
     sockets: str
     """The directory of its control socket."""
+    beneath: tuple[tuple[str, ...], ...] = ()
+    """Directories below which its working directory and script must lie when it starts."""
 
 
 class ProcessIdentity(msgspec.Struct, frozen=True):
@@ -95,7 +97,7 @@ class HostFile(msgspec.Struct, frozen=True, kw_only=True):
 def write_order(directory: Path, order: HostOrder) -> None:
     """Durable when this returns."""
     (directory / LOGS).mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_whole(directory / _ORDER, msgspec.json.encode(order))
+    write_atomically(directory / _ORDER, msgspec.json.encode(order))
 
 
 def read_result(directory: Path, attempt: int) -> AttemptResult | None:
@@ -128,6 +130,12 @@ def is_hosted(directory: Path) -> bool:
         return True
 
 
+def end_fork_server(host: HostFile) -> None:
+    """End the fork server of a host that was killed, and with it the workers and what they have started."""
+    if host.parent is not None:
+        host.parent.end(signal.SIGTERM, timeout_s=2.0) or host.parent.end(signal.SIGKILL, timeout_s=2.0)
+
+
 # The host's side.
 
 
@@ -147,15 +155,15 @@ def register_host(directory: Path, attempt: int, parent: int) -> None:
     """Write this process to `host.json`. The fork server of a previous host that was killed is ended first."""
     before = read_host(directory)
     if before is not None and before.parent is not None and not before.host.alive():
-        before.parent.end(signal.SIGTERM, timeout_s=2.0) or before.parent.end(signal.SIGKILL, timeout_s=2.0)
+        end_fork_server(before)
     host = ProcessIdentity.of(os.getpid())
     assert host is not None
     file = HostFile(attempt=attempt, host=host, parent=ProcessIdentity.of(parent))
-    write_whole(directory / _HOST, msgspec.json.encode(file))
+    write_atomically(directory / _HOST, msgspec.json.encode(file))
 
 
 def write_result(directory: Path, result: AttemptResult) -> None:
-    write_whole(directory / _result(result.attempt), msgspec.json.encode(result))
+    write_atomically(directory / _result(result.attempt), msgspec.json.encode(result))
 
 
 # Implementation.

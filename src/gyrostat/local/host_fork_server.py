@@ -8,8 +8,8 @@ its workers.
 a host with this socket as its standard input and output. There is no reply except the host's own output; if it cannot be
 forked, the socket is closed. Forking is safe while the fork server has one OS thread and runs no operator.
 
-A host is independent afterwards: it leads a session of its own, has the environment of the daemon and no files of other
-hosts, and outlives the fork server, which ends with the daemon. `HostForkServer` is the daemon's side.
+A host is independent afterwards: it leads a session of its own, has the environment that the daemon built for jobs and no
+files of other hosts, and outlives the fork server, which ends with the daemon. `HostForkServer` is the daemon's side.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import socket
 import subprocess
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -27,7 +28,7 @@ from gyrostat.core import logs
 from gyrostat.job.processes import fork_server, worker
 from gyrostat.job.processes.start import ONE_THREAD
 from gyrostat.local import host
-from gyrostat.local.environment import fork_server_environment, temporary_variables
+from gyrostat.local.environment import temporary_variables
 
 _REQUEST = b"!"
 
@@ -35,13 +36,14 @@ _REQUEST = b"!"
 class HostForkServer:
     """A running fork server. It accepts requests at once, and serves them when it has imported everything."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, env: Mapping[str, str]) -> None:
+        """`env`: the whole environment of hosts and workers (`environment.job_environment`)."""
         self._socket, theirs = socket.socketpair()
         try:
             with theirs, log.open("ab") as file:
                 self._process = subprocess.Popen(
                     [sys.executable, "-P", "-m", "gyrostat.local.host_fork_server", str(theirs.fileno())],
-                    env=fork_server_environment(),
+                    env=env,
                     stdin=subprocess.DEVNULL,
                     stdout=file,
                     stderr=file,

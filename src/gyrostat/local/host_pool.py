@@ -19,10 +19,12 @@ from typing import Protocol
 
 import msgspec
 
+from gyrostat.core.backoff import Backoff
+from gyrostat.local.environment import job_environment, variables
 from gyrostat.local.host import HostCommand
 from gyrostat.local.host_fork_server import HostForkServer
 
-_FIRST_S, _LONGEST_S = 0.1, 30.0
+_RESTART_DELAY = Backoff(first_s=0.2, longest_s=30.0)
 logger = logging.getLogger(__name__)
 
 
@@ -117,10 +119,12 @@ class HostPool:
     """`spare` hosts are kept ready. May be used from any thread."""
 
     def __init__(
-        self, log: Path, *, spare: int = 1, source: Callable[[Path], HostSource] = HostForkServer
+        self, log: Path, *, spare: int = 1, source: Callable[[Path], HostSource] | None = None
     ) -> None:
-        """`log`: for messages of hosts and of the fork server that belong to no job."""
-        self._log, self._spare, self._open_source = log, spare, source
+        """`log`: for messages of hosts and of the fork server that belong to no job. `source` opens another fork server than
+        one whose jobs inherit what they always do."""
+        self._log, self._spare = log, spare
+        self._open_source = source or (lambda log: HostForkServer(log, job_environment(variables())))
         self._source: HostSource | None = None
         self._changed = threading.Condition()
         self._queue: deque[HostTask] = deque()
@@ -235,7 +239,7 @@ class HostPool:
         """Start another host for the one that has ended, if one is needed. While none becomes ready, the pause doubles."""
         while True:
             with self._changed:
-                pause = min(_FIRST_S * 2.0**self._failures, _LONGEST_S) if self._failures else 0.0
+                pause = _RESTART_DELAY.after(self._failures)
                 if self._changed.wait_for(lambda: self._closed, pause):
                     return
             try:

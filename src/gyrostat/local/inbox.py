@@ -16,6 +16,8 @@ from gyrostat.sched.state import SchedulerState
 T = TypeVar("T")
 Question: TypeAlias = Callable[[SchedulerState], None]
 _ANSWER_S = 30.0
+_LONGEST_WAIT_S = 3600.0
+"""The loop looks again at least this often; a timer of the operating system has a limit, a policy's or job's time has none."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +103,11 @@ class ClusterInbox:
             return questions
 
     def wait(self, seconds: float | None) -> None:
-        """Until there is a message or question, the end is requested, or `seconds` have passed."""
+        """Until there is a message or question, the end is requested, or `seconds` or an hour have passed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: bool(self._messages or self._questions or self.is_closing), seconds
+                lambda: bool(self._messages or self._questions or self.is_closing),
+                _LONGEST_WAIT_S if seconds is None else min(_LONGEST_WAIT_S, seconds),
             )
 
     def wait_for_messages(self, seconds: float) -> None:

@@ -21,9 +21,10 @@ _LOGS = {
 
 
 class LocalJobFiles:
-    def __init__(self, home: Home, workdirs: Sequence[Path] = ()) -> None:
-        """`workdirs`: jobs run in these directories or below them only; without any, anywhere."""
-        self._home = home
+    def __init__(self, home: Home, workdirs: Sequence[Path] = (), *, modules: bool = False) -> None:
+        """`workdirs`: jobs run in these directories or below them only; without any, anywhere. `modules`: they may be modules
+        nevertheless, which Python finds anywhere."""
+        self._home, self._modules = home, modules
         self._workdirs = [path.resolve() for path in workdirs]
 
     def check(self, spec: JobSpec) -> None:
@@ -35,11 +36,19 @@ class LocalJobFiles:
         if not os.path.isdir(workdir):
             raise UsageError(f"there is no directory {spec.workdir} for the job to run in")
         if spec.module:
+            if self._workdirs and not self._modules:
+                raise UsageError(
+                    f"jobs of this cluster run scripts below {', '.join(self.workdirs)}; a module may be anywhere"
+                )
             return
         if self._workdirs and not any(script.is_relative_to(root) for root in self._workdirs):
             raise UsageError(f"the script {spec.script} is outside the directories of this cluster's jobs")
         if not os.path.isfile(script) or not os.access(script, os.R_OK):
             raise UsageError(f"there is no script {spec.script!r} in {spec.workdir}")
+
+    @property
+    def workdirs(self) -> tuple[str, ...]:
+        return tuple(map(str, self._workdirs))
 
     def check_below(self, spec: JobSpec, root: str) -> None:
         top = Path(os.path.realpath(root))

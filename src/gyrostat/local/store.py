@@ -7,6 +7,7 @@ Records are stored as JSON, beside the few columns that are searched: a record c
 from __future__ import annotations
 
 import contextlib
+import re
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
@@ -87,7 +88,7 @@ class Store:
     def jobs(self) -> list[JobRecord]:
         """All of them, in the order of submission."""
         rows = self._all("SELECT record FROM jobs ORDER BY number")
-        return [_decode(row[0], JobRecord) for row in rows]
+        return [_decode_job(row[0]) for row in rows]
 
     def last_job(self) -> int:
         """The highest number that a job was ever given."""
@@ -167,6 +168,28 @@ class Store:
     def _last(self, table: str) -> int:
         rows = self._all("SELECT seq FROM sqlite_sequence WHERE name = ?", table)
         return int(rows[0][0]) if rows else 0
+
+
+def _decode_job(raw: bytes) -> JobRecord:
+    """A job that another version accepted may have values in its spec that this one does not allow: they become the defaults,
+    and the record says so (`defect`), so that one job never keeps the daemon from starting."""
+    defects: list[str] = []
+    found = msgspec.json.decode(raw)
+    while True:
+        try:
+            record = msgspec.convert(found, JobRecord)
+            break
+        except msgspec.ValidationError as error:
+            field = re.search(r"\$\.spec\.(\w+)|unknown field `(\w+)`", str(error))
+            name = "" if field is None else field[1] or field[2]
+            if found["spec"].pop(name, None) is None:
+                raise GyrostatError(
+                    f"a JobRecord in the cluster's database cannot be read: {error}"
+                ) from error
+            defects.append(str(error))
+    if not defects or record.state.over:
+        return record
+    return msgspec.structs.replace(record, defect=f"its record is not valid: {'; '.join(defects)}")
 
 
 def _decode(raw: bytes, kind: type[T]) -> T:

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 
 from gyrostat.cluster.api.messages import Use
@@ -119,7 +120,7 @@ def test_what_a_tenant_sees_of_the_cluster(
 
 
 def test_who_connects_and_is_silent_is_shown_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gyrostat.cluster.api.server._REQUEST_S", 0.05)
+    monkeypatch.setattr("gyrostat.cluster.api.connections.REQUEST_S", 0.05)
     with connected(guarded) as connection:
         connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Drip: ")
         assert connection.recv(1) == b""
@@ -133,18 +134,9 @@ def test_who_is_silent_after_a_first_request_is_shown_out_too(
         response = http.client.HTTPResponse(connection)
         response.begin()
         assert (response.status, b"version" in response.read()) == (200, True)
-        monkeypatch.setattr("gyrostat.cluster.api.server._REQUEST_S", 0.05)
+        monkeypatch.setattr("gyrostat.cluster.api.connections.REQUEST_S", 0.05)
         connection.sendall(b"G")
         assert connection.recv(1) == b""
-
-
-def test_one_connection_too_many_is_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gyrostat.cluster.api.server._MAX_CONNECTIONS", 1)
-    with connected(guarded) as first:
-        first.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert first.recv(12) == b"HTTP/1.1 200"
-        with connected(guarded) as second:
-            assert second.recv(1) == b""
 
 
 def test_what_strangers_ask_for_fills_no_log(guarded: Guarded, caplog: pytest.LogCaptureFixture) -> None:
@@ -206,6 +198,7 @@ TRICKS: tuple[tuple[dict[str, Any], int], ...] = (
     ({"script": "link/train.py"}, 403),
     ({"script": "train.py\0"}, 400),
     ({"script": "/etc/passwd"}, 403),
+    ({"script": "timeit", "module": True, "args": ["-s", "import os"]}, 403),
     ({"vc": "alice"}, 403),
     ({"vc": "../alice"}, 403),
     ({"env": {"A=B": "c"}}, 400),
@@ -227,6 +220,23 @@ def test_path_tricks_in_jobs(guarded: Guarded, quiet: Quiet, caplog: pytest.LogC
         assert (fields, found) == (fields, status)
         assert "refused POST '/v1/jobs' of mallory" in caplog.text
     assert quiet.service.jobs(None) == []
+
+
+def test_modules_are_for_tokens_that_may_run_them(guarded: Guarded, quiet: Quiet) -> None:
+    body = json.dumps({"script": "timeit", "module": True, "workdir": str(guarded.root("mallory"))}).encode()
+    status, problem = ask(guarded, "POST", "/v1/jobs", body)
+    assert (status, problem["code"]) == (403, "forbidden")
+    assert "this token may not run modules" in problem["message"]
+    may = [
+        msgspec.structs.replace(
+            token,
+            principal=msgspec.structs.replace(token.principal, modules=token.principal.tenant == "mallory"),
+        )
+        for token in read_tokens(guarded.tokens)
+    ]
+    write_tokens(guarded.tokens, tuple(may))
+    assert ask(guarded, "POST", "/v1/jobs", body)[0] == 201
+    assert quiet.service.job("j1", None).beneath == ((str(guarded.root("mallory")),),)
 
 
 ADDRESSES = (
@@ -277,6 +287,10 @@ BODIES = (
     (b'{"script": "train.py", "min": 1e400}', 400),
     (b'{"script": "train.py", "min": -1}', 400),
     (b'{"script": "train.py", "virtual_workers": 99999999999999999999999}', 400),
+    (b'{"script": "train.py", "time_limit": 1e300}', 400),
+    (b'{"script": "train.py", "time_limit": 1e11}', 400),
+    (b'{"script": "train.py", "virtual_workers": 1000000000}', 400),
+    (b'{"script": "train.py", "checkpoint_every": 1' + b"0" * 30 + b"}", 400),
     (b'{"script": "train.py", "args": "x"}', 400),
     (b"[" * 100_000, 400),
     (b'{"script": "' + b"x" * 5000 + b'"}', 400),

@@ -96,9 +96,10 @@ class World:
     def _connect(self, plan: NextGeneration) -> PreparedGeneration:
         return PreparedGeneration(plan, group(plan.generation) if 0 in plan.members else None, None)
 
-    def plan(self, generation: int) -> NextGeneration:
+    def plan(self, generation: int, at_step: int | None = None) -> NextGeneration:
         return NextGeneration(
             generation=generation,
+            at_step=at_step,
             placement=Placement.even(2, 1),
             members=(0,) if self.stays else (1,),
             newcomers=(),
@@ -106,10 +107,10 @@ class World:
             store="",
         )
 
-    def prepare(self, generation: int) -> None:
+    def prepare(self, generation: int, at_step: int | None = None) -> None:
         """Until the fence is set."""
-        self.membership.prepare(self.plan(generation))
-        self.membership.set_fence(generation, 0)
+        self.membership.prepare(self.plan(generation, at_step))
+        self.membership.set_fence(generation, at_step or 0)
         self.membership.wait_until_connected()
 
     def settle_pass(self, step: int) -> None:
@@ -167,7 +168,7 @@ def test_a_member_that_is_not_in_it_leaves() -> None:
 
 def test_a_scheduled_boundary_is_waited_at_once() -> None:
     world = World(holds=(2,))
-    world.prepare(2)
+    world.prepare(2, at_step=2)
     world.boundary(1)
     assert world.generation == 1
     world.boundary(2)
@@ -184,13 +185,33 @@ def test_a_death_while_it_waits_at_a_scheduled_boundary() -> None:
 
     def prepare_again() -> None:
         after.append(world.membership.phase)
-        world.prepare(3)
+        world.prepare(3, at_step=2)
 
     world.after_recovery = prepare_again
     world.boundary(2)
     assert [str(lost) for lost in world.recovered_from] == ["generation 1 has ended: another worker is lost"]
     assert after == [MembershipPhase.STEADY]
     assert (world.generation, world.supervisor.switches) == (3, [(3, 2, 1)])
+
+
+def test_another_generation_does_not_end_the_wait_for_the_scheduled_one() -> None:
+    """One that was due before, and met the scheduled boundary."""
+    world = World(holds=(2, 4))
+    began: list[int] = []
+
+    def switched(generation: int, step: int, workers: int, paused: float, why_all: str | None = None) -> None:
+        began.append(generation)
+        if generation == 2:
+            world.prepare(3, at_step=2)
+
+    world.supervisor.switched = switched  # type: ignore[method-assign]
+    world.prepare(2)
+    world.boundary(2)
+    assert began == [2, 3]
+    world.boundary(3)
+    world.prepare(4, at_step=4)
+    world.boundary(4)
+    assert began == [2, 3, 4]
 
 
 def test_survivors_that_are_too_few_wait_at_the_boundary_they_agreed_on() -> None:

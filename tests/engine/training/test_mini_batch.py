@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gyrostat.core.errors import Misuse, PeerLost
+from gyrostat.core.phase import AgentPresence
 from gyrostat.core.placement import Placement
 from gyrostat.core.progress import Progress
 from gyrostat.engine.supervisor import NullSupervisor
@@ -144,7 +145,9 @@ def loss(value: float) -> torch.Tensor:
 
 
 def other(**changes: Any) -> PassReport:
-    report = PassReport([], [], Requests(), False, 4, None, 0.5, b"theirs", b"changed", [], b"")
+    report = PassReport(
+        [], [], Requests(), AgentPresence.PRESENT, 4, None, 0.5, b"theirs", b"changed", [], b""
+    )
     return msgspec.structs.replace(report, **changes)
 
 

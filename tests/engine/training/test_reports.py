@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gyrostat.core.phase import AgentPresence
 from gyrostat.engine.state import statetree
 from gyrostat.engine.training.reports import (
     Fence,
@@ -16,9 +17,13 @@ from gyrostat.engine.training.reports import (
     scalar,
 )
 
+PRESENT, AWAY, ORPHANED = AgentPresence
 
-def report(*, orphaned: bool = False, losses: tuple[float, ...] = (), leaving: bytes = b"") -> PassReport:
-    return PassReport(list(losses), [], Requests(), orphaned, 1, None, 0.0, b"", b"", [], leaving)
+
+def report(
+    *, agent: AgentPresence = PRESENT, losses: tuple[float, ...] = (), leaving: bytes = b""
+) -> PassReport:
+    return PassReport(list(losses), [], Requests(), agent, 1, None, 0.0, b"", b"", [], leaving)
 
 
 def test_a_fence_holds_if_all_acknowledge_it_at_the_latest_step() -> None:
@@ -38,13 +43,20 @@ def test_only_requests_that_were_seen_are_cleared() -> None:
 
 
 @pytest.mark.parametrize(
-    ("recovers", "orphaned", "stops"),
-    [(True, (True, False), False), (True, (True, True), True), (False, (True, False), True)],
+    ("recovers", "agents", "stops"),
+    [
+        (True, (ORPHANED, PRESENT), False),
+        (True, (ORPHANED, ORPHANED), True),
+        (True, (ORPHANED, AWAY), True),  # nobody is left to recover from the first one's end, which is near
+        (True, (AWAY, AWAY), False),
+        (False, (ORPHANED, PRESENT), True),
+        (False, (AWAY, PRESENT), False),
+    ],
 )
 def test_orphaned_workers_stop_a_job_that_cannot_go_on_without_them(
-    recovers: bool, orphaned: tuple[bool, ...], stops: bool
+    recovers: bool, agents: tuple[AgentPresence, ...], stops: bool
 ) -> None:
-    outcome = merge([report(orphaned=each) for each in orphaned], recovers=recovers)
+    outcome = merge([report(agent=each) for each in agents], recovers=recovers)
     assert outcome.requests.stop is stops
 
 

@@ -8,9 +8,19 @@ from itertools import islice
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, FaultKind, plan
+from gyrostat.job.chaos.plan import (
+    LATEST_FIRST_S,
+    OF_AGENTS,
+    OF_CLUSTER,
+    OF_ETCD,
+    OF_WORKERS,
+    FaultKind,
+    longest_standstill_s,
+    plan,
+    with_checkpoints,
+)
 
-ALL = (*OF_WORKERS, *OF_AGENTS)
+ALL = (*OF_WORKERS, *OF_AGENTS, *OF_ETCD, *OF_CLUSTER)
 
 
 def test_a_seed_decides() -> None:
@@ -35,3 +45,19 @@ def test_victims_are_different_and_there(seed: int, living: int, count: int) -> 
     assert len(victims) == len(set(victims)) == min(count, living)
     assert set(victims) <= set(range(living))
     assert 1 <= fault.size(5) <= 5
+
+
+def test_the_first_fault_hits_the_start_of_the_job() -> None:
+    firsts = [next(plan(seed, every=100.0, kinds=ALL)).after for seed in range(200)]
+    assert 0 <= min(firsts) < 0.5 < LATEST_FIRST_S - 0.5 < max(firsts) <= LATEST_FIRST_S
+
+
+def test_some_rounds_have_no_checkpoints() -> None:
+    assert {with_checkpoints(seed) for seed in range(20)} == {True, False}
+    assert [with_checkpoints(seed) for seed in range(9)] == [with_checkpoints(seed) for seed in range(9)]
+
+
+def test_a_hang_is_longer_than_what_faults_may_cost() -> None:
+    """Stopped for three seconds, time-outs, restarts delayed by 1 + 2 + 4 s, and ten times an undisturbed start."""
+    assert longest_standstill_s(start_s=5.0, timeouts_s=24.0, faults=3) == 3 + 24 + 7 + 50
+    assert longest_standstill_s(start_s=1.0, timeouts_s=0.0, faults=0) == 3 + 30

@@ -15,8 +15,16 @@ from gyrostat.job.chaos.record import (
     TrainingBegan,
     WorkerEnd,
     WorkerStarted,
+    WorkerTrains,
 )
-from gyrostat.job.chaos.verdict import ChaosVerdict, InjectedFault, Round, differences
+from gyrostat.job.chaos.verdict import (
+    ChaosVerdict,
+    InjectedFault,
+    Round,
+    RoundFailure,
+    RoundFailureKind,
+    differences,
+)
 
 
 def recorded(*entries: Entry) -> RecordedRun:
@@ -39,6 +47,7 @@ def test_the_same() -> None:
     )
     assert differences(again, UNDISTURBED) == []
     assert (again.restored, again.samples, again.times) == (1, 24, [1.0, 2.0, 2.0, 3.0])
+    assert (again.begun, UNDISTURBED.begun, again.last_step) == (0, 1, 3)
 
 
 def test_recoveries_are_counted_once() -> None:
@@ -53,7 +62,9 @@ def test_recoveries_are_counted_once() -> None:
 
 
 def test_every_difference_is_reported() -> None:
-    assert differences(recorded(step(1), step(2), step(3)), UNDISTURBED) == ["the run did not finish"]
+    assert (
+        differences(recorded(step(1), step(2)), UNDISTURBED) == []
+    )  # that it did not end is reported by its exit code
     assert differences(recorded(step(1), step(3), WorkerEnd(4.0, 3, "xyz")), UNDISTURBED) == [
         "the digest is xyz, that of the undisturbed run abc",
         "1 steps are missing; the first is step 2",
@@ -77,7 +88,7 @@ def test_a_verdict_needs_a_round() -> None:
     fault = InjectedFault(
         round=0, at=1.5, kind="kill a worker", target="worker 1", step=1, until_next_step=0.2
     )
-    good = Round(recorded=UNDISTURBED, faults=[fault], differences=[])
+    good = Round(jobs=[UNDISTURBED], began=0.0, faults=[fault], failures=[])
     assert not ChaosVerdict(seed=1, undisturbed=UNDISTURBED, rounds=[]).ok
     verdict = ChaosVerdict(seed=1, undisturbed=UNDISTURBED, rounds=[good])
     assert verdict.ok
@@ -89,11 +100,13 @@ def test_a_verdict_needs_a_round() -> None:
         "samples": 24,
         "rounds": [
             {
-                "samples": 24,
+                "seed": 1,
+                "samples": [24],
                 "recovered_from_peers": 0,
                 "micro_batches_redone": 0,
                 "restored_from_checkpoint": 0,
-                "differences": [],
+                "begun_again": 0,
+                "failures": [],
             }
         ],
         "faults": [
@@ -101,20 +114,43 @@ def test_a_verdict_needs_a_round() -> None:
                 "round": 0,
                 "at": 1.5,
                 "kind": "kill a worker",
-                "whom": "worker 1",
+                "target": "worker 1",
                 "step": 1,
                 "until_next_step": 0.2,
             }
         ],
     }
-    bad = Round(recorded=UNDISTURBED, faults=[], differences=["its digest is another"])
+    bad = Round(
+        jobs=[UNDISTURBED],
+        began=0.0,
+        faults=[],
+        failures=[RoundFailure(RoundFailureKind.HANG, "no step for 60 s")],
+    )
     assert not ChaosVerdict(seed=1, undisturbed=UNDISTURBED, rounds=[good, bad]).ok
+
+
+def test_every_job_of_a_round_is_compared_and_counted() -> None:
+    rival = recorded(
+        *(TrainingBegan(0.0, 0, None), TrainingBegan(0.5, 0, None), TrainingBegan(0.6, 1, "/c/1")),
+        *(step(1), step(2), step(3), WorkerEnd(4.0, 3, "xyz")),
+    )
+    round = Round(
+        jobs=[UNDISTURBED, rival],
+        began=0.0,
+        faults=[],
+        failures=[RoundFailure(RoundFailureKind.HANG, "hangs")],
+    )
+    assert round.compared(UNDISTURBED) == [
+        RoundFailure(RoundFailureKind.WRONG_RESULT, "the digest is xyz, that of the undisturbed run abc"),
+        RoundFailure(RoundFailureKind.HANG, "hangs"),
+    ]
+    assert (round.samples, round.restored, round.begun_again) == (48, 1, 1)
 
 
 def test_records_are_read_while_they_are_written(tmp_path: Path) -> None:
     reader, writer = RecordReader(tmp_path), RecordWriter(tmp_path)
     assert list(reader.new_entries()) == []
-    started = WorkerStarted(0.5, os.getpid(), 1, 1)
+    started = WorkerStarted(0.5, os.getpid(), 1)
     writer.write(started)
     assert list(reader.new_entries()) == [started]
     with (tmp_path / f"worker-{os.getpid()}.notes").open("ab") as file:
@@ -123,4 +159,9 @@ def test_records_are_read_while_they_are_written(tmp_path: Path) -> None:
         assert list(reader.new_entries()) == []  # half a line
         file.write(b'"step":0,"resumed_from":null}\n')
     writer.write(step(1))
-    assert list(reader.new_entries()) == [TrainingBegan(1.0, 0, None), step(1)]
+    writer.write(WorkerTrains(2.0, os.getpid()))
+    assert list(reader.new_entries()) == [
+        TrainingBegan(1.0, 0, None),
+        step(1),
+        WorkerTrains(2.0, os.getpid()),
+    ]

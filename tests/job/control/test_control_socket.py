@@ -20,6 +20,7 @@ from gyrostat.job.control.control_socket import ControlSocket, running, runtime_
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.requests import RequestResult
 from gyrostat.job.processes.protocol import FromWorker, StepReports
+from gyrostat.job.processes.unix_socket import bind_at
 from tests.conftest import Launch
 
 LONG = """
@@ -187,7 +188,7 @@ def test_more_and_fewer_and_how_fast(launch: Launch, tmp_path: Path) -> None:
         answers.append(job.scale_in())
         (row,) = job.profile(steps=3)
         assert (row.workers, row.efficiency) == (1, 1.0)
-        with pytest.raises(RequestFailed, match="no size from 1 to 5"):
+        with pytest.raises(UsageError, match="no size from 1 to 5"):
             job.profile(largest=5)
         answers.append(job.scale_in(members=(0,)))  # as many as there are: only by number
         answers.append(job.scale_in())  # down to zero: suspended
@@ -254,3 +255,19 @@ def test_a_directory_that_others_may_enter_is_refused(place: Path) -> None:
     runtime_directory().chmod(0o755)
     with pytest.raises(UsageError, match="mode 700"):
         ControlSocket("job")
+
+
+def test_a_runtime_directory_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GYROSTAT_RUNTIME_DIR", "/proc/x")
+    with pytest.raises(UsageError, match="set GYROSTAT_RUNTIME_DIR to another place"):
+        runtime_directory()
+
+
+def test_a_job_that_was_killed_is_not_shown_as_running(place: Path) -> None:
+    alive = ControlSocket("alive")
+    bind_at(runtime_directory() / "dead.socket").close()
+    with pytest.raises(UsageError, match=r"no job named 'nosuch' is running; running: alive$"):
+        JobClient("nosuch")
+    assert not (runtime_directory() / "dead.socket").exists()
+    alive.close()
+    assert running() == []

@@ -18,7 +18,6 @@ from gyrostat.job.control.coordinator_record import CoordinatorOptions, Coordina
 from gyrostat.job.control.generations import Generations
 from gyrostat.job.control.instructions import (
     EndNewcomer,
-    GiveUp,
     Instruction,
     ProfileDone,
     Reconfiguration,
@@ -61,12 +60,16 @@ def phase_of(job: Coordinator) -> ReconfigurationPhase:
     return job.generations.phase
 
 
-def wish(workers: int, at_step: int | None = None) -> Reconfiguration:
+def change_to(workers: int, at_step: int | None = None) -> Reconfiguration:
     return Reconfiguration(workers=workers, at_step=at_step, reason="a test wants it", request="r1")
 
 
 def plan_for(
-    generation: int, members: tuple[int, ...], newcomers: tuple[int, ...], donor: int
+    generation: int,
+    members: tuple[int, ...],
+    newcomers: tuple[int, ...],
+    donor: int,
+    at_step: int | None = None,
 ) -> NextGeneration:
     return NextGeneration(
         generation=generation,
@@ -75,11 +78,12 @@ def plan_for(
         newcomers=newcomers,
         donor=donor,
         store=f"store-{generation}",
+        at_step=at_step,
     )
 
 
 def test_scale_out() -> None:
-    job, change = training(), wish(4)
+    job, change = training(), change_to(4)
     assert job.request_change(change, 1.0) == [StartNewcomer(2), StartNewcomer(3)]
     assert phase_of(job) is ReconfigurationPhase.STARTING_WORKERS
     assert job.ready(3, ALIKE, 2.0) == []
@@ -105,7 +109,7 @@ def test_scale_out() -> None:
 def test_a_newcomer_is_lost_or_the_job_ends_when_the_generation_has_begun_for_some() -> None:
     """Then the change was made, whoever has said so."""
     for what in ("gone", "over"):
-        job, change = training(1), wish(2)
+        job, change = training(1), change_to(2)
         job.request_change(change, 1.0)
         job.ready(1, ALIKE, 2.0)
         job.prepared(0, 2)
@@ -117,7 +121,7 @@ def test_a_newcomer_is_lost_or_the_job_ends_when_the_generation_has_begun_for_so
 
 
 def test_scale_in_starts_nobody() -> None:
-    job, change = training(4), wish(2)
+    job, change = training(4), change_to(2)
     plan = plan_for(2, (0, 1), (), donor=1)
     assert job.request_change(change, 1.0) == [TellMember(member, Prepare(plan)) for member in (0, 1, 2, 3)]
     for member in (0, 1, 2):
@@ -128,17 +132,17 @@ def test_scale_in_starts_nobody() -> None:
 
 def test_numbers_are_never_used_twice() -> None:
     job = training(1)
-    job.request_change(wish(2), 0.0)
+    job.request_change(change_to(2), 0.0)
     assert job.newcomer_gone(1, "died", 1.0) == [
-        ReconfigurationRefused(wish(2), "the new worker 1 died before it joined")
+        ReconfigurationRefused(change_to(2), "the new worker 1 died before it joined")
     ]
-    assert job.request_change(wish(2), 2.0) == [StartNewcomer(2)]
+    assert job.request_change(change_to(2), 2.0) == [StartNewcomer(2)]
     job.ready(2, ALIKE, 3.0)
     assert job.newcomer_gone(2, "died", 4.0) == [
         TellMember(0, Cancel(2)),
-        ReconfigurationRefused(wish(2), "the new worker 2 died before it joined"),
+        ReconfigurationRefused(change_to(2), "the new worker 2 died before it joined"),
     ]
-    job.request_change(wish(2), 5.0)
+    job.request_change(change_to(2), 5.0)
     assert job.ready(3, ALIKE, 6.0) == [
         TellMember(member, Prepare(plan_for(3, (0, 3), (3,), donor=0))) for member in (0, 3)
     ]
@@ -148,11 +152,11 @@ def test_numbers_are_never_used_twice() -> None:
 
 def test_one_of_two_newcomers_dies() -> None:
     job = training(2)
-    job.request_change(wish(4), 0.0)
+    job.request_change(change_to(4), 0.0)
     reason = "the new worker 3 was killed by signal 9 before it joined"
     assert job.newcomer_gone(3, "was killed by signal 9", 1.0) == [
         EndNewcomer(2, reason),
-        ReconfigurationRefused(wish(4), reason),
+        ReconfigurationRefused(change_to(4), reason),
     ]
     assert phase_of(job) is ReconfigurationPhase.STEADY
     assert job.members == (0, 1)
@@ -161,34 +165,36 @@ def test_one_of_two_newcomers_dies() -> None:
 
 def test_a_newcomer_that_does_not_fit() -> None:
     job = training(1)
-    job.request_change(wish(2), 0.0)
+    job.request_change(change_to(2), 0.0)
     reason = "the new worker 1 does not fit: its threads is '2', the job's '1'"
     assert job.ready(1, ALIKE | {"threads": "2"}, 1.0) == [
         EndNewcomer(1, reason),
-        ReconfigurationRefused(wish(2), reason),
+        ReconfigurationRefused(change_to(2), reason),
     ]
 
 
 @pytest.mark.parametrize("workers", [0, 9, -1])
 def test_what_cannot_be(workers: int) -> None:
-    (answer,) = training(2).request_change(wish(workers), 0.0)
+    (answer,) = training(2).request_change(change_to(workers), 0.0)
     assert isinstance(answer, ReconfigurationRefused)
     assert "ask for 1 to 8" in answer.reason
 
 
 def test_one_change_at_a_time() -> None:
     early = coordinator(2)
-    assert early.request_change(wish(3), 0.0) == [
-        ReconfigurationRefused(wish(3), "the job has not begun to train yet; retry", retryable=True)
+    assert early.request_change(change_to(3), 0.0) == [
+        ReconfigurationRefused(change_to(3), "the job has not begun to train yet; retry", retryable=True)
     ]
     job = training(2)
-    job.request_change(wish(3), 0.0)
-    assert job.request_change(wish(4), 0.0) == [
+    job.request_change(change_to(3), 0.0)
+    assert job.request_change(change_to(4), 0.0) == [
         ReconfigurationRefused(
-            wish(4), "busy with another change (to 3 workers, starting workers); retry", retryable=True
+            change_to(4), "busy with another change (to 3 workers, starting workers); retry", retryable=True
         )
     ]
-    assert training(2).request_change(wish(2), 0.0) == [ReconfigurationDone(wish(2), 0, 2, 2, 0.0, 0.0, ())]
+    assert training(2).request_change(change_to(2), 0.0) == [
+        ReconfigurationDone(change_to(2), 0, 2, 2, 0.0, 0.0, ())
+    ]
 
 
 def test_a_schedule_is_prepared_ahead_and_tried_again() -> None:
@@ -202,7 +208,8 @@ def test_a_schedule_is_prepared_ahead_and_tried_again() -> None:
     assert job.prepared(2, 2) == [TellMember(0, SetFence(2, 10))]
     done, *then = job.switched(2, 2, 10, 0.0, 3.0)
     assert isinstance(done, ReconfigurationDone)
-    assert then == [TellMember(member, Prepare(plan_for(3, (0,), (), donor=0))) for member in (0, 2)]
+    then_plan = plan_for(3, (0,), (), donor=0, at_step=30)
+    assert then == [TellMember(member, Prepare(then_plan)) for member in (0, 2)]
 
 
 def test_a_schedule_that_cannot_be_kept() -> None:
@@ -210,10 +217,26 @@ def test_a_schedule_that_cannot_be_kept() -> None:
     job.started(ALIKE, 0, 8, 0.0)
     assert job.newcomer_gone(1, "died", 1.0) == [StartNewcomer(2)]
     assert job.newcomer_gone(2, "died", 2.0) == [StartNewcomer(3)]
-    (last,) = job.newcomer_gone(3, "died", 3.0)
-    assert last == GiveUp(
-        "the new worker 3 died before it joined; workers wait until there are 2 (scheduled: 2 workers from step 10 on)"
-    )
+    refused, released = job.newcomer_gone(3, "died", 3.0)
+    reason = "the new worker 3 died before it joined; it is tried again later, and training goes on meanwhile"
+    assert refused == ReconfigurationRefused(scheduled(1, [(10, 2)])[0], reason)
+    assert released == TellMember(0, Prepare(plan_for(2, (0,), (), donor=0, at_step=10)))
+    assert job.prepared(0, 2) == [TellMember(0, SetFence(2, 10))]
+    job.switched(0, 2, 10, 0.0, 3.5)
+    assert (job.deadline(), job.tick(3.9), job.tick(4.0)) == (4.0, [], [StartNewcomer(4)])
+    assert job.deadline() is None
+    (again,) = job.newcomer_gone(4, "died", 5.0)
+    assert isinstance(again, ReconfigurationRefused)
+    assert (job.deadline(), job.tick(7.0)) == (7.0, [StartNewcomer(5)])
+
+
+def test_a_schedule_for_which_a_worker_does_not_fit_is_not_tried_again() -> None:
+    job = coordinator(1, schedule=scheduled(1, [(10, 2)]))
+    job.started(ALIKE, 0, 8, 0.0)
+    _, refused, released = job.ready(1, {"threads": "2"}, 1.0)
+    assert isinstance(refused, ReconfigurationRefused)
+    assert released == TellMember(0, Prepare(plan_for(2, (0,), (), donor=0, at_step=10)))
+    assert job.deadline() is None
 
 
 def test_a_resumed_job_takes_up_its_schedule() -> None:
@@ -226,14 +249,14 @@ def test_a_resumed_job_takes_up_its_schedule() -> None:
 
 def test_the_end_of_the_job_ends_newcomers() -> None:
     job = training(1)
-    job.request_change(wish(3), 0.0)
+    job.request_change(change_to(3), 0.0)
     assert job.end() == [
         EndNewcomer(1, "the job ended before it could join"),
         EndNewcomer(2, "the job ended before it could join"),
-        ReconfigurationRefused(wish(3), "the job ended before the change could be made"),
+        ReconfigurationRefused(change_to(3), "the job ended before the change could be made"),
     ]
-    assert job.request_change(wish(2), 1.0) == [
-        ReconfigurationRefused(wish(2), "the job has not begun to train yet; retry", retryable=True)
+    assert job.request_change(change_to(2), 1.0) == [
+        ReconfigurationRefused(change_to(2), "the job has not begun to train yet; retry", retryable=True)
     ]
 
 
@@ -253,19 +276,19 @@ def test_a_new_leader_of_a_steady_job_does_nothing() -> None:
         ReconfigurationPhase.STEADY,
     )
     assert successor.started(ALIKE, 0, 8, 101.0) == []  # workers say it again
-    assert successor.request_change(wish(4), 102.0) == [StartNewcomer(3)]
+    assert successor.request_change(change_to(4), 102.0) == [StartNewcomer(3)]
 
 
 def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
     job, reason = training(2), "the job's leader has changed meanwhile; retry"
-    job.request_change(wish(4), 0.0)
+    job.request_change(change_to(4), 0.0)
     successor, first = taken_over(job)
     assert first == [
         EndNewcomer(2, reason),
         EndNewcomer(3, reason),
-        ReconfigurationRefused(wish(4), reason, retryable=True),
+        ReconfigurationRefused(change_to(4), reason, retryable=True),
     ]
-    assert successor.request_change(wish(4), 101.0) == [StartNewcomer(4), StartNewcomer(5)]
+    assert successor.request_change(change_to(4), 101.0) == [StartNewcomer(4), StartNewcomer(5)]
 
     for member in (2, 3):
         job.ready(member, ALIKE, 1.0)
@@ -276,14 +299,14 @@ def test_a_new_leader_calls_off_what_has_not_been_fenced() -> None:
         EndNewcomer(3, reason),
         TellMember(0, Cancel(2)),
         TellMember(1, Cancel(2)),
-        ReconfigurationRefused(wish(4), reason, retryable=True),
+        ReconfigurationRefused(change_to(4), reason, retryable=True),
     ]
     assert successor.prepared(1, 2) == []
     assert (successor.generations.current, successor.members) == (2, (0, 1))
 
 
 def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
-    job, change = training(2), wish(3)
+    job, change = training(2), change_to(3)
     job.request_change(change, 0.0)
     job.ready(2, ALIKE, 1.0)
     for member in (0, 1, 2):
@@ -298,7 +321,7 @@ def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
 def test_who_may_have_missed_something_is_told_again() -> None:
     job = training(2)
     assert job.generations.resend(0) == []
-    job.request_change(wish(3), 0.0)
+    job.request_change(change_to(3), 0.0)
     assert job.generations.resend(2) == []
     job.ready(2, ALIKE, 1.0)
     plan = plan_for(2, (0, 1, 2), (2,), donor=1)
@@ -364,7 +387,7 @@ def test_who_leaves_meanwhile_leaves_afterwards_and_together() -> None:
 
 def test_leaving_waits_for_a_change_that_is_under_way() -> None:
     job = training(2)
-    job.request_change(wish(3), 0.0)
+    job.request_change(change_to(3), 0.0)
     assert job.leaves(0, 0.5) == []
     job.ready(2, ALIKE, 1.0)
     for member in range(3):
@@ -391,11 +414,11 @@ def test_before_there_are_boundaries_a_signal_is_what_it_always_is() -> None:
 
 def test_a_newcomer_that_is_sent_sigterm_does_not_join() -> None:
     job = training(1)
-    job.request_change(wish(2), 0.0)
+    job.request_change(change_to(2), 0.0)
     reason = "the new worker 1 was asked to leave before it joined"
     assert job.leaves(1, 1.0) == [
         EndNewcomer(1, "was asked to leave"),
-        ReconfigurationRefused(wish(2), reason),
+        ReconfigurationRefused(change_to(2), reason),
     ]
 
 
@@ -414,7 +437,8 @@ def test_a_schedule_goes_on_after_somebody_left() -> None:
     for member in range(4):
         job.prepared(member, 3)
     _, *then = job.switched(0, 3, 11, 0.0, 3.0)
-    assert then == [TellMember(member, Prepare(plan_for(4, (0, 2, 3), (), donor=3))) for member in (0, 2, 3)]
+    plan = plan_for(4, (0, 2, 3), (), donor=3, at_step=20)
+    assert then == [TellMember(member, Prepare(plan)) for member in (0, 2, 3)]
     for member in (0, 2):
         job.prepared(member, 4)
     assert job.prepared(3, 4) == [TellMember(member, SetFence(4, 20)) for member in (0, 2, 3)]
@@ -440,8 +464,8 @@ def test_a_profile_begins_wide_and_comes_back() -> None:
     (done,) = switch(job, 2, 5, (0, 1, 2))
     assert isinstance(done, ReconfigurationDone)
     assert done.change.request is None  # nobody is answered yet
-    assert job.request_change(wish(1), 2.0) == [
-        ReconfigurationRefused(wish(1), "busy with a profile; retry", retryable=True)
+    assert job.request_change(change_to(1), 2.0) == [
+        ReconfigurationRefused(change_to(1), "busy with a profile; retry", retryable=True)
     ]
     assert run_steps(job, 6, 8) == []
     assert run_steps(job, 9, 9) == [
@@ -454,24 +478,26 @@ def test_a_profile_begins_wide_and_comes_back() -> None:
     switch(job, 4, 17, (0, 1))
     assert run_steps(job, 17, 21) == [StartNewcomer(3)]  # back to two
     job.ready(3, ALIKE, 1.0)
-    done, told = switch(job, 5, 30, (0, 3))
-    assert isinstance(told, ProfileDone)
-    assert told.profile == asks
-    assert [(row.workers, row.throughput, row.busy) for row in told.rows] == [
+    done, profiled = switch(job, 5, 30, (0, 3))
+    assert isinstance(profiled, ProfileDone)
+    assert profiled.profile == asks
+    assert [(row.workers, row.throughput, row.busy) for row in profiled.rows] == [
         (1, 16.0, 0.5),
         (2, 16.0, 0.5),
         (3, 16.0, 0.5),
     ]
-    assert [row.efficiency for row in told.rows] == [1.0, 0.5, 1 / 3]
-    assert job.request_change(wish(2), 9.0) == [ReconfigurationDone(wish(2), 30, 2, 2, 0.0, 0.0, ())]
+    assert [row.efficiency for row in profiled.rows] == [1.0, 0.5, 1 / 3]
+    assert job.request_change(change_to(2), 9.0) == [
+        ReconfigurationDone(change_to(2), 30, 2, 2, 0.0, 0.0, ())
+    ]
 
 
 def test_a_profile_of_the_size_it_has_changes_nothing() -> None:
     job = training(2)
     assert job.request_profile(ProfileRequest(steps=2), 0.0) == []
-    (told,) = run_steps(job, 1, 5)
-    assert isinstance(told, ProfileDone)
-    assert [row.workers for row in told.rows] == [2]
+    (profiled,) = run_steps(job, 1, 5)
+    assert isinstance(profiled, ProfileDone)
+    assert [row.workers for row in profiled.rows] == [2]
     assert phase_of(job) is ReconfigurationPhase.STEADY
 
 
@@ -532,11 +558,11 @@ def test_who_has_more_to_do_is_no_straggler() -> None:
 
 def test_virtual_workers_follow_speed_but_not_all_the_time() -> None:
     job = watchful(Reaction.REPLACE)
-    noticed, *told = slow_steps(job, 1, 10, (4.0, 12.0), 100.0)
+    noticed, *instructions = slow_steps(job, 1, 10, (4.0, 12.0), 100.0)
     assert isinstance(noticed, StragglerNoticed)
     assert [
         tell.message.plan.placement
-        for tell in told
+        for tell in instructions
         if isinstance(tell, TellMember) and isinstance(tell.message, Prepare)
     ] == [Placement.from_counts([6, 2])] * 2
     for member in (0, 1):
@@ -576,9 +602,11 @@ def test_steps_of_the_generation_before_say_nothing_of_this_one() -> None:
 
 def test_a_straggler_is_removed() -> None:
     job = watchful(Reaction.REMOVE, 3)
-    noticed, *told = slow_steps(job, 1, 10, (3.0, 4.5, 2.0), 100.0)
+    noticed, *instructions = slow_steps(job, 1, 10, (3.0, 4.5, 2.0), 100.0)
     assert isinstance(noticed, StragglerNoticed)
-    assert told == [TellMember(member, Prepare(plan_for(2, (0, 2), (), donor=2))) for member in (0, 1, 2)]
+    assert instructions == [
+        TellMember(member, Prepare(plan_for(2, (0, 2), (), donor=2))) for member in (0, 1, 2)
+    ]
 
 
 def test_a_removed_straggler_may_come_back() -> None:

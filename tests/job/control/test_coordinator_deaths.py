@@ -1,4 +1,4 @@
-"""A member dies: those that are left are told at once, whatever was being done, and another one takes its place."""
+"""A member dies: those that are left are informed at once, whatever was being done, and another one takes its place."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def rescue(generation: int, *members: int, waits: bool = False) -> list[Instruct
 
 
 def all_recovered(job: Coordinator, generation: int, *members: int) -> list[Instruction]:
-    told: list[Instruction] = []
+    instructions: list[Instruction] = []
     placement = Placement.even(6, len(members))
     for member in members:
-        assert told == []
-        told = job.recovered(member, generation, placement, 1, 0.1 * member, 5.0)
-    return told
+        assert instructions == []
+        instructions = job.recovered(member, generation, placement, 1, 0.1 * member, 5.0)
+    return instructions
 
 
 def test_the_others_are_told_and_then_another_one_is_started() -> None:
@@ -79,8 +79,8 @@ def test_another_one_dies_meanwhile() -> None:
     job.recovered(0, 2, Placement.even(6, 2), 0, 0.0, 4.1)
     assert job.begin_recovery((2,), "worker 2 was killed", 4.2) == rescue(3, 0)
     assert job.recovered(2, 2, Placement.even(6, 2), 0, 0.0, 4.3) == []  # too late
-    told = all_recovered(job, 3, 0)
-    assert told == [
+    instructions = all_recovered(job, 3, 0)
+    assert instructions == [
         SurvivorsGoOn((1, 2), "worker 1 was killed", 0, 3, 1, 1, 0.0),
         StartNewcomer(3),
         StartNewcomer(4),
@@ -95,7 +95,7 @@ def test_the_one_in_its_place_was_still_to_come_when_another_died() -> None:
         EndNewcomer(3, "worker 2 was killed"),
         *rescue(3, 0),
     ]
-    assert [told for told in all_recovered(job, 3, 0) if isinstance(told, StartNewcomer)] == [
+    assert [one for one in all_recovered(job, 3, 0) if isinstance(one, StartNewcomer)] == [
         StartNewcomer(4),
         StartNewcomer(5),
     ]
@@ -124,8 +124,8 @@ def test_too_few_wait_for_others() -> None:
 )
 def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhase) -> None:
     job = training()
-    wish = Reconfiguration(workers=4, reason="asked for", request="r1")
-    assert job.request_change(wish, 1.0) == [StartNewcomer(3)]
+    change = Reconfiguration(workers=4, reason="asked for", request="r1")
+    assert job.request_change(change, 1.0) == [StartNewcomer(3)]
     if phase is not ReconfigurationPhase.STARTING_WORKERS:
         job.ready(3, ALIKE, 1.1)
     if phase is ReconfigurationPhase.FENCED:
@@ -137,8 +137,11 @@ def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhas
         EndNewcomer(3, "worker 1 was killed"),
         *rescue(generation, 0, 2),
     ]
-    told = all_recovered(job, generation, 0, 2)
-    assert told[1:] == [StartNewcomer(4), StartNewcomer(5)]  # from two to the four that were asked for
+    instructions = all_recovered(job, generation, 0, 2)
+    assert instructions[1:] == [
+        StartNewcomer(4),
+        StartNewcomer(5),
+    ]  # from two to the four that were asked for
 
 
 def test_a_generation_that_has_begun_for_some_has_begun() -> None:
@@ -149,10 +152,10 @@ def test_a_generation_that_has_begun_for_some_has_begun() -> None:
     for member in range(4):
         job.prepared(member, 2)
     job.switched(0, 2, 7, 0.01, 2.0)
-    told = job.begin_recovery((1,), "worker 1 was killed", 2.1)
-    assert told is not None
-    assert isinstance(told[0], ReconfigurationDone)
-    assert told[1:] == [EndNewcomer(3, "worker 1 was killed"), *rescue(3, 0, 2)]
+    instructions = job.begin_recovery((1,), "worker 1 was killed", 2.1)
+    assert instructions is not None
+    assert isinstance(instructions[0], ReconfigurationDone)
+    assert instructions[1:] == [EndNewcomer(3, "worker 1 was killed"), *rescue(3, 0, 2)]
 
 
 def test_who_was_asked_to_leave_is_not_replaced() -> None:
@@ -195,8 +198,8 @@ def test_workers_wait_at_a_scheduled_step() -> None:
     job = training(schedule=[Reconfiguration(workers=2, reason="scheduled", at_step=1)])
     assert job.generations.phase is ReconfigurationPhase.CONNECTING
     job.begin_recovery((1,), "worker 1 was killed", 4.0)
-    told = all_recovered(job, 3, 0, 2)
-    assert [type(one.message) for one in told if isinstance(one, TellMember)] == [Prepare, Prepare]
+    instructions = all_recovered(job, 3, 0, 2)
+    assert [type(one.message) for one in instructions if isinstance(one, TellMember)] == [Prepare, Prepare]
 
 
 @pytest.mark.parametrize("heard_first", ["the death", "that it left"])

@@ -9,11 +9,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode
+from gyrostat.core.job import Assignment, CheckpointPolicy, RecoveryMode, TrainingOptions
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.placement import Placement
 from gyrostat.data.shards.messages import Shard
 from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.requests import AskStatus, Reply, RequestResult, Scale, Status
@@ -99,11 +100,11 @@ def request_(tmp_path: Path) -> RunRequest:
     return RunRequest(
         program=Program(name="train.py"),
         placement=Placement.even(4, 2),
-        checkpoint=CheckpointPolicy(directory=str(tmp_path / "ckpt")),
+        options=TrainingOptions(
+            checkpoint=CheckpointPolicy(directory=str(tmp_path / "ckpt")), recovery=RecoveryMode.CHECKPOINT
+        ),
+        failures=FailurePolicy(restarts=1, heartbeat_timeout_s=0.0),
         cwd=tmp_path,
-        restarts=1,
-        recovery=RecoveryMode.CHECKPOINT,
-        heartbeat_timeout_s=0.0,
     )
 
 
@@ -258,7 +259,9 @@ def test_a_worker_whose_agent_is_away_is_not_silent(
     clock = Clock()
     monkeypatch.setattr("gyrostat.job.control.leader.time", clock)
     executor = Executor(away={1})
-    leader = training(replace(request_, heartbeat_timeout_s=4.0), executor)
+    leader = training(
+        replace(request_, failures=FailurePolicy(restarts=1, heartbeat_timeout_s=4.0)), executor
+    )
 
     def wait(seconds: int) -> list[tuple[str, int, object]]:
         for _ in range(seconds):
@@ -335,7 +338,7 @@ def stopped_by_nobody(leader: Leader, attempt: int) -> None:
 def test_a_job_that_nobody_asked_to_stop_goes_on_from_its_checkpoint(request_: RunRequest) -> None:
     """Its workers had no agent for some time. When there are no restarts left, that is a failure."""
     executor = Executor()
-    leader = training(replace(request_, restarts=1), executor)
+    leader = training(request_, executor)
     stopped_by_nobody(leader, 0)
     assert executor.take() == [("start", 0, 1), ("start", 1, 1)]
     say(leader, 0, started(7), attempt=1)

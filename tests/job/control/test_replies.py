@@ -61,3 +61,10 @@ def test_it_does_not_remember_for_ever() -> None:
     assert len(replies.answered) < 2000
     assert "r1999" in replies.answered
     assert "r0" not in replies.answered
+
+
+def test_it_does_not_remember_more_than_a_record_can_hold() -> None:
+    replies = IdempotentReplies()
+    for number in range(4):
+        replies.note(f"r{number}", RequestResult(False, "x" * 100_000))
+    assert list(replies.answered) == ["r2", "r3"]

@@ -8,6 +8,7 @@ from gyrostat.core.evidence import Evidence, RunningMicroBatch
 from gyrostat.job.control.worker_tracker import (
     BLAME_GRACE_S,
     KILL_GRACE_S,
+    RESTARTABLE,
     FailureCause,
     SendSignal,
     WorkerTracker,
@@ -57,6 +58,15 @@ def test_misuse_has_its_own_exit_code() -> None:
     assert failure.exit_code == 2
 
 
+def test_what_the_job_cannot_use_is_one_message() -> None:
+    watch = WorkerTracker(list(range(1)), checkpoints=False)
+    watch.failed(0, Failed(FailureKind.REFUSED, "checkpoint a is of another job", "Traceback: a"), 0.0)
+    failure = watch.failure()
+    assert failure is not None
+    assert str(failure) == "checkpoint a is of another job"
+    assert (failure.traceback, failure.exit_code) == (None, 2)
+
+
 def test_a_lost_peer_is_not_blamed_when_the_dead_one_turns_up() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=False)
     watch.failed(0, LOST, 1.0)
@@ -100,6 +110,25 @@ def test_who_leaves_without_a_word_is_blamed_only_if_missed() -> None:
     failure = watch.failure()
     assert failure is not None
     assert str(failure) == "worker 1 exited before its script had ended"
+
+
+def test_workers_that_have_all_left_without_a_word_have_no_result() -> None:
+    """Their scripts have not reached their end. They would do it again, so that is no reason to start again."""
+    watch = WorkerTracker(list(range(2)), checkpoints=True)
+    watch.exited(1, 0, 1.0)
+    assert watch.failure() is None  # the other one may not need it
+    watch.exited(0, 0, 2.0)
+    failure = watch.failure()
+    assert failure is not None
+    assert (str(failure), failure.exit_code) == ("worker 1 exited before its script had ended", 1)
+    assert failure.cause not in RESTARTABLE
+
+
+def test_a_worker_that_ends_its_process_when_it_is_asked_to_stop_has_not_failed() -> None:
+    watch = WorkerTracker(list(range(1)), checkpoints=False)
+    watch.signalled(SIGTERM, 1.0)
+    watch.exited(0, 0, 2.0)
+    assert watch.failure() is None
 
 
 def test_a_crash_after_the_last_word_is_a_failure() -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.observer import NullObserver
-from gyrostat.job.control.requests import AskStatus, Scale, Status
+from gyrostat.job.control.requests import AskStatus, Migrate, Request, Scale, ScaleBy, Status
 from gyrostat.job.control.run_request import RunRequest
+from gyrostat.job.control.shard_service import OpenShards, PullShard
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, TermRecord, read_kept
 from gyrostat.job.nodes.lease import Lease, LeaseStore, open_store
 from gyrostat.job.nodes.messages import (
@@ -28,8 +31,11 @@ from gyrostat.job.nodes.messages import (
     WorkerFacts,
     WorkerGone,
     WorkerSaid,
+    decode_request,
+    encode,
 )
 from gyrostat.job.nodes.service import NodeSession
+from gyrostat.job.processes.channel import ProtocolError
 from gyrostat.job.processes.protocol import (
     Program,
     Started,
@@ -57,7 +63,7 @@ def job(tmp_path: Path) -> RunRequest:
         placement=Placement.even(4, 2),
         cwd=tmp_path,
         name="j",
-        heartbeat_timeout_s=0.0,
+        failures=FailurePolicy(heartbeat_timeout_s=0.0),
     )
 
 
@@ -84,8 +90,7 @@ def reign_over(job: RunRequest, store: LeaseStore, a: Node) -> LeaderTerm:
     assert isinstance(lease, Lease)
     grant = LeaseGrant(store=store, token=lease.token, run="run", address="h:1", rendezvous="tcp://h:2")
     term = LeaderTerm(job, NullObserver(), grant, nodes=2, node_timeout=60.0)
-    kept = read_kept(store)
-    term.begin("a", a.near, a.session.attending.workers, kept.record if kept is not None else None)
+    term.begin("a", a.near, a.session.attending.workers, read_kept(store))
     return term
 
 
@@ -165,6 +170,74 @@ def test_the_next_leader_finds_workers_and_questions_again(job: RunRequest, stor
     c = Node("c", [WorkerFacts(WorkerId(0, 0), [STARTED]), WorkerFacts(WorkerId(0, 2), [])])
     term.came(c.session)
     assert SignalWorker(WorkerId(0, 2), 9) in c.take()
+
+
+def test_a_leader_that_was_killed_while_it_started_the_workers(job: RunRequest, store: LeaseStore) -> None:
+    """Agent b has not started its worker, and says so: nothing was trained, so all start again, without any checkpoint. The
+    worker that was started before is ended."""
+    job = replace(job, failures=replace(job.failures, restarts=1))
+    a, b = Node("a"), Node("b")
+    before = reign_over(job, store, a)
+    before.came(b.session)
+    before.tick()
+    assert [type(each) for each in a.take()] == [StartWorker]
+    store.release(Lease("h:1", before.grant.token))
+    again, b = Node("a", [WorkerFacts(WorkerId(0, 0), [])]), Node("b")
+    term = reign_over(job, store, again)
+    term.tick()
+    assert again.take() == []  # b may have it
+    term.came(b.session)
+    term.tick()
+    term.tick()
+    assert again.take() == [TellWorker(WorkerId(0, 0), Terminate(final=True))]
+    term.take("a", WorkerGone(WorkerId(0, 0), -9))
+    term.tick()
+    started = [each for each in (*again.take(), *b.take()) if isinstance(each, StartWorker)]
+    assert [each.worker_id for each in started] == [WorkerId(1, 0), WorkerId(1, 1)]
+    late = Node("c", [WorkerFacts(WorkerId(0, 1), [])])
+    term.came(late.session)
+    assert SignalWorker(WorkerId(0, 1), 9) in late.take()
+
+
+def test_a_record_that_can_never_be_kept_ends_the_job(
+    job: RunRequest, store: LeaseStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not tried again and again: the loop would do nothing else, and no death would be noticed."""
+    term, a, b = trained_by_two(job, store)
+    with monkeypatch.context() as patch:
+        patch.setattr("gyrostat.job.nodes.lease.base.LARGEST_VALUE", 10)
+        term.take("b", ForwardedRequest(1, Scale("r", 3)))
+        term.tick()
+        ends = Terminate(final=True)
+        assert (a.take(), b.take()) == (
+            [TellWorker(WorkerId(0, 0), ends)],
+            [TellWorker(WorkerId(0, 1), ends)],
+        )
+    for name, worker_id in (("a", WorkerId(0, 0)), ("b", WorkerId(0, 1))):
+        term.take(name, WorkerGone(worker_id, -15))
+    term.tick()
+    assert term.leader.outcome is not None
+    over = term.conclude(term.leader.outcome)
+    assert over is not None
+    assert (over.code, "cannot go on: the record for the next leader" in over.text) == (1, True)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Migrate("r", tuple(range(300_000))),
+        ScaleBy("r", -300_000, tuple(range(300_000))),
+        Scale("r" * 1000, 2),
+        PullShard("q" * 1000, "w", 0, None),
+        PullShard("q", "w" * 1000, 0, None),
+        PullShard("q", "w", 0, None, offsets=((0, 0),) * 100_000),
+        OpenShards("q" * 1000, 10, 1),
+    ],
+    ids=lambda request: type(request).__name__,
+)
+def test_what_a_client_sends_is_bounded(request_: Request) -> None:
+    with pytest.raises(ProtocolError, match=r"Expected `(array|str)` of length <= "):
+        decode_request(encode(request_))
 
 
 def test_workers_of_another_run_do_not_count(job: RunRequest, store: LeaseStore) -> None:

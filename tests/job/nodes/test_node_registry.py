@@ -112,13 +112,25 @@ def test_workers_of_a_job_that_was_taken_over() -> None:
     """They are where agents show them; nobody knows what has become of those that nobody shows."""
     job, places = registry(["a"])
     job.came("a", places["a"].send, [worker_id(0)], 0.0)
-    job.expect([worker_id(0), worker_id(1), worker_id(2)], 1.0)
+    job.expect([worker_id(0), worker_id(1), worker_id(2)], None, 1.0)
     job.tell(worker_id(1), Cancel(2))
     other = Place()
     job.came("b", other.send, [worker_id(1)], 2.0)
     assert other.got == [TellWorker(worker_id(1), Cancel(2))]
     assert job.overdue(10.9) == []
     assert job.overdue(11.0) == [(worker_id(2), "no agent has shown it for 10 s")]
+
+
+def test_a_worker_that_no_node_has_started() -> None:
+    """All nodes that may have been asked to start it are connected, and none has it: nobody waits for it."""
+    job, _ = registry(["a"])
+    job.expect([worker_id(0)], ["a", "b"], 1.0)
+    assert job.may_have_workers() == ["a", "b"]
+    assert job.overdue(1.0) == []
+    job.came("c", Place().send, [], 1.5)
+    assert job.overdue(1.5) == []
+    job.came("b", Place().send, [], 2.0)
+    assert job.overdue(2.0) == [(worker_id(0), "no agent has started it")]
 
 
 def test_nobody_is_sent_to_a_node_that_leaves() -> None:

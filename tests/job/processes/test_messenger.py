@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.job import GradientBackend, ReductionChoice, ReductionOrder
+from gyrostat.core.phase import AgentPresence
 from gyrostat.job.processes.agent_connection import AgentConnection
 from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.messenger import Messenger
@@ -89,19 +90,19 @@ def test_the_next_agent_receives_what_lasts_and_what_was_missed(place: socket.so
 
 
 def test_a_worker_is_orphaned_until_an_agent_is_back(place: socket.socket) -> None:
-    changes: list[bool] = []
+    changes: list[AgentPresence] = []
     orphaned = threading.Event()
 
-    def on_orphaned(now: bool) -> None:
+    def on_agent(now: AgentPresence) -> None:
         changes.append(now)
-        if now:
+        if now is AgentPresence.ORPHANED:
             orphaned.set()
 
     ours, theirs = socket.socketpair()
     where = Path(place.getsockname())
     away = where.rename(where.with_name("away"))
     connection = AgentConnection(
-        Channel(ours, ToWorker), WORKER, str(where), agent_timeout_s=0.0, on_orphaned=on_orphaned
+        Channel(ours, ToWorker), WORKER, str(where), agent_timeout_s=0.0, on_agent=on_agent
     )
     messages = connection.messages()
     listener = threading.Thread(target=lambda: next(messages))
@@ -113,8 +114,9 @@ def test_a_worker_is_orphaned_until_an_agent_is_back(place: socket.socket) -> No
     second: Channel[FromWorker] = Channel(sock, FromWorker)
     second.send(Cancel(9))
     listener.join()
-    assert set(changes[:-1]) == {True}
-    assert changes[-1] is False
+    assert changes[0] is AgentPresence.AWAY
+    assert set(changes[1:-1]) == {AgentPresence.ORPHANED}
+    assert changes[-1] is AgentPresence.PRESENT
     second.close()
     connection.close()
 

@@ -19,6 +19,7 @@ from gyrostat.core.job import (
     Probe,
     ReductionChoice,
     ReductionOrder,
+    TrainingOptions,
 )
 from gyrostat.core.placement import Placement
 from gyrostat.job.processes import channel, protocol
@@ -45,8 +46,9 @@ SPEC = WorkerSpec(
         placement=Placement.from_counts([3, 1]),
         worker=1,
         store="/tmp/store",
-        checkpoint=CheckpointPolicy(directory="/tmp/c", every=5),
-        probe=Probe(every=2, tensors=True),
+        options=TrainingOptions(
+            checkpoint=CheckpointPolicy(directory="/tmp/c", every=5), probe=Probe(every=2, tensors=True)
+        ),
     ),
     program=Program(name="train.py", args=("--lr", "0.1")),
     cwd="/tmp",

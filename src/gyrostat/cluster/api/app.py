@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gyrostat.cluster.api.admission import Admission
 from gyrostat.cluster.api.guard import Guard
 from gyrostat.cluster.api.metrics import Metrics
 from gyrostat.cluster.api.openapi import document
@@ -48,12 +49,14 @@ class Resource:
 
 def build_app(service: ClusterService, *, token_file: TokenFile | None, anonymous: Principal) -> ASGIApp:
     """`anonymous`: the principal of all requests if there are no tokens."""
-    metrics = Metrics(service)
+    metrics, admission = Metrics(service), Admission()
     described = [*OPERATIONS, _metrics(metrics)]
     operations = [*described, _openapi(described)]
     paths: dict[str, dict[str, OperationEndpoint]] = {}
     for operation in operations:
-        endpoint = OperationEndpoint(operation, service, metrics.count, CapacityLimiter(_PATIENT_THREADS))
+        endpoint = OperationEndpoint(
+            operation, service, metrics.count, admission, CapacityLimiter(_PATIENT_THREADS)
+        )
         paths.setdefault(operation.path, {})[operation.method] = endpoint
     app = Starlette(
         routes=[Route(path, Resource(endpoints)) for path, endpoints in paths.items()],

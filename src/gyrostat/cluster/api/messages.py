@@ -8,12 +8,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gyrostat.cluster.records import EventRecord, JobRecord, JobState, LogSource, Waiting
+from gyrostat.cluster.records import EventRecord, JobRecord, JobState, LogSource, Waiting, Workers
 from gyrostat.job.control.profiling import SizeMeasured
 
 LONGEST_WAIT_S = 60
 Seconds = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
-Workers = Annotated[int, Meta(ge=1, le=1_000_000)]
 Position = Annotated[int, Meta(ge=0, le=2**53 - 1)]
 Lines = Annotated[int, Meta(ge=0, le=100_000)]
 Short = Annotated[str, Meta(max_length=64)]

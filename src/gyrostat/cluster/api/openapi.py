@@ -16,6 +16,7 @@ from gyrostat.cluster.api.problem import (
     MALFORMED,
     NOT_FOUND,
     TOO_LARGE,
+    TOO_MANY,
     UNKNOWN_TOKEN,
     UNSUPPORTED,
     ProblemBody,
@@ -33,6 +34,7 @@ _PROBLEMS = {
     NOT_FOUND: "It does not exist, or belongs to another tenant",
     CONFLICT: "Not possible in its current state",
     TOO_LARGE: "Larger than the limit",
+    TOO_MANY: "As many requests of this tenant as may be are in progress",
     UNSUPPORTED: f"The body is not {JSON}",
 }
 
@@ -94,7 +96,7 @@ def document(operations: Sequence[Operation]) -> dict[str, Any]:
 
 
 def _refusals(operation: Operation) -> list[int]:
-    statuses = [MALFORMED]
+    statuses = [MALFORMED, TOO_MANY]
     if not operation.public:
         statuses.append(UNKNOWN_TOKEN)
         statuses.append(FORBIDDEN)

@@ -4,7 +4,7 @@
 
 Decoding is strict: unknown members, duplicate parameters and other content types are refused with position and reason.
 Functions run in a thread, because the service may wait for a disk; those that wait for new data are called again until there
-is some (`Operation.waits`), and hold no thread meanwhile.
+is some (`Operation.waits`), and hold no thread meanwhile; they end when their client has gone.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from anyio import CapacityLimiter, to_thread
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from gyrostat.cluster.api.admission import Admission, RequestKind
 from gyrostat.cluster.api.problem import (
     FORBIDDEN,
     JSON,
@@ -98,12 +98,14 @@ class OperationEndpoint:
     service: ClusterService
     count: Callable[[str, int], None]
     """Counts a request by operation and status."""
+    admission: Admission
     patient: CapacityLimiter
     """The number of threads that may wait at once, if it is slow."""
 
     async def __call__(self, request: Request) -> Response:
         try:
-            response = await self._answer(request)
+            with self.admission.request(request.state.principal):
+                response = await self._answer(request)
         except Exception as error:
             refusal, principal = api_error(error), request.state.principal
             logger.warning(
@@ -129,23 +131,28 @@ class OperationEndpoint:
             query=_read_query(request, operation.query),
             body=None if operation.body is None else await _read_body(request, operation.body),
         )
-        answer = await self._run(call)
+        answer = await self._run(call, request)
         if isinstance(answer, Response):
             return answer
         content = answer if isinstance(answer, bytes) else msgspec.json.encode(answer)
         return Response(content, status_code=operation.status, media_type=operation.media_type)
 
-    async def _run(self, call: Call) -> Any:
-        if self.operation.slow:
-            return await to_thread.run_sync(self.operation.run, call, limiter=self.patient)
-        answer = await run_in_threadpool(self.operation.run, call)
-        if self.operation.waits is None or not call.query.wait:
+    async def _run(self, call: Call, request: Request) -> Any:
+        operation, threads = self.operation, self.admission.threads(call.principal)
+        if operation.slow:
+            with self.admission.request(call.principal, RequestKind.SLOW):
+                return await to_thread.run_sync(operation.run, call, limiter=self.patient)
+        answer = await to_thread.run_sync(operation.run, call, limiter=threads)
+        if operation.waits is None or not call.query.wait or not operation.waits(call, answer):
             return answer
         loop = asyncio.get_running_loop()
         until = loop.time() + call.query.wait
-        while self.operation.waits(call, answer) and loop.time() < until:
-            await asyncio.sleep(_LOOK_EVERY_S)
-            answer = await run_in_threadpool(self.operation.run, call)
+        with self.admission.request(call.principal, RequestKind.WAITING):
+            while operation.waits(call, answer) and loop.time() < until:
+                await asyncio.sleep(_LOOK_EVERY_S)
+                if await request.is_disconnected():  # nobody waits for the answer
+                    break
+                answer = await to_thread.run_sync(operation.run, call, limiter=threads)
         return answer
 
 

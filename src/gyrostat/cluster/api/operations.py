@@ -32,11 +32,17 @@ def about(call: Call) -> m.About:
 
 def submit(call: Call) -> JobRecord:
     spec: JobSpec = call.body
-    if not call.principal.operator:
-        if call.principal.root is not None:
-            call.service.check_below(spec, call.principal.root)
-        spec = msgspec.structs.replace(spec, vc=_vc(spec, call))
-    return call.service.submit(spec, call.principal.tenant)
+    principal, root = call.principal, None
+    if not principal.operator:
+        root = principal.root
+        if spec.module and root is not None and not principal.modules:
+            raise ApiError(
+                FORBIDDEN,
+                f"this token may not run modules, which are not below {root}; submit a script, or ask the operator for a token "
+                "with --modules",
+            )
+        spec = msgspec.structs.replace(spec, vc=_vc(spec.check(), call))
+    return call.service.submit(spec, principal.tenant, root)
 
 
 def _vc(spec: JobSpec, call: Call) -> str:

@@ -20,12 +20,13 @@ JSON = "application/json"
 logger = logging.getLogger(__name__)
 
 MALFORMED, UNKNOWN_TOKEN, FORBIDDEN, NOT_FOUND, NOT_ALLOWED = 400, 401, 403, 404, 405
-TOO_SLOW, CONFLICT, TOO_LARGE, UNSUPPORTED, MISDIRECTED, BROKEN, UNAVAILABLE = (
+TOO_SLOW, CONFLICT, TOO_LARGE, UNSUPPORTED, MISDIRECTED, TOO_MANY, BROKEN, UNAVAILABLE = (
     408,
     409,
     413,
     415,
     421,
+    429,
     500,
     503,
 )
@@ -41,6 +42,7 @@ CODES = {
     TOO_LARGE: "too_large",
     UNSUPPORTED: "unsupported_media_type",
     MISDIRECTED: "misdirected",
+    TOO_MANY: "too_many_requests",
     BROKEN: "internal",
     UNAVAILABLE: "unavailable",
 }
@@ -66,7 +68,9 @@ class ApiError(Exception):
         self.problem = ProblemBody(code=code or CODES[status], message=message, suggestions=suggestions)
 
     def response(self) -> Response:
-        headers = {"WWW-Authenticate": "Bearer"} if self.status == UNKNOWN_TOKEN else None
+        headers = {UNKNOWN_TOKEN: {"WWW-Authenticate": "Bearer"}, TOO_MANY: {"Retry-After": "1"}}.get(
+            self.status
+        )
         return Response(
             msgspec.json.encode(self.problem), status_code=self.status, media_type=JSON, headers=headers
         )

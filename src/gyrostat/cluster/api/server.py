@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import getpass
 import os
@@ -14,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from gyrostat.cluster.api.app import build_app
+from gyrostat.cluster.api.connections import BoundedConnection
 from gyrostat.cluster.api.tokens import Principal, TokenFile
 from gyrostat.core.errors import UsageError
 
@@ -24,11 +23,8 @@ if TYPE_CHECKING:
     from gyrostat.cluster.service import ClusterService
 
 DEFAULT_LISTEN = "127.0.0.1:7460"
-_MAX_CONNECTIONS = 512
 _KEEP_ALIVE_S = 30
 _BACKLOG = 128
-_REQUEST_S = 10.0
-"""A connection that takes longer for the header of a request is closed."""
 
 
 def parse_listen(text: str) -> tuple[str, int]:
@@ -51,37 +47,6 @@ def check_listen(address: str, tokens: Path | None) -> TokenFile | None:
     return None
 
 
-class RequestTimeout(H11Protocol):
-    """Closes connections without a complete request: the number of connections is limited.
-
-    Every request has to be complete in time: uvicorn's own timeout of an idle connection starts anew with every byte.
-    """
-
-    _answered: RequestResponseCycle | None = None
-    """The last request that was answered; None: none yet."""
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        if len(self.connections) > _MAX_CONNECTIONS:
-            transport.abort()
-            return
-        self._await_request()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        begun: RequestResponseCycle | None = self.cycle
-        if begun is not None and begun.response_complete and begun is not self._answered:
-            self._await_request()
-
-    def _await_request(self) -> None:
-        self._answered = self.cycle
-        self.loop.call_later(_REQUEST_S, self._close_if_idle, self.cycle)
-
-    def _close_if_idle(self, answered: RequestResponseCycle | None) -> None:
-        if self.cycle is answered:
-            self.transport.close()
-
-
 class ApiServer:
     """The API of a cluster, listening at `address` (with the chosen port if 0 was requested)."""
 
@@ -96,7 +61,7 @@ class ApiServer:
         self.address = f"[{bound[0]}]:{bound[1]}" if ":" in bound[0] else f"{bound[0]}:{bound[1]}"
         config = uvicorn.Config(
             build_app(service, token_file=token_file, anonymous=Principal(tenant=_user(), operator=True)),
-            http=RequestTimeout,
+            http=BoundedConnection,
             log_config=None,
             access_log=False,
             server_header=False,
@@ -104,7 +69,7 @@ class ApiServer:
             ws="none",
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=2,
-            limit_concurrency=_MAX_CONNECTIONS + 1,
+            proxy_headers=False,
         )
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(
@@ -114,6 +79,11 @@ class ApiServer:
     @property
     def url(self) -> str:
         return f"http://{self.address}"
+
+    @property
+    def requests(self) -> int:
+        """How many are in progress."""
+        return len(self._server.server_state.tasks)
 
     def start(self) -> None:
         self._thread.start()

@@ -14,7 +14,6 @@ import logging
 import os
 import secrets
 import stat
-import tempfile
 import threading
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +21,7 @@ from typing import Annotated
 import msgspec
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import write_atomically
 
 FORMAT = "gyrostat-tokens-1"
 _PREFIX = "gyr_"
@@ -36,6 +36,8 @@ class Principal(msgspec.Struct, frozen=True, kw_only=True):
     """May see and change all jobs, reserve devices, and shut the cluster down."""
     root: str | None = None
     """Workdirs and scripts must lie below; None: anywhere."""
+    modules: bool = False
+    """May run modules (python -m) although it has a root: they are found wherever Python finds them."""
     vcs: tuple[str, ...] | None = None
     """Virtual clusters that it may submit to; None: any."""
 
@@ -87,15 +89,7 @@ def write_tokens(path: Path, tokens: tuple[Token, ...]) -> None:
     """Atomic: readers see the old file or the new one. Readable by its owner only."""
     content = msgspec.json.format(msgspec.json.encode(_File(format=FORMAT, tokens=tokens)), indent=1)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            try:
-                file.write(content + b"\n")
-                file.flush()
-                os.fsync(file.fileno())
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        write_atomically(path, content + b"\n")
     except OSError as error:
         raise UsageError(f"the token file {path} cannot be written: {error.strerror}") from error
 

@@ -288,6 +288,16 @@ class Queues:
         for lease, worker, start, stop, offset in saved["doing"]:
             self._hold(lease, _Held(worker, start, stop, now + self._lease_seconds, offset))
 
+    def roll_back(self, state: Mapping[str, Any], *, term: int, now: float) -> None:
+        """Go back to what `to_state` returned, together with the parameters: reports since then are forgotten, all shards that
+        workers hold return to TODO, and reports of earlier terms are refused."""
+        assert term > self.term, f"term {term} does not follow term {self.term}"
+        next_lease = self._next_lease
+        self.restore(state, now=now)
+        self.term, self._next_lease = term, max(next_lease, self._next_lease)
+        for worker in {held.worker for held in self._held.values()}:
+            self.release(worker, "rolled back")
+
     def _layout_state(self) -> dict[str, Any]:
         return {
             "format": FORMAT,

@@ -17,9 +17,9 @@ with checksums. It does not depend on the number of workers that wrote it.
 
 from gyrostat.engine.checkpoint.disk import Disk
 from gyrostat.engine.checkpoint.read import Description, describe, load, verify
-from gyrostat.engine.checkpoint.schedule import CheckpointSchedule
+from gyrostat.engine.checkpoint.schedule import CheckpointSchedule, CheckpointTimer
 from gyrostat.engine.checkpoint.snapshot import Found, JobSnapshot
-from gyrostat.engine.checkpoint.store import CheckpointStore, list_checkpoints
+from gyrostat.engine.checkpoint.store import CheckpointStore
 from gyrostat.engine.checkpoint.writer import Discarded, Writer, Written
 
 __all__ = [
@@ -30,10 +30,10 @@ __all__ = [
     "Found",
     "JobSnapshot",
     "CheckpointSchedule",
+    "CheckpointTimer",
     "Writer",
     "Written",
     "describe",
-    "list_checkpoints",
     "load",
     "verify",
 ]

@@ -53,11 +53,10 @@ def read_plain(path: Path) -> Any:
         return torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror or error}") from error
-    except Exception as error:
-        reason = str(error).strip().splitlines() or [type(error).__name__]
+    except Exception as error:  # torch's own text advises to run the file's code
         raise UsageError(
-            f"{path} cannot be imported: {reason[0]}; it must be a safetensors file, or one of torch.save "
-            "that holds nothing but tensors and plain values, such as {'model': model.state_dict(), …}"
+            f"{path} cannot be imported: it must be a safetensors file, or one of torch.save that holds nothing but tensors "
+            "and plain values, such as {'model': model.state_dict(), …}; a whole pickled model cannot be imported"
         ) from error
 
 

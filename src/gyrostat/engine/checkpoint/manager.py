@@ -11,7 +11,6 @@ in the same way.
 from __future__ import annotations
 
 import logging
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -22,10 +21,12 @@ import msgspec
 
 from gyrostat.core.errors import CheckpointError, Diverged, Misuse, OtherFingerprint
 from gyrostat.core.job import CheckpointPolicy
+from gyrostat.core.logs import note
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import (
     CheckpointSchedule,
     CheckpointStore,
+    CheckpointTimer,
     Discarded,
     JobSnapshot,
     Writer,
@@ -63,7 +64,7 @@ class Boundary:
     """`job.state`."""
     progress: Progress
     evaluated: Mapping[tuple[int, ...], Any]
-    """Results of `job.evaluate` since the boundary before, by place: a script that resumes here needs them again."""
+    """Results of `job.evaluate` between loops, by place: a script that resumes here passes there again, with other state."""
 
 
 class NoCheckpoints:
@@ -84,7 +85,7 @@ class NoCheckpoints:
         return None, None, []
 
     def evaluations(self) -> Mapping[tuple[int, ...], Any]:
-        """The results of `job.evaluate` just before the checkpoint that is to be restored."""
+        """The results of `job.evaluate` before the checkpoint that is to be restored, where the script passes again."""
         return {}
 
     def restore(self, tracked: Mapping[str, Any]) -> dict[str, Any]:
@@ -132,6 +133,7 @@ class CheckpointManager(NoCheckpoints):
             else Writer(self._store, done=self._notify_written, invalidated=self._request_again)
         )
         self._turns = CheckpointSchedule(every=0 if policy is None else policy.every)
+        self._timer = CheckpointTimer(interval_s=0.0 if policy is None else policy.interval_s)
         self._memory_ready = self._turns.every == 0  # where none is ever due, memory may never be needed
         self._job: dict[str, Any] = {}
         self._found: JobSnapshot | None = None
@@ -210,6 +212,7 @@ class CheckpointManager(NoCheckpoints):
         if self._turns.boundary(state.progress.step, asked=asked, written=written):
             self._memory_ready = True
             since = time.monotonic()
+            self._timer.took(since)
             with self._workers.generation.group.tracer.span("checkpoint", step=state.progress.step):
                 snapshot = self._take(state, finished=False)
                 if self._writer is not None and snapshot is not None:
@@ -223,6 +226,8 @@ class CheckpointManager(NoCheckpoints):
             # After the first update there is as much state as there will be.
             self._memory_ready = True
             self._writer.prepare(take_shared(state.tracked, state.state, self._workers))
+        if self._workers.generation.is_main and not self._turns.pending and self._timer.due(time.monotonic()):
+            self._requests.put(Requests(checkpoint=True))
 
     def before_update(self) -> None:
         if self._writer is not None:
@@ -243,11 +248,10 @@ class CheckpointManager(NoCheckpoints):
         discarded = self._collect()
         if self._writer is not None and self._workers.generation.is_main:
             newest = "the newest checkpoint" if discarded else f"step {self._turns.last_step}"
-            print(
-                f"gyrostat: the script exited inside its loops, after step {progress.step}; that is no boundary, so no "
+            note(
+                f"the script exited inside its loops, after step {progress.step}; that is no boundary, so no "
                 f"checkpoint is taken there, and a resumed run goes on from {newest}. To end training for "
-                "good, leave the loops by `break`",
-                file=sys.stderr,
+                "good, leave the loops by `break`"
             )
 
     def _take(self, state: Boundary, *, finished: bool) -> JobSnapshot | None:
@@ -273,11 +277,13 @@ class CheckpointManager(NoCheckpoints):
 
     def turns(self) -> dict[str, Any]:
         """When checkpoints are due, for a newcomer."""
-        return asdict(self._turns)
+        waited = self._timer.waited(time.monotonic())
+        return {"schedule": asdict(self._turns), "waited_s": waited, "stall_s": self._timer.stall_s}
 
     def adopt(self, snapshot: JobSnapshot, turns: Mapping[str, Any]) -> Target:
         """A newcomer: `restore` will load this, and checkpoints are due when they are for the others."""
-        self._found, self._turns = snapshot, CheckpointSchedule(**turns)
+        self._found, self._turns = snapshot, CheckpointSchedule(**turns["schedule"])
+        self._timer.last, self._timer.stall_s = time.monotonic() - turns["waited_s"], turns["stall_s"]
         return Target(snapshot.progress, finished=False)
 
     def writer_leaves(self) -> None:
@@ -310,16 +316,16 @@ class CheckpointManager(NoCheckpoints):
             self._report(outcome)
         if not isinstance(outcome, Discarded):
             return None
-        print(
-            f"gyrostat: the checkpoint of step {outcome.step} is discarded: {outcome.changed!r} was changed before the next "
+        note(
+            f"the checkpoint of step {outcome.step} is discarded: {outcome.changed!r} was changed before the next "
             "optimizer.step(), while it was being copied. A job that goes on takes another one as soon as it can, and from now "
             "on copies everything at once, which stops it for longer; to avoid that, change the state of an optimizer after "
-            "its step, or replace tensors there",
-            file=sys.stderr,
+            "its step, or replace tensors there"
         )
         return outcome
 
     def _report(self, written: Written) -> None:
+        self._timer.stall_s = written.blocked
         self._supervisor.checkpointed(written.step, str(written.path), written.seconds, written.blocked)
         logger.info(
             "checkpoint written to %s in %.2f s, training paused for %.3f s",

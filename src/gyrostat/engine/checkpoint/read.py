@@ -7,22 +7,19 @@ only regular files are opened, so a directory from an untrusted source can be re
 from __future__ import annotations
 
 import os
-import re
 import stat
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from gyrostat.core.checkpoint_names import NAME
 from gyrostat.core.errors import CheckpointError, DamagedCheckpoint
 from gyrostat.core.progress import Progress
 from gyrostat.engine.checkpoint import tensorfile
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, MANIFEST, SHARED, FileRecord, Manifest, from_bytes
 from gyrostat.engine.checkpoint.snapshot import JobSnapshot
 from gyrostat.engine.state.statetree import MalformedState, Skeleton, TensorSpec, unflatten
-
-NAME = re.compile(r"step-(\d{8,18})(\.replaced)?")
-"""The name of a checkpoint's directory: its step, and a suffix while it is being replaced."""
 
 _MANIFEST_LIMIT = 1 << 30
 

@@ -28,31 +28,18 @@ from typing import Any
 import torch
 
 from gyrostat import __version__
+from gyrostat.core.checkpoint_names import NAME, list_checkpoints
 from gyrostat.core.errors import CheckpointError, ForeignCheckpoint, OtherFingerprint, UsageError
 from gyrostat.engine.checkpoint import tensorfile
 from gyrostat.engine.checkpoint.disk import Disk, make_directories, remove, sync_directory, write_file
 from gyrostat.engine.checkpoint.manifest import CONTEXTS, FORMAT, MANIFEST, SHARED, Manifest, to_bytes
-from gyrostat.engine.checkpoint.read import NAME, job_of, load_contents, read_manifest
+from gyrostat.engine.checkpoint.read import job_of, load_contents, read_manifest
 from gyrostat.engine.checkpoint.snapshot import FlatSnapshot, Found, JobSnapshot, flatten_snapshot
 from gyrostat.engine.state.statetree import Flat
 
 logger = logging.getLogger(__name__)
 
 _UNFINISHED = re.compile(r"\.(writing|removing)-step-\d{8,18}(\.replaced)?-[0-9a-f]{8}")
-
-
-def list_checkpoints(directory: Path) -> list[Path]:
-    """The paths of checkpoints in a directory, newest first. They may be damaged."""
-    try:
-        names = [name for entry in directory.iterdir() if (name := NAME.fullmatch(entry.name))]
-    except FileNotFoundError:
-        return []
-    except NotADirectoryError:
-        raise UsageError(f"{directory} is not a directory; give one that holds checkpoints") from None
-    except OSError as error:
-        raise CheckpointError(f"checkpoints in {directory} cannot be listed: {error.strerror}") from error
-    names.sort(key=lambda name: (-int(name[1]), name[2] is not None))
-    return [directory / name[0] for name in names]
 
 
 class CheckpointStore:

@@ -16,7 +16,7 @@ import torch
 
 from gyrostat.core.determinism import CPU_TYPES, PINS, started_as, variables, weakest
 from gyrostat.core.errors import Misuse, OtherFingerprint
-from gyrostat.core.job import Assignment, DevicePool
+from gyrostat.core.job import DevicePool, TrainingOptions
 from gyrostat.engine.environment import pin_variables, worker_environment
 
 _CAPABILITIES = {"sse": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
@@ -24,24 +24,24 @@ _CAPABILITIES = {"sse": "DEFAULT", "avx2": "AVX2", "avx512": "AVX512"}
 _FLAGS = {"avx2": {"avx2", "fma"}, "avx512": {"avx512f", "avx512dq", "avx512bw", "avx512vl", "avx2", "fma"}}
 
 
-def pin(assignment: Assignment) -> None:
+def pin(options: TrainingOptions) -> None:
     """Set environment variables and threads, before the first operator. Raises if this machine cannot have them."""
-    if assignment.pool is not None:
-        _check_member(assignment.pool)
-    pin_variables(variables(assignment.determinism, assignment.pool, "cpu"))
-    torch.set_num_threads(threads(assignment))
+    if options.pool is not None:
+        _check_member(options.pool)
+    pin_variables(variables(options.determinism, options.pool, "cpu"))
+    torch.set_num_threads(threads(options))
 
 
-def prepare(assignment: Assignment) -> torch.device:
+def prepare(options: TrainingOptions) -> torch.device:
     """Make the settings of torch, when the script joins. Returns the worker's device."""
-    torch.set_num_threads(threads(assignment))
-    if assignment.pool is not None:
-        _check_pinned(assignment.pool)
+    torch.set_num_threads(threads(options))
+    if options.pool is not None:
+        _check_pinned(options.pool)
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    pin_variables(variables(assignment.determinism, assignment.pool, "cuda"), keep_existing=True)
+    pin_variables(variables(options.determinism, options.pool, "cuda"), keep_existing=True)
     for setting in PINS:
-        if setting.device == "cuda" and not setting.is_variable and assignment.determinism in setting.levels:
+        if setting.device == "cuda" and not setting.is_variable and options.determinism in setting.levels:
             _set(setting.by, bool(setting.value))
     device = _cuda_device()
     torch.cuda.set_device(device)
@@ -53,9 +53,9 @@ def gpu(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def threads(assignment: Assignment) -> int:
+def threads(options: TrainingOptions) -> int:
     """The number of threads that the worker computes with."""
-    return assignment.threads if assignment.pool is None else assignment.pool.threads
+    return options.threads if options.pool is None else options.pool.threads
 
 
 def cpu_type(environment: Mapping[str, str]) -> str | None:

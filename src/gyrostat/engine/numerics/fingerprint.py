@@ -38,15 +38,16 @@ _SETS = (
 
 def fingerprint(assignment: Assignment, device: torch.device) -> dict[str, str]:
     """The fingerprint of this worker."""
-    if not assignment.check_fingerprint:
+    options = assignment.options
+    if not options.check_fingerprint:
         return {"fingerprint": "not checked"}
-    level, pool = assignment.determinism, assignment.pool
+    level, pool = options.determinism, options.pool
     vendor, flags = cpu()
     entries = {
         "torch": str(torch.__version__),
-        "threads": str(threads(assignment)),
+        "threads": str(threads(options)),
         "determinism": str(level),
-        "reduction": str(assignment.reduction),
+        "reduction": str(options.reduction),
         "device": device.type,
         "cpu": " ".join([vendor, *(name for name in _SETS if name in flags)]),
         "cpu capability": torch.backends.cpu.get_cpu_capability(),

@@ -21,6 +21,7 @@ from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.position import Position
 from gyrostat.engine.checkpoint.capture import gather_contexts, without
 from gyrostat.engine.checkpoint.manager import Boundary, CheckpointManager, Target
+from gyrostat.engine.reconfigure.arrival_timeout import ArrivalTimeout
 from gyrostat.engine.reconfigure.catch_up import StateReceiver, StateSender, owned_by
 from gyrostat.engine.reconfigure.handover import Handover
 from gyrostat.engine.reconfigure.membership import Membership
@@ -52,6 +53,9 @@ class NoTransition:
     def boundary(self, here: Boundary) -> None:
         """If a generation begins at this boundary, be a part of it, or leave."""
 
+    def hold(self, here: Boundary) -> None:
+        """A newcomer has joined at this boundary: wait if all others still do."""
+
     def join(self, tracked: Mapping[str, Any]) -> Target:
         """A newcomer: wait until its first generation begins. Returns where to resume."""
         raise NotImplementedError
@@ -77,13 +81,16 @@ class Transition(NoTransition):
         holds: Sequence[int],
         seed: int,
     ) -> None:
-        """`loaders`: the script's, by number. `holds`: steps at whose boundaries all wait for the next generation."""
+        """`loaders`: the script's, by number. `holds`: steps at whose boundaries all wait for the generation that is scheduled
+        there."""
         self._membership, self._workers, self._collectives = membership, workers, collectives
         self._recovery, self._checkpoints, self._supervisor = recovery, checkpoints, supervisor
         self._length, self._loaders, self._holds, self._seed = length, loaders, set(holds), seed
+        self._waits: set[int] = set()  # steps at whose boundaries too few survivors wait for any generation
         self._sender: StateSender | None = None  # while newcomers replay what this worker does
         self._positions: dict[tuple[int, ...], dict[int, Position]] = {}  # received so far, by loop
         self._arrival: tuple[PreparedGeneration, StateReceiver, Handover] | None = None  # until all is loaded
+        self._arrival_timeout: ArrivalTimeout | None = None  # as long
 
     # Old members, while they train.
 
@@ -96,7 +103,8 @@ class Transition(NoTransition):
             self._workers.relocation.call_off()
             return
         plan, step = change
-        step = step if step is not None else min(self._holds, default=None)
+        step = step if step is not None else plan.at_step
+        step = step if step is not None else min(self._waits, default=None)
         if step is not None:
             self._workers.relocation.announce(plan.placement, self._membership.worker_in(plan), step)
         if step is not None and outcome.leaving:
@@ -125,20 +133,34 @@ class Transition(NoTransition):
     # The boundary.
 
     def boundary(self, here: Boundary) -> None:
-        step, began = here.progress.step, now()
-        held = step in self._holds
-        if held:
-            self._holds.remove(step)  # a loop that ends and one that begins can meet at one step
-            prepared: PreparedGeneration | None = self._wait(here)
-        else:
+        step = here.progress.step
+        if not self._is_held(step):
             if (connected := self._membership.connected()) is not None:
                 self._begin_sending(connected, here)
             prepared = self._membership.at_boundary(step)
-        while prepared is not None and not self._switch(prepared, here, began):
-            prepared = self._wait(here) if held else None
+            if prepared is not None:
+                self._switch(prepared, here, now())
+        self.hold(here)
+
+    def hold(self, here: Boundary) -> None:
+        """Wait while workers are held at this boundary. Another generation may begin here before the scheduled one."""
+        began = now()
+        while self._is_held(here.progress.step):
+            prepared = self._wait(here)
+            if self._switch(prepared, here, began):
+                self._release(prepared.plan, here.progress.step)
+
+    def _is_held(self, step: int) -> bool:
+        return step in self._holds or step in self._waits
+
+    def _release(self, plan: NextGeneration, step: int) -> None:
+        """This generation has begun at the boundary of `step`. Only the one that is scheduled there ends a scheduled hold."""
+        self._waits.discard(step)
+        if plan.at_step is not None:
+            self._holds = {held for held in self._holds if held > plan.at_step}
 
     def _wait(self, here: Boundary) -> PreparedGeneration:
-        """Until the scheduled generation can begin, with the members that are left by then."""
+        """Until a generation can begin, with the members that are left by then."""
         while True:
             try:
                 return self._membership.wait_at_boundary(
@@ -154,7 +176,7 @@ class Transition(NoTransition):
         `wait_at`: the step at whose boundary they wait for newcomers, if they are too few.
         """
         if wait_at is not None:
-            self._holds.add(wait_at)
+            self._waits.add(wait_at)
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.close()
@@ -248,13 +270,15 @@ class Transition(NoTransition):
         handover = Handover.from_tree(rest)
         if not prepared.wire.shared:  # another machine, whose clock is another
             handover = replace(handover, since=now())
+        step = handover.snapshot.progress.step
+        self._arrival_timeout = ArrivalTimeout(prepared.plan.donor, step, self._supervisor.not_arrived)
         self._length.receive(handover.batches)
         self._workers.log.join_at(handover.completed_collectives)
         self._workers.contexts.replace({})
         self._workers.relocation.move(prepared.plan.placement, prepared.group, handover.snapshot.contexts)
         target = self._checkpoints.adopt(handover.snapshot, handover.turns)
         self._membership.moved(prepared.plan)
-        self._holds.discard(target.progress.step)
+        self._release(prepared.plan, target.progress.step)
         self._arrival = prepared, receiver, handover
         return target
 
@@ -263,6 +287,8 @@ class Transition(NoTransition):
             return
         (prepared, receiver, handover), self._arrival = self._arrival, None
         receiver.confirm()
+        if self._arrival_timeout is not None:
+            self._arrival_timeout.arrived()
         self._report_switch(prepared.plan, progress, (now() - handover.since) / 1e9, receiver.why_not)
 
     def _warm_up(self, prepared: PreparedGeneration, hints: Mapping[str, Any]) -> None:

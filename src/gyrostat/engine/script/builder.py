@@ -98,12 +98,12 @@ def build_job(
 ) -> BuiltJob:
     """Connects to the other workers. `elastic`: a coordinator may change the job's workers."""
     order, reason = choose_order(
-        assignment.reduction,
+        assignment.options.reduction,
         device=device.type,
         nccl=is_nccl_available(),
         gloo_known=knows_gloo_order(assignment.placement.virtual_workers),
     )
-    assignment = replace(assignment, reduction=order)
+    assignment = replace(assignment, options=replace(assignment.options, reduction=order))
     floor = GenerationFloor()
     group = _make_group(assignment, floor)
 
@@ -124,22 +124,24 @@ def build_job(
         seed=seed,
         loops=Loops(),
         tracked=tracked,
-        loaders=Loaders(generation, seed=seed, measured_batch_size=assignment.batch_size),
-        reports=StepReporter(generation, tracked, supervisor, assignment.probe),
+        loaders=Loaders(generation, seed=seed, measured_batch_size=assignment.options.batch_size),
+        reports=StepReporter(generation, tracked, supervisor, assignment.options.probe),
     )
-    return _build_reference(common) if assignment.reference else _build_virtual(common, elastic=elastic)
+    return (
+        _build_reference(common) if assignment.options.reference else _build_virtual(common, elastic=elastic)
+    )
 
 
 def _build_virtual(common: _Common, *, elastic: bool) -> BuiltJob:
     """N virtual workers on any number of workers."""
-    assignment, supervisor = common.assignment, common.supervisor
-    recovers = elastic and assignment.recovery is not RecoveryMode.CHECKPOINT
+    assignment, options, supervisor = common.assignment, common.assignment.options, common.supervisor
+    recovers = elastic and options.recovers
     workers = make_virtual_workers(
         common.generation,
         seed=common.seed,
         order=common.reduction.order,
         backups=ContextBackups() if recovers else None,
-        approximate=assignment.recovery is RecoveryMode.APPROXIMATE,
+        approximate=options.recovery is RecoveryMode.APPROXIMATE,
     )
     membership = _make_membership(common, workers) if elastic else None
     recovery: PeerRecovery = NoRecovery()
@@ -149,7 +151,7 @@ def _build_virtual(common: _Common, *, elastic: bool) -> BuiltJob:
     collectives = Collectives(common.generation, workers.log, recovery)
     length = LoopLength(common.generation, collectives)
     checkpoints = CheckpointManager(
-        assignment.checkpoint,
+        options.checkpoint,
         workers,
         collectives,
         fingerprint=fingerprint(assignment, common.device),
@@ -234,7 +236,7 @@ def _build_reference(common: _Common) -> BuiltJob:
             gradients=reference.DdpGradients(
                 generation,
                 store=assignment.store,
-                timeout_s=assignment.timeout_s,
+                timeout_s=assignment.options.timeout_s,
                 reduction=common.reduction,
                 in_micro_batch=lambda: runner.micro_batch is not None,
             ),
@@ -280,7 +282,7 @@ def _build_loop(
 ) -> BuiltJob:
     training = TrainingLoop(
         TrainingParts(
-            assignment=common.assignment,
+            options=common.assignment.options,
             reduction=common.reduction,
             seed=common.seed,
             generation=common.generation,
@@ -305,14 +307,14 @@ def _build_loop(
         loaders=common.loaders,
         device=common.device,
         seed=common.seed,
-        reference=common.assignment.reference,
+        reference=common.assignment.options.reference,
     )
     return BuiltJob(job=job, training=training, generation=common.generation, membership=membership)
 
 
 def _make_membership(common: _Common, workers: VirtualWorkers) -> Membership:
     assignment, supervisor = common.assignment, common.supervisor
-    member, timeout_s = assignment.member, assignment.timeout_s
+    member, timeout_s = assignment.member, assignment.options.timeout_s
     tracer = common.generation.group.tracer
 
     def connect(plan: NextGeneration) -> PreparedGeneration:
@@ -361,7 +363,7 @@ def _make_group(assignment: Assignment, floor: GenerationFloor) -> WorkerGroup:
         size=assignment.placement.workers,
         generation=assignment.generation,
         store=assignment.store,
-        timeout_s=assignment.timeout_s,
+        timeout_s=assignment.options.timeout_s,
         host=assignment.host,
         tracer=tracer,
         floor=floor,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from gyrostat.core.errors import Misuse, Refused
+from gyrostat.core.errors import GyrostatError, Misuse, Refused
 
 _COLLECTIVES = {
     "all_gather",
@@ -26,6 +26,11 @@ _COLLECTIVES = {
     "reduce_scatter_tensor",
 }
 _DISTRIBUTED = {"dist", "distributed", "_functional_collectives", "funcol", "comm"}
+_DDP_MODULES = ("torch.distributed", "torch.nn.parallel.distributed", "torch.utils.data.distributed")
+_INSTEAD_OF_DDP = (
+    "gyrostat brings the workers together itself, so remove that call, the DistributedDataParallel wrapper and the "
+    "DistributedSampler (see docs/howto/from-ddp.md)"
+)
 
 
 def check_trackable(name: str, thing: Any) -> None:
@@ -85,10 +90,17 @@ def check_module(name: str, module: nn.Module) -> None:
 
 def check_no_process_group() -> None:
     if dist.is_available() and dist.is_initialized():
-        raise Refused(
-            "the script called torch.distributed.init_process_group; gyrostat brings the workers together itself, so "
-            "remove that call, the DistributedDataParallel wrapper and the DistributedSampler (see docs/howto/from-ddp.md)"
-        )
+        raise Refused(f"the script called torch.distributed.init_process_group; {_INSTEAD_OF_DDP}")
+
+
+def leftover_of_ddp(error: BaseException) -> Refused | None:
+    """What an error of torch means if the script raised it by a call that only DDP needs, such as init_process_group without
+    torchrun's environment, or a DistributedSampler without a process group."""
+    called = _called_in_torch_distributed(error)
+    if called is None or isinstance(error, GyrostatError):
+        return None
+    refusal = Refused(f"the script called torch.distributed.{called}; {_INSTEAD_OF_DDP}")
+    return refusal.with_traceback(error.__traceback__)
 
 
 def check_separate(modules: Mapping[str, nn.Module]) -> None:
@@ -130,6 +142,25 @@ def check_update(
                     f"optimizer {name!r} updates a parameter of shape {tuple(parameter.shape)} whose gradient is not "
                     "reduced: it was frozen at job.track, or did not exist. Track it while it requires a gradient"
                 )
+
+
+def _called_in_torch_distributed(error: BaseException) -> str | None:
+    """The function by which code outside gyrostat entered torch.distributed, if the error was raised there."""
+    caller, trace = "", error.__traceback__
+    while trace is not None:
+        module, called = _module(trace.tb_frame), trace.tb_frame.f_code.co_qualname
+        if not module.startswith(_DDP_MODULES):
+            caller = module
+        elif caller.startswith("gyrostat."):
+            return None
+        elif "<locals>" not in called:  # a decorator
+            return called.removesuffix(".__init__")
+        trace = trace.tb_next
+    return None
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", ""))
 
 
 def _is_sharded(part: nn.Module) -> bool:

@@ -57,9 +57,15 @@ class Loops:
             and _place(self.progress) == _place(self._target)
         )
 
-    def place(self) -> tuple[int, ...]:
-        """The loop in which the script is, between two boundaries: the same in a resumed script."""
-        return _loop(self.progress)
+    def place(self) -> tuple[int, ...] | None:
+        """Where the script is between two loops over steps: the same in a resumed script. None inside such a loop, to which a
+        resumed script does not return."""
+        return None if self._in_steps else _loop(self.progress)
+
+    def passes_again(self, place: tuple[int, ...]) -> bool:
+        """Whether a script that resumes here passes `place`. It skips other epochs than the one that is running."""
+        epochs_call, epoch, *_ = place
+        return epoch < 0 or (epochs_call, epoch) == _loop(self.progress)[:2]
 
     # job.epochs
 

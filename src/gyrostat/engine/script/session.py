@@ -15,7 +15,8 @@ from dataclasses import replace
 from typing import Any
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, CheckpointPolicy
+from gyrostat.core.job import Assignment, CheckpointPolicy, TrainingOptions
+from gyrostat.core.phase import AgentPresence
 from gyrostat.core.placement import Placement
 from gyrostat.data.rng import seed_all
 from gyrostat.engine.numerics import determinism
@@ -39,7 +40,7 @@ __all__ = [
     "membership",
     "request_checkpoint",
     "request_stop",
-    "set_orphaned",
+    "set_agent",
 ]
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class _Process:
 
 def enter(assignment: Assignment, supervisor: Supervisor) -> None:
     """Called by the worker's bootstrap before the script runs, and before the first operator does."""
-    determinism.pin(assignment)
+    determinism.pin(assignment.options)
     keep_freed_memory()
     allow_open_files()
     _Process.assignment, _Process.supervisor, _Process.built = assignment, supervisor, None
@@ -91,11 +92,11 @@ def init(
         raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
     alone = _Process.assignment is None
     assignment = _Process.assignment or Assignment(
-        placement=Placement.even(1, 1), virtual_workers_given=False
+        placement=Placement.even(1, 1), options=TrainingOptions(virtual_workers_given=False)
     )
     assignment = _with_virtual_workers(assignment, virtual_workers)
     assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
-    device = determinism.prepare(assignment)
+    device = determinism.prepare(assignment.options)
     seed_all(seed)
     built = _Process.built = build_job(
         assignment,
@@ -147,10 +148,10 @@ def request_stop() -> None:
     _Process.requests.put(Requests(stop=True))
 
 
-def set_orphaned(orphaned: bool) -> None:
-    """Whether this worker's agent has been away for too long. The job stops, with a checkpoint, while no worker has an agent;
+def set_agent(agent: AgentPresence) -> None:
+    """Whether this worker has an agent. The job stops, with a checkpoint, if a worker is orphaned and no worker has an agent;
     if any worker has, it goes on without the orphaned ones when they are lost, unless it cannot recover from peers."""
-    _Process.requests.set_orphaned(orphaned)
+    _Process.requests.set_agent(agent)
 
 
 def _finish_alone() -> None:
@@ -160,12 +161,12 @@ def _finish_alone() -> None:
 
 def _with_virtual_workers(assignment: Assignment, wanted: int | None) -> Assignment:
     given = assignment.placement.virtual_workers
-    measured = assignment.batch_size is not None  # a measurement chooses N itself
+    measured = assignment.options.batch_size is not None  # a measurement chooses N itself
     if wanted is None or wanted == given or measured:
         return assignment
     if not isinstance(wanted, int) or wanted < 1:
         raise UsageError(f"virtual_workers must be a whole number of at least 1, got {wanted!r}")
-    if assignment.virtual_workers_given or assignment.reference:
+    if assignment.options.virtual_workers_given or assignment.options.reference:
         raise UsageError(
             f"the script says gyrostat.init(virtual_workers={wanted}), the command line --virtual-workers {given}; "
             "N is part of the job: remove one of the two or make them agree"
@@ -178,11 +179,13 @@ def _with_checkpoints(assignment: Assignment, directory: Any, every: int | None)
         raise UsageError(
             "gyrostat.init(checkpoint_every=…) needs checkpoint_dir: where should they be written?"
         )
-    if directory is None or assignment.checkpoint is not None or assignment.reference:
+    options = assignment.options
+    if directory is None or options.checkpoint is not None or options.reference:
         return assignment
     if _Process.assignment is not None:
         raise UsageError(
             f"gyrostat.init(checkpoint_dir={os.fspath(directory)!r}) is for a plain `python` run; under gyrostat run say where "
             "checkpoints go on the command line: --checkpoint-dir DIR"
         )
-    return replace(assignment, checkpoint=CheckpointPolicy(directory=os.fspath(directory), every=every or 0))
+    policy = CheckpointPolicy(directory=os.fspath(directory), every=every or 0)
+    return replace(assignment, options=replace(options, checkpoint=policy))

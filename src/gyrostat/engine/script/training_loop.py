@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from gyrostat.core.errors import Misuse
-from gyrostat.core.job import Assignment, ReductionChoice
+from gyrostat.core.job import ReductionChoice, TrainingOptions
 from gyrostat.core.progress import Progress
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.shard_loader import ShardLoader
@@ -45,7 +45,7 @@ class JobStopRequested(SystemExit):
 class TrainingParts:
     """What the training loop joins together."""
 
-    assignment: Assignment
+    options: TrainingOptions
     reduction: ReductionChoice
     seed: int
     generation: CurrentGeneration
@@ -72,7 +72,8 @@ class TrainingLoop:
         self._pulled: ShardLoader | None = None  # its loader, if it has shards
         self._broken: Step | None = None  # left in the middle of its inner loop
         self._left_at: list[Place] = []  # where the script left loops that were not used up
-        self._evaluated: dict[tuple[int, ...], list[Any]] = {}  # results since the last boundary, by place
+        self._evaluated: dict[tuple[int, ...], list[Any]] = {}  # results between loops, by place
+        self._evaluations = 0  # since the last boundary
         self._requests = Requests()
         self._started = False
         self._just_joined = False
@@ -245,27 +246,32 @@ class TrainingLoop:
             self._broken.require_complete()
         if self._just_joined:
             self._just_joined = False  # the others did all this before the generation began
+            self._evaluations = 0
+            self._parts.transition.hold(self._here())
             return
         parts, step = self._parts, self.progress.step
         parts.reports.trace_update(step)
         self._report_step()
-        probe = parts.assignment.probe
+        probe = parts.options.probe
         if step % (_COMPARE_EVERY if probe is None else probe.every) == 0:
             parts.compare_replicas(self.progress)
         requests, self._requests = self._requests, Requests()
-        if requests.stop or parts.assignment.stop_after == step:
+        if requests.stop or parts.options.stop_after == step:
             parts.checkpoints.last(self._here(), finished=False)
             raise JobStopRequested(0)
         parts.checkpoints.boundary(self._here(), asked=requests.checkpoint, written=requests.written)
         parts.transition.boundary(self._here())
-        self._evaluated = {}
+        self._evaluations = 0
 
     def _report_step(self) -> None:
         if self._parts.reports.flush(self.progress.step):
             self._parts.checkpoints.writer_lost()
 
     def _here(self) -> Boundary:
-        tracked = self._parts.tracked
+        tracked, loops = self._parts.tracked, self._parts.loops
+        self._evaluated = {
+            place: results for place, results in self._evaluated.items() if loops.passes_again(place)
+        }
         return Boundary(tracked.objects, tracked.state, self.progress, self._evaluated)
 
     # What the script may ask for between steps.
@@ -273,32 +279,40 @@ class TrainingLoop:
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         """`job.evaluate`."""
         parts = self._parts
-        if parts.generation.joining:
-            self.start()  # it evaluates the state of the job, which another worker has
+        if parts.data.runner.micro_batch is not None:
+            raise Misuse("job.evaluate inside the inner loop; call it after the update")
         here = parts.loops.place()
-        place = (*here, sum(key[:-1] == here for key in self._evaluated))
+        place = None if here is None else (*here, sum(key[:-1] == here for key in self._evaluated))
         known = parts.checkpoints.evaluations() if parts.loops.resuming else {}
-        if place in known:  # the state that it evaluated has not been loaded yet
+        if place is not None and place in known:  # the state that it evaluated has not been loaded yet
             results = list(known[place])
-        else:
-            if parts.data.runner.micro_batch is not None:
-                raise Misuse("job.evaluate inside the inner loop; call it after the update")
-            results = parts.evaluator.run(
-                loader, fn, parts.tracked.modules, self.progress, len(self._evaluated)
+        elif self._just_joined and parts.loops.resuming:
+            raise Misuse(
+                f"job.evaluate at a place where the other workers have not called it (before {parts.loops.target}); call it on "
+                "all workers alike"
             )
-        self._evaluated[place] = results
+        else:  # a newcomer that has not joined is alone: before its first loop it has the state that all began with
+            results = parts.evaluator.run(loader, fn, parts.tracked.modules, self.progress, self._evaluations)
+        self._evaluations += 1
+        if place is not None:
+            self._evaluated[place] = results
         return results
 
     def log(self, metrics: dict[str, float]) -> None:
         """`job.log`."""
-        if not self._parts.loops.resuming:
+        if not self._is_behind:
             self._parts.reports.log(self.progress.step, metrics)
 
     def save(self) -> None:
         """`job.save`."""
         self._parts.checkpoints.require_directory()
-        if not self._parts.loops.resuming:
+        if not self._is_behind:
             self._requests |= Requests(checkpoint=True)
+
+    @property
+    def _is_behind(self) -> bool:
+        """The script repeats what the job has done before: it has not joined, or not reached the place where it resumes."""
+        return self._parts.generation.joining or self._parts.loops.resuming
 
     # The end.
 
@@ -310,6 +324,11 @@ class TrainingLoop:
         """
         parts, collectives = self._parts, self._parts.data.collectives
         self._hook.remove()
+        if parts.generation.joining:
+            raise Misuse(
+                "the script of a new worker ended before its first loop, where it would have joined the job; it must run as it "
+                "did on the other workers"
+            )
         self._close_open_loop()
         midway = exit is not None and any(place in places_of(exit) for place in self._left_at)
         if self._broken is not None:
@@ -340,5 +359,4 @@ class TrainingLoop:
         if midway:
             parts.checkpoints.left_midway(self.progress)
         elif self._started:
-            here = Boundary(parts.tracked.objects, parts.tracked.state, self.progress, {})
-            parts.checkpoints.last(here, finished=True)
+            parts.checkpoints.last(self._here(), finished=True)

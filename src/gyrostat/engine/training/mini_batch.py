@@ -213,7 +213,7 @@ class MiniBatchRunner:
             losses,
             self._pass.means.wire(),
             self._pass.requests,
-            self._request_box.orphaned,
+            self._request_box.agent,
             parts.batches.samples,
             self._acknowledge(progress.step, parts.relocation.fence_lead),
             busy,

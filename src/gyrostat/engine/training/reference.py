@@ -285,6 +285,8 @@ def _dataloader(loader: OrderedLoader, order: EpochOrder | None, rank: int) -> D
         return DataLoader(dataset, **options)
     if loader.sampler is not None:
         return DataLoader(dataset, sampler=loader.sampler_of(rank), **options)
+    if loader.per_rank:  # what a rank makes for itself is not divided
+        return DataLoader(dataset, shuffle=bool(loader.shuffle), **options)
     if isinstance(order, UnevenOrder) and not order.even:
         raise UsageError(
             "plain DDP has no batch sizes per rank: a loader with a list of them, or with shards whose last step is not full, "

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import torch
 
+from gyrostat.core.phase import AgentPresence
 from gyrostat.engine.state import statetree
 from gyrostat.engine.training.mean import MeanWire
 
@@ -43,11 +44,11 @@ class RequestBox:
         self.checkpoint = False
         self.stop = False
         self.written = False
-        self.orphaned = False
-        """This worker's agent has been away for too long: a state, not a request, and over when an agent is back."""
+        self.agent = AgentPresence.PRESENT
+        """A state, not a request."""
 
-    def set_orphaned(self, orphaned: bool) -> None:
-        self.orphaned = orphaned
+    def set_agent(self, agent: AgentPresence) -> None:
+        self.agent = agent
 
     def put(self, requests: Requests) -> None:
         if requests.checkpoint:
@@ -91,8 +92,8 @@ class PassReport(msgspec.Struct, frozen=True, array_like=True):
     losses: list[float]
     means: list[MeanWire]
     requests: Requests
-    orphaned: bool
-    """Its agent has been away for too long."""
+    agent: AgentPresence
+    """Whether it has an agent."""
     samples: int
     fence: Fence | None
     """The fence that this worker acknowledges."""
@@ -132,14 +133,16 @@ def decode(payloads: Sequence[bytes]) -> list[PassReport]:
 
 
 def merge(reports: Sequence[PassReport], *, recovers: bool) -> PassOutcome:
-    """`recovers`: the job goes on without a worker that dies, so orphaned workers stop it only if all are."""
+    """`recovers`: the job goes on without a worker that dies, so orphaned workers stop it only if no worker has an agent."""
     requests = Requests()
     leaving: dict[int, Any] = {}
     for report in reports:
         requests |= report.requests
         if report.leaving:
             leaving |= statetree.decode(report.leaving)
-    if (all if recovers else any)(report.orphaned for report in reports):
+    orphaned = any(report.agent is AgentPresence.ORPHANED for report in reports)
+    led = any(report.agent is AgentPresence.PRESENT for report in reports)
+    if orphaned and not (recovers and led):
         requests |= Requests(stop=True)  # with a checkpoint, before their fork servers kill them
     losses = [loss for report in reports for loss in report.losses]
     return PassOutcome(

@@ -16,6 +16,7 @@ from gyrostat.core.job import ReductionChoice
 from gyrostat.core.placement import Placement
 from gyrostat.engine.script import session
 from gyrostat.engine.supervisor import Supervisor
+from gyrostat.job import environment
 from gyrostat.job.chaos.record import (
     RecordWriter,
     RecoveryNoted,
@@ -23,6 +24,7 @@ from gyrostat.job.chaos.record import (
     TrainingBegan,
     WorkerEnd,
     WorkerStarted,
+    WorkerTrains,
 )
 from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.worker import run_program
@@ -32,8 +34,8 @@ class RecordingSupervisor:
     """Records some of the calls to a supervisor, and forwards all of them."""
 
     def __init__(self, records: RecordWriter, inner: Supervisor) -> None:
-        self._records, self._inner = records, inner
-        records.write(WorkerStarted(time.monotonic(), os.getpid(), int(os.environ["RANK"]), os.getppid()))
+        self._records, self._inner, self._trains = records, inner, False
+        records.write(WorkerStarted(time.monotonic(), os.getpid(), environment.rank()))
 
     def started(
         self,
@@ -46,6 +48,12 @@ class RecordingSupervisor:
     ) -> None:
         self._records.write(TrainingBegan(time.monotonic(), step, resumed_from))
         self._inner.started(step, resumed_from, refused, virtual_workers, reduction, compatibility)
+
+    def runs(self, step: int, rank: int, number: int, samples: Sequence[int] | None) -> None:
+        if not self._trains:
+            self._trains = True
+            self._records.write(WorkerTrains(time.monotonic(), os.getpid()))
+        self._inner.runs(step, rank, number, samples)
 
     def stepped(
         self, step: int, epoch: int, loss: float | None, samples: int, busy: Sequence[float] = ()

@@ -1,72 +1,34 @@
-"""One run of a job, and the injection of faults into its processes.
+"""One run of a job under faults: injects them, reads what workers record, and notices its end, or that it hangs.
 
-The job runs as its user would start it: one process that leads on this machine, or, so that the leader can be killed, an agent
-for each of several nodes, all on this machine. Its workers are found through their records (`record`, `victims`).
-
-One thread polls processes and records and injects faults; resizing the job and killing the leader wait for a reply, so they run
-in a thread pool.
+One thread polls processes and records and injects faults into workers; faults of the target (`target`) may wait for a reply,
+so they run in a thread pool.
 """
 
 from __future__ import annotations
 
-import os
-import subprocess
+import math
+import signal
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from gyrostat.core.errors import GyrostatError
-from gyrostat.job.chaos.plan import Fault, FaultKind
-from gyrostat.job.chaos.record import RecordedRun, RecordReader, StepDone, TrainingBegan, WorkerStarted
-from gyrostat.job.chaos.verdict import InjectedFault, Round
-from gyrostat.job.chaos.victims import WorkerTargets
-from gyrostat.job.control.client import JobClient
-from gyrostat.job.processes.protocol import Program
+from gyrostat.job.chaos.plan import MOST_WITHOUT_STEP, Fault, FaultKind, longest_standstill_s
+from gyrostat.job.chaos.processes import RunProcesses
+from gyrostat.job.chaos.record import (
+    RecordedRun,
+    RecordReader,
+    StepDone,
+    WorkerEnd,
+    WorkerStarted,
+    WorkerTrains,
+)
+from gyrostat.job.chaos.target import ChaosTarget, Ended, RoundSettings
+from gyrostat.job.chaos.verdict import InjectedFault, Round, RoundFailure, RoundFailureKind
 
 _POLL_S = 0.02
-_BUSY_S = 5.0
-"""A resize is repeated for this long while the job is busy."""
-_LEASE_S = 2.0
-_NODE_TIMEOUT_S = 20.0
-_LAST_LINES = 20
-_INSIDE = "gyrostat.job.chaos.inside"
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunSettings:
-    """How to start one run."""
-
-    run: Sequence[str]
-    """The command `gyrostat run` with the options that all runs share."""
-    program: Program
-    virtual_workers: int
-    directory: Path
-    agents: int
-    """0: the process that starts the job leads it."""
-    number: int
-    standstill_s: float
-
-    @property
-    def job(self) -> str:
-        """The name of the job."""
-        return f"chaos-{os.getpid()}-{self.number}"
-
-    def command(self, node: int) -> list[str]:
-        """Starts the job, or its agent on node `node`."""
-        command = [
-            *self.run,
-            *("--checkpoint-dir", str(self.directory / "checkpoints")),
-            *("--restarts", "1000000", "--poison-limit", "0"),
-            *("--name", self.job),
-        ]
-        if self.agents:
-            command += ["--store", f"file://{self.directory}/lease", "--nodes", str(self.agents)]
-            command += ["--node", f"node{node}", "--lease", str(_LEASE_S)]
-            command += ["--node-timeout", str(_NODE_TIMEOUT_S)]
-        kind = "module" if self.program.module else "script"
-        return [*command, "-m", _INSIDE, str(self.directory), kind, self.program.name, *self.program.args]
+_NEWCOMER_S = 5.0
+"""How long a newcomer is waited for after it was requested."""
 
 
 class ChaosObserver:
@@ -82,171 +44,208 @@ class ChaosObserver:
         """A run under faults has ended."""
 
 
-class _JobProcess:
-    """An agent of the job, or the single process that leads it."""
-
-    def __init__(self, name: str, command: Sequence[str], log: Path) -> None:
-        self.name, self._command, self._log = name, command, log
-        self.start()
-
-    def start(self) -> None:
-        with self._log.open("ab") as log:
-            self.process = subprocess.Popen(
-                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
-            )
-        self.restart_at: float | None = None
-
-    def kill(self, away: float) -> None:
-        """The run restarts it after `away` seconds."""
-        self.process.kill()
-        self.process.wait()
-        self.restart_at = time.monotonic() + away
-
-    def last_lines(self) -> list[str]:
-        return self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
-
-
 class JobRun:
     """One run of the job."""
 
-    def __init__(self, settings: RunSettings, observer: ChaosObserver) -> None:
-        self._settings, self._observer = settings, observer
-        settings.directory.mkdir(parents=True)
-        self._reader = RecordReader(settings.directory)
-        self._recorded = RecordedRun()
-        self._workers = WorkerTargets()
-        self._began: float | None = None
-        self._step = 0
-        self._progress_at = time.monotonic()
+    def __init__(
+        self, settings: RoundSettings, target: ChaosTarget, observer: ChaosObserver, *, start_s: float
+    ) -> None:
+        """`start_s`: how long the undisturbed run took to its first step."""
+        self._settings, self._target, self._observer, self._start_s = settings, target, observer, start_s
+        for directory in target.records:
+            directory.mkdir(parents=True)
+        self._readers = [RecordReader(directory) for directory in target.records]
+        self._jobs = [RecordedRun() for _ in target.records]
+        self._processes = RunProcesses(settings.directory)
+        self._members: dict[int, int] = {}
+        self._trains: set[int] = set()
+        self._without_step = 0
+        self._due: list[tuple[float, Fault]] = []
         self._injected: list[tuple[float, InjectedFault]] = []
+        self._failures: list[RoundFailure] = []
         self._pool = ThreadPoolExecutor(8)
-        self._nodes: list[_JobProcess] = []
 
-    def run(self, faults: Iterator[Fault]) -> Round:
-        """Start the job, and inject `faults` until it has ended."""
-        settings = self._settings
-        self._nodes = [
-            _JobProcess(f"node {node}", settings.command(node), settings.directory / f"node-{node}.log")
-            for node in range(max(1, settings.agents))
-        ]
-        problem = None
+    def run(self, faults: Iterator[Fault], most: float = math.inf) -> Round:
+        """Start the job, and inject faults until it has ended: these, until `most` have hit something."""
+        self._began = self._progress_at = time.monotonic()
         try:
-            due: tuple[float, Fault] | None = None
-            while problem is None and not self._over():
+            self._target.start(self._processes)
+            while not self._failures and not self._target.over:
                 self._read()
-                self._workers.continue_stopped()
-                problem = self._check_nodes()
-                if self._began is not None and due is None and (fault := next(faults, None)) is not None:
-                    due = time.monotonic() + fault.after, fault
-                if due is not None and time.monotonic() >= due[0]:
-                    self._inject(due[1])
-                    due = None
+                self._processes.continue_stopped()
+                for ended in self._target.supervise():
+                    self._check_end(ended)
+                self._check_standstill()
+                if not self._due and len(self._injected) < most and (fault := next(faults, None)) is not None:
+                    self._due.append((time.monotonic() + fault.after, fault))
+                if (
+                    self._due
+                    and time.monotonic() >= self._due[0][0]
+                    and self._without_step < MOST_WITHOUT_STEP
+                ):
+                    self._inject(self._due.pop(0)[1])
                 time.sleep(_POLL_S)
-            self._read()
+            for ended in self._target.supervise() if not self._failures else ():
+                self._check_end(ended)
         finally:
-            self._close()
+            self._target.close()
+            self._processes.kill_all()
+            self._pool.shutdown()
+        self._read()
         injected = sorted(self._injected, key=lambda pair: pair[0])
         return Round(
-            recorded=self._recorded,
+            jobs=self._jobs,
+            began=self._began,
             faults=[self._with_time(at, fault) for at, fault in injected],
-            differences=[] if problem is None else [problem],
+            failures=self._failures,
         )
 
-    def _over(self) -> bool:
-        return all(node.restart_at is None and node.process.poll() is not None for node in self._nodes)
-
-    def _check_nodes(self) -> str | None:
-        """Restart processes that were killed. Returns the problem if the run has failed."""
-        now = time.monotonic()
-        for node in self._nodes:
-            if node.restart_at is not None:
-                if now >= node.restart_at:
-                    node.start()
-            elif node.process.poll() not in (None, 0):
-                lines = "\n".join(node.last_lines())
-                return f"{node.name} ended with exit code {node.process.returncode}; its last lines:\n{lines}"
-        if now - self._progress_at > self._settings.standstill_s:
-            return f"no step was completed for {self._settings.standstill_s:g} s, after step {self._step}"
-        return None
-
-    def _close(self) -> None:
-        """Leave no process of this run behind."""
-        for node in self._nodes:
-            node.process.kill()
-            node.process.wait()
-        self._workers.close()
-        self._pool.shutdown()
+    # Observation.
 
     def _read(self) -> None:
-        for entry in self._reader.new_entries():
-            self._recorded.add(entry)
-            match entry:
-                case WorkerStarted(pid=pid, member=member, parent=parent):
-                    self._workers.add(member, pid, parent)
-                case TrainingBegan(at=at):
-                    self._began = self._began or at
+        for reader, job in zip(self._readers, self._jobs, strict=True):
+            for entry in reader.new_entries():
+                furthest = job.last_step
+                job.add(entry)
+                if job.last_step > furthest or isinstance(entry, WorkerEnd):
                     self._progress_at = time.monotonic()
-                case StepDone(step=step):
-                    self._step, self._progress_at = max(self._step, step), time.monotonic()
+                match entry:
+                    case WorkerStarted(pid=pid, member=member):
+                        self._members[pid] = member
+                    case WorkerTrains(pid=pid):
+                        self._trains.add(pid)
+                    case StepDone():
+                        self._without_step = 0
+
+    def _check_end(self, ended: Ended) -> None:
+        """An exit code of 0 means a complete result, and any other one means none."""
+        self._read()  # a worker records the digest before it reports it
+        job = self._jobs[ended.job]
+        complete = bool(job.digests)
+        if ended.digest is not None:
+            job.digests.add(ended.digest)
+        if complete and ended.code == 0:
+            return
+        untrue = complete or ended.code == 0
+        when = (
+            "although the result is complete" if complete else f"without a result, after step {job.last_step}"
+        )
+        self._fail(
+            RoundFailureKind.EXIT_CODE if untrue else RoundFailureKind.GAVE_UP,
+            f"{ended.name} ended with exit code {ended.code}, {when}",
+            ended.last_lines,
+        )
+
+    def _check_standstill(self) -> None:
+        longest = longest_standstill_s(
+            start_s=self._start_s, timeouts_s=self._target.timeouts_s, faults=self._without_step
+        )
+        if time.monotonic() - self._progress_at <= longest:
+            return
+        self._processes.print_stacks()
+        steps = ", ".join(str(job.last_step) for job in self._jobs)
+        text = f"no step and no end for {longest:.0f} s, after step {steps}; the logs end with the stacks of all processes"
+        self._fail(RoundFailureKind.HANG, text, ())
+
+    def _fail(self, kind: RoundFailureKind, text: str, last_lines: Sequence[str]) -> None:
+        last = f"; the last fault: {self._injected[-1][1]}" if self._injected else ""
+        lines = "".join(f"\n    {line}" for line in last_lines)
+        self._failures.append(
+            RoundFailure(kind, f"{text}{last}" + (f"; its last lines:{lines}" if lines else ""))
+        )
+
+    # Injection.
 
     def _inject(self, fault: Fault) -> None:
         match fault.kind:
             case FaultKind.KILL | FaultKind.KILL_TWO:
-                if killed := self._workers.kill(fault, 2 if fault.kind is FaultKind.KILL_TWO else 1):
-                    self._record(fault, " and ".join(killed))
+                self._record(fault, self._kill_workers(fault, 2 if fault.kind is FaultKind.KILL_TWO else 1))
             case FaultKind.STOP:
-                for worker in self._workers.stop(fault):
-                    self._record(fault, f"{worker} for {fault.seconds:.2f} s")
+                victims = fault.victims(self._workers(), 1)
+                stopped = [pid for pid in victims if self._processes.stop(pid, fault.seconds)]
+                self._record(fault, [f"{self._name(pid)} for {fault.seconds:.2f} s" for pid in stopped])
+            case FaultKind.FORK_SERVER:
+                self._record(fault, self._kill_fork_server(fault))
             case FaultKind.RESIZE:
                 self._pool.submit(self._resize, fault)
-            case FaultKind.AGENT:
-                running = [node for node in self._nodes if node.restart_at is None]
-                node = fault.victims(running or self._nodes, 1)[0]
-                node.kill(fault.seconds)
-                self._record(fault, node.name)
-            case FaultKind.LEADER | FaultKind.LEADER_AND_WORKER:
-                self._pool.submit(self._kill_leader, fault)
+            case FaultKind.NEWCOMER:
+                self._pool.submit(self._kill_newcomer, fault)
+            case _:
+                self._pool.submit(self._inject_into_target, fault)
+
+    def _workers(self) -> list[int]:
+        return self._processes.workers(self._target.fork_servers())
+
+    def _kill_workers(self, fault: Fault, count: int) -> list[str]:
+        workers = self._workers()
+        victims = fault.victims(workers, count)
+        while victims and not self._may_lose(set(workers) - set(victims)):
+            victims.pop()
+        return [self._name(pid) for pid in victims if self._processes.signal(pid, signal.SIGKILL)]
+
+    def _kill_fork_server(self, fault: Fault) -> list[str]:
+        servers = self._target.fork_servers()
+        victims = fault.victims(servers, 1)
+        left = self._processes.workers(set(servers) - set(victims))
+        if not self._may_lose(set(left)):
+            return []
+        return [f"process {pid}" for pid in victims if self._processes.signal(pid, signal.SIGKILL)]
+
+    def _may_lose(self, left: set[int]) -> bool:
+        """Whether the job may lose all but these workers: one that trains, or a checkpoint, must be left."""
+        return self._settings.checkpoints or not self._trains or bool(left & self._trains)
 
     def _resize(self, fault: Fault) -> None:
         """In a thread: the reply arrives when the job is resized."""
-        size = fault.size(self._settings.virtual_workers)
-        began, step = time.monotonic(), self._step
-        try:
-            with JobClient(self._settings.job) as job_client:
-                result = job_client.scale(size)
-                while not result.done and time.monotonic() < began + _BUSY_S:
-                    time.sleep(_POLL_S)
-                    result = job_client.scale(size)
-        except GyrostatError:
-            return  # the job has ended meanwhile
-        if result.done:
-            self._record(fault, result.text, began, step)
+        at = time.monotonic()
+        reply = self._target.resize(fault.size(self._settings.virtual_workers))
+        self._record(fault, [] if reply is None else [reply], at)
 
-    def _kill_leader(self, fault: Fault) -> None:
-        """In a thread: the job replies with its leader. No effect if there is none at the moment."""
-        try:
-            with JobClient(self._settings.job) as job_client:
-                leader = job_client.status().pid
-        except GyrostatError:
+    def _kill_newcomer(self, fault: Fault) -> None:
+        """In a thread: request as many workers as possible, and kill one of those that do not train yet."""
+        self._pool.submit(self._target.resize, self._settings.virtual_workers)
+        until = time.monotonic() + _NEWCOMER_S
+        while time.monotonic() < until:
+            newcomers = [pid for pid in self._workers() if pid not in self._trains]
+            if newcomers:
+                time.sleep(fault.chances[1] / 4)  # somewhere between its fork and its first step
+                killed = [
+                    pid for pid in fault.victims(newcomers, 1) if self._processes.signal(pid, signal.SIGKILL)
+                ]
+                self._record(fault, [self._name(pid) for pid in killed])
+                return
+            time.sleep(_POLL_S)
+
+    def _inject_into_target(self, fault: Fault) -> None:
+        """In a thread."""
+        killed = self._kill_workers(fault, 1) if fault.kind is FaultKind.LEADER_AND_WORKER else []
+        hit = self._target.inject(fault)
+        self._record(fault, [*([] if hit is None else [hit]), *killed])
+
+    def _name(self, pid: int) -> str:
+        member = self._members.get(pid)
+        return f"worker {member} (process {pid})" if member is not None else f"process {pid}, which starts"
+
+    def _record(self, fault: Fault, targets: list[str], at: float | None = None) -> None:
+        """A fault that hit nothing is none; while the job starts it is tried again, at any time of the next second."""
+        now = time.monotonic()
+        if not targets:
+            if not self._trains:
+                self._due.append((now + fault.chances[1], fault))
             return
-        for node in self._nodes:
-            if node.restart_at is None and node.process.pid == leader:
-                killed = self._workers.kill(fault, 1) if fault.kind is FaultKind.LEADER_AND_WORKER else []
-                node.kill(fault.seconds)
-                self._record(fault, " and ".join([node.name, *killed]))
-
-    def _record(self, fault: Fault, target: str, at: float | None = None, step: int | None = None) -> None:
-        now = time.monotonic() if at is None else at
+        at = now if at is None else at
+        self._progress_at = now
+        self._without_step += 1
         injected = InjectedFault(
             round=self._settings.number,
-            at=now - (self._began or now),
+            at=at - self._began,
             kind=fault.kind,
-            target=target,
-            step=self._step if step is None else step,
+            target=" and ".join(targets),
+            step=self._jobs[0].last_step,
         )
-        self._injected.append((now, injected))
+        self._injected.append((at, injected))
         self._observer.fault_injected(injected)
 
     def _with_time(self, at: float, fault: InjectedFault) -> InjectedFault:
-        after = [time for time in self._recorded.times if time > at]
+        after = [time for job in self._jobs for time in job.times if time > at]
         return replace(fault, until_next_step=min(after) - at if after else None)

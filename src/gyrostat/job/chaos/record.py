@@ -20,8 +20,13 @@ class WorkerStarted(msgspec.Struct, frozen=True, tag=True):
     at: float
     pid: int
     member: int
-    parent: int
-    """The process id of its fork server."""
+
+
+class WorkerTrains(msgspec.Struct, frozen=True, tag=True):
+    """This worker runs its first micro-batch: it has the job's state."""
+
+    at: float
+    pid: int
 
 
 class TrainingBegan(msgspec.Struct, frozen=True, tag=True):
@@ -55,7 +60,7 @@ class WorkerEnd(msgspec.Struct, frozen=True, tag=True):
     digest: str
 
 
-Entry = WorkerStarted | TrainingBegan | StepDone | RecoveryNoted | WorkerEnd
+Entry = WorkerStarted | WorkerTrains | TrainingBegan | StepDone | RecoveryNoted | WorkerEnd
 _decoder: msgspec.json.Decoder[Entry] = msgspec.json.Decoder(Entry)
 
 
@@ -103,8 +108,10 @@ class RecordedRun:
     digests: set[str] = field(default_factory=set)
     restored: int = 0
     """The number of restores from a checkpoint."""
+    begun: int = 0
+    """How often training began at step 0."""
     recovered: set[tuple[int, int]] = field(default_factory=set)
-    """Recoveries from peers: the number of restores before, and the generation, which restarts at each restore."""
+    """Recoveries from peers: how often training had begun, and the generation, which is numbered anew each time."""
     redone: int = 0
     """Micro-batches run again by peers."""
     contradictions: list[str] = field(default_factory=list)
@@ -121,11 +128,17 @@ class RecordedRun:
                     )
             case TrainingBegan(resumed_from=str()):
                 self.restored += 1
+            case TrainingBegan():
+                self.begun += 1
             case RecoveryNoted(generation=generation, again=again):
-                self.recovered.add((self.restored, generation))
+                self.recovered.add((self.restored + self.begun, generation))
                 self.redone += again
             case WorkerEnd(digest=digest):
                 self.digests.add(digest)
+
+    @property
+    def last_step(self) -> int:
+        return max(self.steps, default=0)
 
     @property
     def samples(self) -> int:

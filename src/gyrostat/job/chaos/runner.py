@@ -2,43 +2,45 @@
 
 from __future__ import annotations
 
+import math
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from gyrostat.core.errors import ScriptFailed, UsageError
-from gyrostat.job.chaos.job_run import ChaosObserver, JobRun, RunSettings
-from gyrostat.job.chaos.plan import OF_AGENTS, OF_WORKERS, Fault, plan
-from gyrostat.job.chaos.verdict import ChaosVerdict, Round, differences
+from gyrostat.job.chaos.job_run import ChaosObserver, JobRun
+from gyrostat.job.chaos.plan import plan, with_checkpoints
+from gyrostat.job.chaos.target import ChaosTarget, RoundSettings
+from gyrostat.job.chaos.verdict import ChaosVerdict, Round
 from gyrostat.job.processes.protocol import Program
+
+MakeTarget = Callable[[RoundSettings], ChaosTarget]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosRequest:
     """The job, and the faults to inject."""
 
-    run: Sequence[str]
-    """The command `gyrostat run`."""
     program: Program
     virtual_workers: int
     workers: int
     directory: Path
     """For records, checkpoints and logs."""
     seed: int
+    """Of the first round; the next round has the next one."""
     seconds: float
     """Faults are injected for this long."""
     faults: int | None = None
     """The maximum number of faults."""
     every: float = 2.0
     """Mean seconds between two faults."""
-    nodes: int = 2
-    """The number of agents; with 1 there is no agent, and none is killed."""
-    options: Sequence[str] = ()
-    """Further options of `gyrostat run`."""
+    paced: str | None = None
     checkpoint_every: int = 20
-    standstill_s: float = 120.0
-    """A round fails if no step is completed for this long."""
+    keep: bool = False
+    """Keep the directories of all rounds, not only of one that failed."""
 
     def check(self) -> None:
         """Raise `UsageError` for values that make no sense."""
@@ -47,71 +49,61 @@ class ChaosRequest:
                 f"{self.workers} workers cannot share {self.virtual_workers} virtual workers; give --virtual-workers N and "
                 "--workers P, with P from 1 to N"
             )
-        if self.seconds <= 0 or self.every <= 0 or self.nodes < 1 or (self.faults or 1) < 1:
+        if self.seconds <= 0 or self.every <= 0 or (self.faults or 1) < 1:
             raise UsageError(
-                "--minutes and --every must be more than 0, --nodes and --faults at least 1; got "
-                f"{self.seconds / 60:g}, {self.every:g}, {self.nodes} and {self.faults}"
+                "--minutes and --every must be more than 0, --faults at least 1; got "
+                f"{self.seconds / 60:g}, {self.every:g} and {self.faults}"
             )
 
-    def settings(self, name: str, *, agents: int, number: int = 0) -> RunSettings:
+    def settings(self, name: str, *, number: int = 0, checkpoints: bool = False) -> RoundSettings:
         """Those of one run, with a directory of this name."""
-        return RunSettings(
-            run=(
-                *self.run,
-                *("--virtual-workers", str(self.virtual_workers), "--workers", str(self.workers)),
-                *("--checkpoint-every", str(self.checkpoint_every)),
-                *self.options,
-            ),
+        return RoundSettings(
             program=self.program,
             virtual_workers=self.virtual_workers,
+            workers=self.workers,
             directory=self.directory / name,
-            agents=agents,
             number=number,
-            standstill_s=self.standstill_s,
+            checkpoints=checkpoints,
+            checkpoint_every=self.checkpoint_every,
+            paced=self.paced,
         )
 
 
-def run_chaos(request: ChaosRequest, observer: ChaosObserver | None = None) -> ChaosVerdict:
-    """Run the job once undisturbed, then under faults until the time is over, the faults are used up, or a run differs."""
+def run_chaos(
+    request: ChaosRequest,
+    undisturbed_target: MakeTarget,
+    target: MakeTarget,
+    observer: ChaosObserver | None = None,
+) -> ChaosVerdict:
+    """Run the job once undisturbed, then under faults until the time is over, the faults are used up, or a run fails."""
     request.check()
     observer = observer or ChaosObserver()
-    undisturbed = JobRun(request.settings("undisturbed", agents=0), observer).run(iter(())).recorded
+    settings = request.settings("undisturbed")
+    first = JobRun(settings, undisturbed_target(settings), observer, start_s=60.0).run(iter(()))
+    undisturbed = first.jobs[0]
     if not undisturbed.digests:
-        raise ScriptFailed(f"the undisturbed run did not finish; see the logs in {request.directory}")
+        raise ScriptFailed(
+            f"the undisturbed run did not finish: {'; '.join(map(str, first.failures))}; see the logs in {settings.directory}"
+        )
     observer.undisturbed(undisturbed)
-    agents = request.nodes if request.nodes > 1 else 0
-    kinds = (*OF_WORKERS, *OF_AGENTS) if agents else OF_WORKERS
-    faults = _FaultBudget(request, plan(request.seed, every=request.every, kinds=kinds))
+    start_s = min(undisturbed.times) - first.began
+    until = time.monotonic() + request.seconds
+    left = math.inf if request.faults is None else request.faults
     rounds: list[Round] = []
-    while faults.left:
+    while left > 0 and time.monotonic() < until:
         number = len(rounds)
-        settings = request.settings(f"round-{number}", agents=agents, number=number)
-        round = JobRun(settings, observer).run(faults)
-        round = replace(round, differences=[*round.differences, *differences(round.recorded, undisturbed)])
+        seed = request.seed + number
+        settings = request.settings(f"round-{number}", number=number, checkpoints=with_checkpoints(seed))
+        made = target(settings)
+        faults = plan(seed, every=request.every, kinds=made.kinds)
+        in_time = takewhile(lambda _: time.monotonic() < until, faults)
+        round = JobRun(settings, made, observer, start_s=start_s).run(in_time, left)
+        left -= len(round.faults)
+        round = replace(round, failures=round.compared(undisturbed))
         rounds.append(round)
         observer.round_over(round)
-        if round.differences:
+        if round.failures:
             break
+        if not request.keep:
+            shutil.rmtree(settings.directory)
     return ChaosVerdict(seed=request.seed, undisturbed=undisturbed, rounds=rounds)
-
-
-class _FaultBudget:
-    """Faults until their number or the time is used up."""
-
-    def __init__(self, request: ChaosRequest, faults: Iterator[Fault]) -> None:
-        self._faults, self._remaining = faults, request.faults
-        self._until = time.monotonic() + request.seconds
-
-    @property
-    def left(self) -> bool:
-        return self._remaining != 0 and time.monotonic() < self._until
-
-    def __iter__(self) -> _FaultBudget:
-        return self
-
-    def __next__(self) -> Fault:
-        if not self.left:
-            raise StopIteration
-        if self._remaining is not None:
-            self._remaining -= 1
-        return next(self._faults)

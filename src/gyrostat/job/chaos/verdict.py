@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 
 from gyrostat.job.chaos.record import RecordedRun
 
@@ -14,27 +15,47 @@ class InjectedFault:
 
     round: int
     at: float
-    """Seconds since training began, in this round."""
+    """Seconds since the processes of the round were started."""
     kind: str
     target: str
     step: int
-    """The number of completed steps."""
+    """The last step that was completed before."""
     until_next_step: float | None = None
     """Seconds; None: no step was completed after it."""
 
+    def __str__(self) -> str:
+        return f"{self.at:.1f} s, step {self.step}: {self.kind}: {self.target}"
+
+
+class RoundFailureKind(StrEnum):
+    """In which way a run has failed."""
+
+    WRONG_RESULT = "wrong result"
+    HANG = "hang"
+    EXIT_CODE = "untrue exit code"
+    GAVE_UP = "gave up"
+    """It ended with an error, and says so."""
+
+
+@dataclass(frozen=True)
+class RoundFailure:
+    kind: RoundFailureKind
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}"
+
 
 def differences(recorded: RecordedRun, undisturbed: RecordedRun) -> list[str]:
-    """A description of each difference; empty if the run equals the undisturbed one bit for bit."""
+    """A description of each difference to the undisturbed run; empty if what was recorded equals it bit for bit."""
     found = list(recorded.contradictions)
-    if not recorded.digests:
-        found.append("the run did not finish")
-    elif recorded.digests != undisturbed.digests:
+    extra = sorted(recorded.steps.keys() - undisturbed.steps.keys())
+    if recorded.digests and recorded.digests != undisturbed.digests:
         found.append(
             f"the digest is {', '.join(sorted(recorded.digests))}, that of the undisturbed run "
             f"{', '.join(sorted(undisturbed.digests))}"
         )
-    missing = sorted(undisturbed.steps.keys() - recorded.steps.keys())
-    extra = sorted(recorded.steps.keys() - undisturbed.steps.keys())
+    missing = sorted(undisturbed.steps.keys() - recorded.steps.keys()) if recorded.digests else []
     if missing:
         found.append(f"{len(missing)} steps are missing; the first is step {missing[0]}")
     if extra:
@@ -54,20 +75,47 @@ def differences(recorded: RecordedRun, undisturbed: RecordedRun) -> list[str]:
 class Round:
     """One run under faults."""
 
-    recorded: RecordedRun
+    jobs: Sequence[RecordedRun]
+    """The job, and those that compete with it."""
+    began: float
     faults: Sequence[InjectedFault]
-    differences: Sequence[str]
+    failures: Sequence[RoundFailure]
+
+    def compared(self, undisturbed: RecordedRun) -> list[RoundFailure]:
+        """All failures, wrong results included."""
+        found = [text for job in self.jobs for text in differences(job, undisturbed)]
+        return [*(RoundFailure(RoundFailureKind.WRONG_RESULT, text) for text in found), *self.failures]
+
+    @property
+    def samples(self) -> int:
+        return sum(job.samples for job in self.jobs)
+
+    @property
+    def recovered(self) -> int:
+        """How often peers recovered the job."""
+        return sum(len(job.recovered) for job in self.jobs)
+
+    @property
+    def restored(self) -> int:
+        """How often it was restored from a checkpoint."""
+        return sum(job.restored for job in self.jobs)
+
+    @property
+    def begun_again(self) -> int:
+        """How often it began at step 0 again."""
+        return sum(max(0, job.begun - 1) for job in self.jobs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChaosVerdict:
     seed: int
+    """That of the first round; the next round has the next one."""
     undisturbed: RecordedRun
     rounds: Sequence[Round]
 
     @property
     def ok(self) -> bool:
-        return bool(self.rounds) and not any(round.differences for round in self.rounds)
+        return bool(self.rounds) and not any(round.failures for round in self.rounds)
 
     @property
     def faults(self) -> list[InjectedFault]:
@@ -82,20 +130,22 @@ class ChaosVerdict:
             "samples": self.undisturbed.samples,
             "rounds": [
                 {
-                    "samples": round.recorded.samples,
-                    "recovered_from_peers": len(round.recorded.recovered),
-                    "micro_batches_redone": round.recorded.redone,
-                    "restored_from_checkpoint": round.recorded.restored,
-                    "differences": list(round.differences),
+                    "seed": self.seed + number,
+                    "samples": [job.samples for job in round.jobs],
+                    "recovered_from_peers": round.recovered,
+                    "micro_batches_redone": sum(job.redone for job in round.jobs),
+                    "restored_from_checkpoint": round.restored,
+                    "begun_again": round.begun_again,
+                    "failures": [{"kind": failure.kind, "text": failure.text} for failure in round.failures],
                 }
-                for round in self.rounds
+                for number, round in enumerate(self.rounds)
             ],
             "faults": [
                 {
                     "round": fault.round,
                     "at": fault.at,
                     "kind": str(fault.kind),
-                    "whom": fault.target,
+                    "target": fault.target,
                     "step": fault.step,
                     "until_next_step": fault.until_next_step,
                 }

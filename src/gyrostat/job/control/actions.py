@@ -12,9 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from gyrostat.core.evidence import NO_EVIDENCE, Evidence
 from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.job.control.attempt import Attempt
-from gyrostat.job.control.executor import LeaderRecord, WorkerExecutor
+from gyrostat.job.control.executor import LeaderRecord, RecordRefused, WorkerExecutor
 from gyrostat.job.control.instructions import (
     EndNewcomer,
     GiveUp,
@@ -109,8 +110,17 @@ class ActionQueue:
         self.flush()
 
     def flush(self) -> None:
-        """Keep the record, then act. If it cannot be kept, actions wait until the next call."""
-        if self._queue and self._executor.keep(self._record):
+        """Keep the record, then act. If it cannot be kept now, actions wait until the next call; if it never can, the job
+        cannot go on: the next leader would not know what this one has done."""
+        try:
+            kept = bool(self._queue) and self._executor.keep(self._record)
+        except RecordRefused as refused:
+            attempt, self._queue = self._attempt(), []
+            if attempt is None:
+                raise
+            attempt.tracker.gave_up(str(refused), time.monotonic())
+            return
+        if kept:
             queue, self._queue = self._queue, []
             for action in queue:
                 self._do(action)
@@ -121,7 +131,7 @@ class ActionQueue:
         assert attempt is not None
         for order in signals:
             for member in order.workers:
-                if order.signal == signal.SIGTERM and not self._request.reference:
+                if order.signal == signal.SIGTERM and not self._request.options.reference:
                     # The signal itself would ask this worker alone to leave.
                     message = Terminate(final=attempt.tracker.ends)
                     self._executor.tell(attempt.worker_id(member), message)
@@ -166,6 +176,20 @@ class ActionQueue:
             case GiveUp(reason=reason):
                 attempt.tracker.gave_up(reason, time.monotonic())
 
+    def recover_without(self, attempt: Attempt, member: int, code: int, how: str) -> None:
+        """A member has died, and the others recover."""
+        attempt.tracker.recover_without(member, code)
+        self._observer.worker_died(member, how, self._tally.step, attempt.tracker.evidence_of((member,)))
+
+    def newcomer_exited(
+        self, attempt: Attempt, member: int, how: str, evidence: Evidence | None, now: float
+    ) -> None:
+        """A new worker has died, unless it was ended because it is not needed any more."""
+        if member in attempt.coordinator.generations.newcomers:
+            lines = (evidence or NO_EVIDENCE).describe()
+            self._observer.worker_died(member, f"{how} before it joined", self._tally.step, lines)
+        self.carry_out(attempt.coordinator.newcomer_gone(member, how, now))
+
     def _reconfigured(self, done: ReconfigurationDone) -> None:
         if (attempt := self._attempt()) is not None:
             attempt.tracker.joined(done.joined)
@@ -173,24 +197,40 @@ class ActionQueue:
             self._tally.resized(done, time.monotonic())
             self._observer.resized(done)
         logger.info("%d workers: %s", done.after, done.change.reason, extra=self._fields(done.step))
+        if (violation := self._violation()) is not None:
+            logger.error("%s", violation, extra=self._fields(done.step))
         self._replies.answer(done.change.request, self._result(done))
 
     def _recovered(self, done: SurvivorsGoOn) -> None:
         attempt = self._attempt()
         evidence = attempt.tracker.evidence_of(done.lost) if attempt is not None else ()
         logger.info("recovered on %d workers: %s", done.after, done.reason, extra=self._fields(done.step))
-        self._tally.recovered(done, str(self._request.recovery), evidence, time.monotonic())
+        self._tally.recovered(done, str(self._request.options.recovery), evidence, time.monotonic())
         self._observer.recovered(done)
 
     def _result(self, result: ReconfigurationDone | ReconfigurationRefused) -> RequestResult:
         if isinstance(result, ReconfigurationRefused):
             attempt = self._attempt()
             workers = len(attempt.coordinator.members) if attempt is not None else 0
-            return RequestResult(False, result.reason, self._tally.step, workers, retryable=result.retryable)
+            return RequestResult(
+                False,
+                result.reason,
+                self._tally.step,
+                workers,
+                retryable=result.retryable,
+                invalid=result.invalid,
+            )
+        if (violation := self._violation()) is not None:
+            return RequestResult(False, violation, result.step, result.after)
         text = f"{result.after} workers since step {result.step}"
         return RequestResult(
             True, text, result.step, result.after, result.paused * 1e3, result.prepared * 1e3
         )
+
+    def _violation(self) -> str | None:
+        """A change that has put workers on wrong devices is not done."""
+        devices, attempt = self._request.device_assignment, self._attempt()
+        return None if devices is None or attempt is None else devices.violation(attempt.coordinator.members)
 
     def _log_change(self) -> None:
         """Each phase of a change once."""

@@ -72,7 +72,7 @@ class Attempt:
         """The assignment of a worker that is started now."""
         generations, devices = self.coordinator.generations, self.request.device_assignment
         if devices is not None:
-            devices.assign(member, generations.members)
+            devices.assign(member, generations.next_members)
         return self.request.assignment(
             member, generations.store(FIRST_GENERATION), joins=joins, traces=traces
         )
@@ -86,7 +86,7 @@ class Attempt:
             case StepReports(steps=steps):
                 return coordinator.stepped(steps, now)
             case WorkerLeaving():
-                self.tracker.leaving(member, now + self.request.grace_s)
+                self.tracker.leaving(member, now + self.request.failures.grace_s)
                 return coordinator.leaves(member, now)
             case Ready(compatibility=compatibility):
                 return coordinator.ready(member, compatibility, now)
@@ -104,13 +104,17 @@ class Attempt:
 def _tracker(members: tuple[int, ...], request: RunRequest, deaths: list[Death]) -> WorkerTracker:
     return WorkerTracker(
         list(members),
-        checkpoints=request.checkpoint is not None,
+        checkpoints=request.options.checkpoint is not None,
         deaths=deaths,
-        poison_limit=request.poison_limit,
+        poison_limit=request.failures.poison_limit,
     )
 
 
 def _options(request: RunRequest) -> CoordinatorOptions:
+    assignment = request.device_assignment
     return CoordinatorOptions(
-        pace=Pace(request.stragglers), recovers=request.recovers, min_workers=request.min_workers
+        pace=Pace(request.failures.stragglers),
+        recovers=request.options.recovers,
+        min_workers=request.failures.min_workers,
+        devices=None if assignment is None else lambda: assignment.size,
     )

@@ -43,6 +43,15 @@ class RequestFailed(GyrostatError):
     """The job refused a request, or could not carry it out."""
 
 
+def check(result: RequestResult) -> RequestResult:
+    """The result, if the request was carried out. Raises `UsageError` for bad input, otherwise `RequestFailed`."""
+    if result.invalid:
+        raise UsageError(result.text)
+    if not result.done:
+        raise RequestFailed(result.text)
+    return result
+
+
 class Transport(Protocol):
     """Carries requests to a job."""
 
@@ -91,7 +100,8 @@ class JobClient:
         if isinstance(reply, ProfileTable):
             return reply.rows
         assert isinstance(reply, RequestResult)
-        raise RequestFailed(reply.text)
+        check(reply)
+        raise AssertionError("a profile that is done has a table")
 
     def migrate(self, members: tuple[int, ...], request: str | None = None) -> RequestResult:
         """Replace these workers by new ones, in one switch."""
@@ -125,9 +135,7 @@ class JobClient:
     ) -> None:
         """Have the job serve shards of `samples` samples under this name. Idempotent; raises `RequestFailed` if the name
         is in use with other values."""
-        answer = self._change(OpenShards(queues, samples, shard_size, seed, shuffle, grain, lease_seconds))
-        if not answer.done:
-            raise RequestFailed(answer.text)
+        check(self._change(OpenShards(queues, samples, shard_size, seed, shuffle, grain, lease_seconds)))
 
     def pull_shard(self, request: PullShard) -> Pulled:
         """Report trained samples, and get the next shard."""

@@ -7,16 +7,18 @@ send requests. `ControlSocket` is the job's side, polled by its event loop; `cli
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import selectors
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
+from gyrostat.job import environment
 from gyrostat.job.control.requests import Reply, Request, RequestResult
 from gyrostat.job.processes.channel import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import bind_at, connect_to
@@ -27,9 +29,14 @@ SUFFIX = ".socket"
 
 def runtime_directory() -> Path:
     """The directory of the sockets; only this user may enter it."""
-    base = os.environ.get("GYROSTAT_RUNTIME_DIR") or os.environ.get("XDG_RUNTIME_DIR")
+    base = environment.runtime_base()
     path = Path(base) / "gyrostat" if base else Path(f"/tmp/gyrostat-{os.getuid()}")
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(
+            f"the directory {path} cannot be made: {error.strerror}; set GYROSTAT_RUNTIME_DIR to another place"
+        ) from error
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise UsageError(
@@ -44,9 +51,25 @@ def control_socket_at(directory: Path, name: str) -> Path:
     return directory / f"{name}{SUFFIX}"
 
 
-def running() -> list[str]:
-    """The names of jobs that have a socket. Jobs that were killed are among them."""
-    return sorted(path.name.removesuffix(SUFFIX) for path in runtime_directory().glob(f"*{SUFFIX}"))
+def running(directory: Path | None = None) -> list[str]:
+    """The names of running jobs and agents. The sockets of those that were killed are removed."""
+    directory = directory or runtime_directory()
+    found = []
+    for path in sorted(directory.glob(f"*{SUFFIX}")):
+        with _locked(directory):
+            if _is_served(path):
+                found.append(path.name.removesuffix(SUFFIX))
+            else:
+                path.unlink(missing_ok=True)
+    return found
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Sockets are made and removed under a lock: one that is bound and not yet listening looks like that of a dead job."""
+    with (directory / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def check_name(name: str) -> None:
@@ -74,13 +97,14 @@ class ControlSocket:
         check_name(name)
         self.name = name
         self._path = control_socket_at(runtime_directory(), name)
-        if _is_served(self._path):
-            raise UsageError(
-                f"a job named {name!r} is running already; give this one another name: --name NAME"
-            )
-        self._path.unlink(missing_ok=True)  # left behind by a job that was killed
-        self.listener = bind_at(self._path)
-        self.listener.listen()
+        with _locked(self._path.parent):
+            if _is_served(self._path):
+                raise UsageError(
+                    f"a job named {name!r} is running already; give this one another name: --name NAME"
+                )
+            self._path.unlink(missing_ok=True)  # left behind by a job that was killed
+            self.listener = bind_at(self._path)
+            self.listener.listen()
         self.listener.setblocking(False)
         self._connections: set[Connection] = set()
 

@@ -61,7 +61,7 @@ class Coordinator:
         self._options = options or CoordinatorOptions()
         self._compatibility: dict[str, str] = {}
         """What must be equal on all workers."""
-        self._tries = 0
+        self._tried: tuple[Reconfiguration | None, int] = (None, 0)
         self._profiling: Profiling | None = None
         self._stragglers = StragglerResponse(self._options.pace)
         self._recovery = RecoveryState()
@@ -69,6 +69,15 @@ class Coordinator:
     @property
     def members(self) -> tuple[int, ...]:
         return self.generations.members
+
+    @property
+    def profiling(self) -> bool:
+        return self._profiling is not None
+
+    @property
+    def _limits(self) -> tuple[int, int | None]:
+        """Virtual workers, and devices if a scheduler assigns them."""
+        return self.generations.virtual_workers, self._options.devices and self._options.devices()
 
     # Training.
 
@@ -95,6 +104,8 @@ class Coordinator:
             return noticed
         if self._profiling is not None:
             return [*noticed, *(self._measure(self._profiling, now) if self._profiling.add(steps) else ())]
+        if self._schedule.postponed is not None and (begun := self._next(now)):
+            return [*noticed, *begun]
         change = self._stragglers.decide(generations, now)
         return noticed if change is None else [*noticed, *self._begin(change, now)]
 
@@ -145,25 +156,19 @@ class Coordinator:
         """A change of the workers is requested."""
         if (busy := self.busy()) is not None:
             return [ReconfigurationRefused(change, busy, retryable=True)]
-        most = self.generations.virtual_workers
-        if not 1 <= change.workers <= most:
-            reason = f"{change.workers} workers cannot share {most} virtual workers; ask for 1 to {most}"
-            return [ReconfigurationRefused(change, reason)]
-        if unknown := [member for member in change.without if member not in self.members]:
-            reason = f"no such worker: {unknown}; there are {list(self.members)}"
-            return [ReconfigurationRefused(change, reason)]
+        if (impossible := change.impossible(self.members, *self._limits)) is not None:
+            return [ReconfigurationRefused(change, impossible, invalid=True)]
         if change.workers == len(self.members) and not change.without:
             return [self._already_done(change)]
+        self._schedule.postponed = None
         return self._begin(change, now)
 
     def request_profile(self, profile: ProfileRequest, now: float) -> list[Instruction]:
         """A profile is requested: the job's speed on each number of workers."""
-        if (busy := self.busy()) is not None:
+        if (busy := self.busy() or self._schedule.busy()) is not None:
             return [refused_profile(profile, len(self.members), busy, retryable=True)]
-        if (
-            impossible := profile.impossible(len(self.members), self.generations.virtual_workers)
-        ) is not None:
-            return [refused_profile(profile, len(self.members), impossible)]
+        if (impossible := profile.impossible(len(self.members), *self._limits)) is not None:
+            return [refused_profile(profile, len(self.members), impossible, invalid=True)]
         self._profiling = Profiling.of(profile, len(self.members))
         return self._measure(self._profiling, now)
 
@@ -176,11 +181,8 @@ class Coordinator:
         ours = self._compatibility
         for name in sorted(ours.keys() | compatibility.keys()):
             if ours.get(name) != compatibility.get(name):
-                reason = (
-                    f"the new worker {member} does not fit: its {name} is {compatibility.get(name)!r}, the job's "
-                    f"{ours.get(name)!r}"
-                )
-                return self._fail(reason, now, final=True)
+                its = f"its {name} is {compatibility.get(name)!r}, the job's {ours.get(name)!r}"
+                return self._fail(f"the new worker {member} does not fit: {its}", now, final=True)
         return self.generations.ready(member)
 
     def prepared(self, member: int, generation: int) -> list[Instruction]:
@@ -246,12 +248,13 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        return self._recovery.deadline
+        retry = self._schedule.deadline() if self.generations.phase is _Phase.STEADY else None
+        return min((at for at in (self._recovery.deadline, retry) if at is not None), default=None)
 
     def tick(self, now: float) -> list[Instruction]:
-        if self._recovery.deadline is None or now < self._recovery.deadline:
-            return []
-        return self.begin_recovery((), "connections among workers broke", now) or []
+        if self._recovery.deadline is not None and now >= self._recovery.deadline:
+            return self.begin_recovery((), "connections among workers broke", now) or []
+        return self._next(now) if self._schedule.postponed is not None else []
 
     def recovered(
         self, member: int, generation: int, placement: Placement, again: int, paused: float, now: float
@@ -287,21 +290,12 @@ class Coordinator:
 
     def record(self) -> CoordinatorRecord:
         """Kept before the instructions that were returned with it are carried out."""
-        generations, profiling, recovery = self.generations, self._profiling, self._recovery
+        profiling, recovery = self._profiling, self._recovery
         return CoordinatorRecord(
-            virtual_workers=generations.virtual_workers,
-            members=generations.members,
+            **self.generations.record(),
             schedule=list(self._schedule.changes),
-            generation=generations.current,
-            phase=generations.phase,
             training=self.training,
-            step=generations.step,
             compatibility=self._compatibility,
-            change=generations.change,
-            next_member=generations.next_member,
-            newcomers=generations.newcomers,
-            plan=generations.plan,
-            placement=generations.placement,
             leaving=self.leaving,
             profile=profiling.request if profiling is not None else None,
             original_size=profiling.original_size if profiling is not None else None,
@@ -318,20 +312,7 @@ class Coordinator:
         options: CoordinatorOptions | None = None,
     ) -> Coordinator:
         """The coordinator as it was when the record was kept. `took_over` comes next."""
-        generations = Generations(
-            record.virtual_workers,
-            record.members,
-            store,
-            record.placement,
-            current=record.generation,
-            phase=record.phase,
-            step=record.step,
-            change=record.change,
-            plan=record.plan,
-            next_member=record.next_member,
-            newcomers=record.newcomers,
-        )
-        restored = cls(generations, record.schedule, options, training=record.training)
+        restored = cls(Generations.restore(record, store), record.schedule, options, training=record.training)
         if record.profile is not None and record.original_size is not None:
             restored._profiling = Profiling(record.profile, record.original_size, [])
         restored.leaving, restored._compatibility = record.leaving, dict(record.compatibility)
@@ -371,7 +352,8 @@ class Coordinator:
         if self._profiling is not None:
             return self._measure(self._profiling, now)
         # The next entry of the schedule is prepared at once, however far away its step is.
-        while (change := self._schedule.pop(self.members)) is not None:
+        step, devices = self.generations.step, self._limits[1]
+        while (change := self._schedule.pop(self.members, step, now, devices)) is not None:
             # Workers wait at its step, even if the number of workers does not change.
             if change.workers != len(self.members) or change.at_step is not None or change.without:
                 return self._begin(change, now)
@@ -388,7 +370,8 @@ class Coordinator:
         return self._begin(Reconfiguration(workers=len(staying), reason=reason, without=self.leaving), now)
 
     def _begin(self, change: Reconfiguration, now: float) -> list[Instruction]:
-        self.generations.since, self._tries = now, 1
+        last, count = self._tried
+        self.generations.since, self._tried = now, (change, count + 1 if change == last else 1)
         return self.generations.begin(change)
 
     def _already_done(self, change: Reconfiguration) -> ReconfigurationDone:
@@ -403,20 +386,30 @@ class Coordinator:
     def _fail(
         self, reason: str, now: float, *, final: bool = False, retryable: bool = False
     ) -> list[Instruction]:
-        """The change under way is cancelled. One that workers wait for is tried again, unless the failure is final."""
+        """The change under way is cancelled. One that workers wait for is tried again; in the end they go on without it."""
         change = self.generations.change
         assert change is not None
         instructions = self.generations.cancel(reason)
         if self._profiling is not None:
             return [*instructions, *self._abandon_profile(reason), *self._next(now)]
         too_few = change.request is None and len(self.members) < self._options.min_workers
-        if change.at_step is None and not too_few:
-            return [*instructions, ReconfigurationRefused(change, reason, retryable), *self._next(now)]
-        if final or self._tries >= _TRIES:
-            waits = f"workers wait until there are {change.workers} ({change.reason})"
-            return [*instructions, GiveUp(f"{reason}; {waits}")]
-        self._tries += 1
-        return [*instructions, *self.generations.begin(change)]
+        waited_for = change.at_step is not None or too_few
+        if waited_for and not final and self._tried[1] < _TRIES:
+            return [*instructions, *self._begin(change, self.generations.since)]
+        if too_few:
+            return [
+                *instructions,
+                GiveUp(f"{reason}; workers wait until there are {change.workers} ({change.reason})"),
+            ]
+        if not final and (waited_for or change.retries):
+            self._schedule.postpone(change, now)
+            reason = f"{reason}; it is tried again later, and training goes on meanwhile"
+        refused = ReconfigurationRefused(change, reason, retryable)
+        if not waited_for:
+            return [*instructions, refused, *self._next(now)]
+        # A generation of the same members ends the wait of the workers.
+        as_it_is = Reconfiguration(workers=len(self.members), at_step=change.at_step, reason=reason)
+        return [*instructions, refused, *self._begin(as_it_is, now)]
 
     def _abandon_change(self, reason: str) -> list[Instruction]:
         """A member was lost during a change: the change begins again after the recovery."""

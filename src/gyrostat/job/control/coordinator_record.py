@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -48,3 +49,5 @@ class CoordinatorOptions:
     """Survivors can train on without a worker that dies."""
     min_workers: int = 1
     """With fewer workers they wait for others."""
+    devices: Callable[[], int] | None = None
+    """The number of devices that the job has now, if a scheduler assigns them: the most workers that it may have."""

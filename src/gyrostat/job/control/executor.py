@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from gyrostat.core.errors import GyrostatError
 from gyrostat.core.job import Assignment
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.placement import Placement
@@ -18,6 +19,10 @@ from gyrostat.job.control.restarts import Restarts
 from gyrostat.job.control.shard_service import QueuesRecord
 from gyrostat.job.diagnostics.poison import Death
 from gyrostat.job.processes.protocol import WorkerId
+
+
+class RecordRefused(GyrostatError):
+    """The leader's record can never be kept as it is."""
 
 
 class ZeroScaleRequest(msgspec.Struct, frozen=True):
@@ -69,4 +74,5 @@ class WorkerExecutor(Protocol):
         """The directory of the workers' parts of a trace."""
 
     def keep(self, record: Callable[[], LeaderRecord]) -> bool:
-        """Keep the record for the next leader, if there can be one. False: not possible now."""
+        """Keep the record for the next leader, if there can be one. False: not possible now; raises `RecordRefused` if it never
+        will be."""

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from gyrostat.core.job import NextGeneration
 from gyrostat.core.phase import RECONFIGURATION_TRANSITIONS, ReconfigurationPhase, transition
 from gyrostat.core.placement import Placement
+from gyrostat.job.control.coordinator_record import CoordinatorRecord
 from gyrostat.job.control.instructions import (
     EndNewcomer,
     Instruction,
@@ -176,6 +178,40 @@ class Generations:
         self.current, self.placement, self.began_at = self.plan.generation, placement, self.step + 1
         self.settle()
 
+    # The record for the next leader.
+
+    @classmethod
+    def restore(cls, record: CoordinatorRecord, store: Callable[[int], str]) -> Generations:
+        """As they were when the record was kept."""
+        return cls(
+            record.virtual_workers,
+            record.members,
+            store,
+            record.placement,
+            current=record.generation,
+            phase=record.phase,
+            step=record.step,
+            change=record.change,
+            plan=record.plan,
+            next_member=record.next_member,
+            newcomers=record.newcomers,
+        )
+
+    def record(self) -> dict[str, Any]:
+        """Its part of the record, by the record's names."""
+        return {
+            "virtual_workers": self.virtual_workers,
+            "members": self.members,
+            "generation": self.current,
+            "phase": self.phase,
+            "step": self.step,
+            "change": self.change,
+            "next_member": self.next_member,
+            "newcomers": self.newcomers,
+            "plan": self.plan,
+            "placement": self.placement,
+        }
+
     # Queries.
 
     def resend(self, member: int) -> list[Instruction]:
@@ -197,6 +233,11 @@ class Generations:
         return (*self.members, *(self.newcomers if connects else ()))
 
     @property
+    def next_members(self) -> tuple[int, ...]:
+        """The members after the change that is under way, if one is."""
+        return self.members if self.change is None else (*self._staying(self.change), *self.newcomers)
+
+    @property
     def counts(self) -> list[int]:
         """Virtual workers of each member."""
         assert self.placement is not None
@@ -216,6 +257,7 @@ class Generations:
             newcomers=self.newcomers,
             donor=stay[-1] if stay else self.members[0],
             store=self.store(self.current + 1),
+            at_step=self.change.at_step,
         )
         self._enter(_Phase.CONNECTING)
         everyone = (*self.members, *self.newcomers)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 
 from gyrostat.job.control.profiling import ProfileRequest, SizeMeasured
 from gyrostat.job.diagnostics.stragglers import Straggler
+
+_SHOWN = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,12 +27,28 @@ class Reconfiguration:
     """Members that leave. New workers replace them if `workers` requires it."""
     counts: tuple[int, ...] | None = None
     """Virtual workers per worker; None: as even as possible."""
+    retries: bool = False
+    """A scheduled change that was given up at its step, tried again later."""
+
+    def impossible(self, members: Sequence[int], virtual_workers: int, devices: int | None) -> str | None:
+        """Why a job with these members, and this number of devices if a scheduler assigns them, cannot have it, if so."""
+        most = virtual_workers if devices is None else min(virtual_workers, devices)
+        if not 1 <= self.workers <= most:
+            shared = (
+                f"{virtual_workers} virtual workers"
+                if most == virtual_workers
+                else f"the job's {most} devices"
+            )
+            return f"{self.workers} workers cannot share {shared}; ask for 1 to {most}"
+        if unknown := [member for member in self.without if member not in members]:
+            return f"no such worker: {_shown(unknown)}; there are {_shown(members)}"
+        return None
 
     @property
     def is_replacement(self) -> bool:
         """The job's own decision to have more workers, in place of lost ones."""
         own = self.request is None and self.at_step is None
-        return own and not self.without and self.counts is None
+        return own and not (self.without or self.retries) and self.counts is None
 
 
 @dataclass(frozen=True)
@@ -80,6 +99,8 @@ class ReconfigurationRefused:
     reason: str
     retryable: bool = False
     """Refused for now only: the same request may succeed later."""
+    invalid: bool = False
+    """The request names what the job does not have: bad input, whenever it is sent."""
 
 
 @dataclass(frozen=True)
@@ -108,11 +129,11 @@ class ProfileDone:
 
 
 def refused_profile(
-    profile: ProfileRequest, workers: int, reason: str, *, retryable: bool = False
+    profile: ProfileRequest, workers: int, reason: str, *, retryable: bool = False, invalid: bool = False
 ) -> ReconfigurationRefused:
     """The refusal of a profile, by a job that runs on `workers` workers."""
     change = Reconfiguration(workers=workers, reason="profile", request=profile.request)
-    return ReconfigurationRefused(change, reason, retryable)
+    return ReconfigurationRefused(change, reason, retryable, invalid)
 
 
 @dataclass(frozen=True)
@@ -140,3 +161,9 @@ Instruction = (
     | StragglerNoticed
     | GiveUp
 )
+
+
+def _shown(members: Sequence[int]) -> str:
+    """A list in a reply, which is kept in the leader's record: not more than some."""
+    more = f" and {len(members) - _SHOWN} more" if len(members) > _SHOWN else ""
+    return f"{list(members[:_SHOWN])}{more}"

@@ -36,7 +36,7 @@ from gyrostat.job.control.restarts import Restarts
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.status import status_of
 from gyrostat.job.control.suspension import Suspension
-from gyrostat.job.control.worker_tracker import FailureCause, describe_exit
+from gyrostat.job.control.worker_tracker import RESTARTABLE, describe_exit
 from gyrostat.job.diagnostics.poison import Death
 from gyrostat.job.diagnostics.stacks import SIGNAL as STACKS_SIGNAL
 from gyrostat.job.processes.protocol import (
@@ -53,7 +53,6 @@ from gyrostat.job.processes.protocol import (
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.25
-_RESTARTABLE = (FailureCause.KILLED, FailureCause.VANISHED, FailureCause.PEER_LOST, FailureCause.ORPHANED)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Leader:
         self._number = -1
         """Of the last attempt."""
         self._restart: _Restart | None = None
-        self._restarts = Restarts(request.restarts)
+        self._restarts = Restarts(request.failures.restarts)
         self._deaths: list[Death] = []
         self._suspension = Suspension()
         placement = request.actual_placement()
@@ -112,7 +111,7 @@ class Leader:
         self._deaths, self._restarts = list(record.deaths), record.restarts
         self._suspension = Suspension(record.zero_scale, now, record.step)
         self._requests.restore(record.answered, record.shards, now)
-        self._tally.virtual_workers = record.virtual_workers
+        self._tally.virtual_workers, self._tally.taken_over = record.virtual_workers, True
         logger.info("taken over: %s", self.phase, extra=self._fields())
         if self.phase is JobPhase.RESTARTING:
             self._restart = _Restart(request, now)
@@ -127,7 +126,7 @@ class Leader:
         coordinator = attempt.coordinator
         self._tally.workers = len(coordinator.members)
         for member in coordinator.leaving:
-            attempt.tracker.leaving(member, now + attempt.request.grace_s)
+            attempt.tracker.leaving(member, now + attempt.request.failures.grace_s)
         if coordinator.training:
             self._actions.send(attempt.tracker.began())
         if (change := coordinator.generations.change) is not None and change.request is not None:
@@ -165,9 +164,7 @@ class Leader:
         if attempt is None:
             return
         now, member, tracker = time.monotonic(), worker_id.member, attempt.tracker
-        if (
-            member in tracker.recovered_without
-        ):  # it was given up and the others have gone on: it must not go on, too
+        if member in tracker.recovered_without:  # it was given up, and the others go on without it
             self._executor.signal(worker_id, signal.SIGKILL)
             return
         self._tally.add(member, message, now)
@@ -201,7 +198,7 @@ class Leader:
         if recoverable and self._recover(attempt, member, 0, message.summary):
             return True
         if member in attempt.coordinator.generations.newcomers:
-            reason = f"raised {message.summary}"
+            reason = message.summary if lost_peer else f"raised {message.summary}"
             self._actions.carry_out(attempt.coordinator.newcomer_gone(member, reason, now))
         elif member in tracker.members:  # otherwise it was given up, and reports that it lost us
             tracker.failed(member, message, now)
@@ -214,7 +211,7 @@ class Leader:
             return
         tracker = attempt.tracker
         if member not in tracker.members:
-            self._actions.carry_out(attempt.coordinator.newcomer_gone(member, describe_exit(code), now))
+            self._actions.newcomer_exited(attempt, member, describe_exit(code), evidence, now)
         if member in tracker.members:
             how = tracker.recoverable_death(member, code, evidence)
             if how is None or not self._recover(attempt, member, code, how):
@@ -237,7 +234,7 @@ class Leader:
         """A member has died. True: the others go on without it."""
         logger.info("worker %d %s", member, how, extra=self._fields())
         if attempt.complete:  # all have passed the last reduction, and one has reported the result
-            attempt.tracker.recover_without(member, code)
+            self._actions.recover_without(attempt, member, code, how)
             for other in attempt.tracker.living:
                 self._executor.tell(attempt.worker_id(other), Terminate(final=True))
             return True
@@ -245,7 +242,7 @@ class Leader:
         instructions = attempt.coordinator.begin_recovery((member,), reason, time.monotonic())
         if instructions is None:
             return False
-        attempt.tracker.recover_without(member, code)
+        self._actions.recover_without(attempt, member, code, how)
         self._tally.may_repeat()
         self._actions.carry_out(instructions)
         return True
@@ -255,6 +252,8 @@ class Leader:
         attempt = self._current(worker_id)
         if attempt is not None:
             self._actions.carry_out(attempt.coordinator.generations.resend(worker_id.member))
+        elif worker_id.attempt < self._number:  # it was given up with its attempt
+            self._executor.signal(worker_id, signal.SIGKILL)
 
     @property
     def stopped_by_workers(self) -> bool:
@@ -370,7 +369,7 @@ class Leader:
         self._liveness.rest()
         target = attempt.coordinator.target_workers
         self._actions.carry_out(attempt.coordinator.end())
-        cut = tracker.stopped and self._tally.step == attempt.request.stop_after
+        cut = tracker.stopped and self._tally.step == attempt.request.options.stop_after
         outcome = self._tally.outcome(
             now=now,
             exit_codes=tracker.codes,
@@ -379,16 +378,16 @@ class Leader:
             stopped=tracker.stopped,
             stopped_by=tracker.stopped_by,
         )
-        died = outcome.failure is not None and outcome.failure.cause in _RESTARTABLE
+        failure = outcome.failure
+        died = failure if failure is not None and failure.cause in RESTARTABLE else None
         suspends = self.phase is JobPhase.SUSPENDING and outcome.digest is None
-        if suspends and (outcome.failure is None or died):
+        if suspends and (failure is None or died):
             self._suspended(now)
-        elif died and (wait := self._restart_delay(outcome)) is not None:
-            assert outcome.failure is not None
+        elif died and (wait := self._restart_delay(outcome.stopped_by)) is not None:
             self._enter(JobPhase.RESTARTING)
-            logger.info("restart in %g s: %s", wait, outcome.failure, extra=self._fields())
-            self._tally.died(outcome.failure, now)
-            self._observer.died(outcome.failure, wait)
+            logger.info("restart in %g s: %s", wait, died, extra=self._fields())
+            self._tally.died(died, now)
+            self._observer.died(died, wait, attempt.request.newest_checkpoint())
             self._tally.workers = max(outcome.workers, target)
             request = attempt.request.again(outcome.virtual_workers, self._tally.workers)
             self.attempt, self._restart = None, _Restart(request, now + wait)
@@ -396,11 +395,9 @@ class Leader:
         else:
             self._end(outcome)
 
-    def _restart_delay(self, outcome: Outcome) -> float | None:
-        """Seconds until the next attempt; None: the job is not restarted. A job without checkpoints cannot be."""
-        if self._request.checkpoint is None or outcome.stopped_by is not None:
-            return None
-        return self._restarts.died(self._step)
+    def _restart_delay(self, stopped_by: int | None) -> float | None:
+        """Seconds until the next attempt, from the start if there is no checkpoint; None: it is not restarted."""
+        return None if stopped_by is not None else self._restarts.died(self._step)
 
     def _end(self, outcome: Outcome) -> None:
         self._enter(JobPhase.ENDED)

@@ -13,8 +13,8 @@ from gyrostat.job.processes.protocol import FromWorker, Stacks, Started, StepRep
 class Liveness:
     def __init__(self, request: RunRequest, executor: WorkerExecutor) -> None:
         self._executor = executor
-        self._heartbeats = Heartbeats(request.heartbeat_timeout_s)
-        self._watchdog = Watchdog(request.watchdog) if request.watchdog is not None else None
+        self._heartbeats = Heartbeats(request.failures.heartbeat_timeout_s)
+        self._watchdog = Watchdog(watchdog) if (watchdog := request.failures.watchdog) is not None else None
 
     @property
     def heartbeat_timeout_s(self) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
@@ -31,14 +32,20 @@ class Observer(Protocol):
     def noticed(self, straggler: Straggler) -> None:
         """A worker has become slower than the others."""
 
+    def worker_died(self, worker: int, how: str, step: int, evidence: Sequence[str]) -> None:
+        """A worker has died after this step, and the others will go on: `recovered` follows, unless it had not joined yet."""
+
     def recovered(self, done: SurvivorsGoOn) -> None:
         """A worker has died; the others go on."""
 
     def stood_still(self, found: Standstill) -> None:
         """No step has been completed for too long."""
 
-    def died(self, failure: JobFailure, wait: float) -> None:
-        """A worker has died; in `wait` seconds the job restarts from its newest checkpoint."""
+    def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:
+        """A worker has died; in `wait` seconds the job restarts from its newest checkpoint, of step `checkpoint`.
+
+        None: from the beginning, for it has none.
+        """
 
     def ticked(self) -> float | None:
         """Called after every turn of the loop. Returns the seconds after which it must be called again; None: no limit."""
@@ -65,13 +72,16 @@ class NullObserver:
     def noticed(self, straggler: Straggler) -> None:
         pass
 
+    def worker_died(self, worker: int, how: str, step: int, evidence: Sequence[str]) -> None:
+        pass
+
     def recovered(self, done: SurvivorsGoOn) -> None:
         pass
 
     def stood_still(self, found: Standstill) -> None:
         pass
 
-    def died(self, failure: JobFailure, wait: float) -> None:
+    def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:
         pass
 
     def ticked(self) -> float | None:

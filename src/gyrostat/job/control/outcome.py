@@ -64,6 +64,9 @@ class Outcome:
     workers: int
     first_step: int
     """The step at which it began: 0, or where the checkpoint was taken that it resumed from."""
+    reported_from: int
+    """The step from which on there are losses, samples, logs and events: `first_step`, or where the last leader of a job on
+    several nodes took over."""
     steps: int
     """Steps of the job that are complete, earlier runs included."""
     samples: int
@@ -96,6 +99,8 @@ class Outcome:
     """It ended early at a boundary, with a checkpoint."""
     stopped_by: int | None
     """The signal by which the user asked for that."""
+    stop_requested: bool
+    """The user asked for it by `gyrostat stop`, not by a signal."""
     cut: bool
     """It ended early at the step that the request had named (`stop_after`)."""
 
@@ -140,6 +145,8 @@ class Tally:
     virtual_workers: int
     workers: int
     asked_at: float
+    taken_over: bool = False
+    """Another leader has led this run before."""
     started: Started | None = None
     steps: list[StepReport] = field(default_factory=list)
     samples: int = 0
@@ -148,6 +155,7 @@ class Tally:
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     finished: dict[int, WorkerFinished] = field(default_factory=dict)
+    stop_requested: bool = False
     _restarting: tuple[JobFailure, float] | None = None
     _repeats: bool = False
 
@@ -170,18 +178,19 @@ class Tally:
     def add(self, worker: int, message: FromWorker, now: float) -> None:
         """Add a worker's report."""
         match message:
-            case Started() if self.started is None:
-                self.started = message
-                self.virtual_workers = message.virtual_workers or self.virtual_workers
-                if message.resumed_from:
-                    self._note(EventKind.RESUME, now, f"resumed from {message.resumed_from}")
             case Started():
+                if self.started is None:
+                    self.started = message
+                    self.virtual_workers = message.virtual_workers or self.virtual_workers
+                    if message.resumed_from:
+                        self._note(EventKind.RESUME, now, f"resumed from {message.resumed_from}")
                 self._restarted(message)
             case StepReports(steps=steps):
                 self._add_steps(steps)
             case Logged(step=step, metrics=metrics):
                 log = LogRecord(step=step, metrics=metrics)
-                if not self._repeats or log not in self.logs[-_REPEATED:]:
+                repeats = self._repeats or self._restarting is not None  # what it logs before its first loop
+                if not repeats or log not in self.logs[-_REPEATED:]:
                     self.logs.append(log)
             case Probed(step=step, digest=digest, tensors=tensors):
                 self.probes.append(ProbeRecord(step=step, digest=digest, tensors=tensors))
@@ -249,7 +258,7 @@ class Tally:
         self._note(EventKind.STANDSTILL, now, str(found), evidence=found.stack_lines())
 
     def died(self, failure: JobFailure, now: float) -> None:
-        """A worker has died, and the job restarts from its newest checkpoint."""
+        """A worker has died, and the job restarts from its newest checkpoint, or from the start."""
         self._restarting = (failure, now)
         self.finished.clear()
         self.events.pop()  # the end, which it was not
@@ -278,7 +287,7 @@ class Tally:
         )
 
     def _restarted(self, message: Started) -> None:
-        """The job has restarted: steps after the checkpoint are run again."""
+        """The job has restarted: steps after the checkpoint, or all, are run again."""
         if self._restarting is None:
             return
         (failure, since), self._restarting = self._restarting, None
@@ -295,7 +304,7 @@ class Tally:
                 reason=str(failure),
                 evidence=tuple(failure.evidence.describe()),
                 pause_ms=(message.at - since) * 1e3,
-                recovered_from="checkpoint",
+                recovered_from="start" if message.resumed_from is None else "checkpoint",
                 micro_batches_redone=len(again) * self.virtual_workers,
             )
         )
@@ -321,13 +330,18 @@ class Tally:
             self._note(EventKind.FAILURE, now, str(failure), to_workers=0, evidence=evidence)
         elif stopped or stopped_by is not None:
             self._note(EventKind.STOP, now, "asked to stop", to_workers=0)
-        began = self.started.at if self.started else self.asked_at
         self.steps.sort(key=lambda step: step.step)  # a worker that leaves reports its last steps late
+        began = self.started.at if self.started else self.asked_at
+        first_step = reported_from = self.started.step if self.started else 0
+        if self.taken_over:
+            reported_from = self.steps[0].step - 1 if self.steps else self.step
+            began = min([self.asked_at, *(step.at for step in self.steps[:1])])
         digests = {worker: self.finished[worker].digest for worker in sorted(self.finished)}
         return Outcome(
             virtual_workers=self.virtual_workers,
             workers=self.workers,
-            first_step=self.started.step if self.started else 0,
+            first_step=first_step,
+            reported_from=reported_from,
             steps=self.step,
             samples=self.samples,
             seconds=self.steps[-1].at - began if self.steps else 0.0,
@@ -347,6 +361,7 @@ class Tally:
             diverged=_difference(digests),
             stopped=stopped,
             stopped_by=stopped_by,
+            stop_requested=self.stop_requested,
             cut=cut,
         )
 

@@ -50,9 +50,12 @@ class ProfileRequest:
         smallest = workers if self.smallest is None else self.smallest
         return smallest, workers if self.largest is None else self.largest
 
-    def impossible(self, workers: int, virtual_workers: int) -> str | None:
-        """Why a job that runs on `workers` workers cannot be profiled so; None: it can."""
+    def impossible(self, workers: int, virtual_workers: int, devices: int | None = None) -> str | None:
+        """Why a job that runs on `workers` workers, and has this number of devices if a scheduler assigns them, cannot be
+        profiled so; None: it can."""
         smallest, largest = self.ends(workers)
+        if devices is not None and largest > devices:
+            return f"the job has {devices} devices and cannot be measured on {largest}"
         if not 1 <= smallest <= largest <= virtual_workers:
             return (
                 f"there is no size from {smallest} to {largest} to measure; sizes are 1 to {virtual_workers}, the number of "

@@ -7,11 +7,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+import msgspec
+
 from gyrostat.job.control.requests import ProfileTable, Reply, RequestResult
 
 Result = RequestResult | ProfileTable
+_encode = msgspec.msgpack.Encoder().encode
 
 _REMEMBERED = 256
+_REMEMBERED_BYTES = 1 << 18
+"""They are part of the leader's record, which a lease store must accept."""
 
 
 class Requester(Protocol):
@@ -23,11 +28,14 @@ class Requester(Protocol):
 class IdempotentReplies:
     def __init__(self) -> None:
         self.answered: dict[str, Result] = {}
+        self._sizes: dict[str, int] = {}
         self._waiting: dict[str, list[Requester]] = {}
 
     def restore(self, answered: Mapping[str, Result]) -> None:
         """The replies of the previous leader."""
-        self.answered = dict(answered)
+        self.answered, self._sizes = {}, {}
+        for request, answer in answered.items():
+            self.note(request, answer)
 
     def is_new(self, request: str, requester: Requester) -> bool:
         """Whether to carry the request out. If it was sent before, it gets the same reply."""
@@ -46,9 +54,12 @@ class IdempotentReplies:
         """Remember the reply to a request. A retryable refusal is not remembered: the request may be sent again."""
         if request is None or (isinstance(answer, RequestResult) and answer.retryable):
             return
-        self.answered[request] = answer
-        while len(self.answered) > _REMEMBERED:
-            self.answered.pop(next(iter(self.answered)))
+        self.answered[request], self._sizes[request] = answer, len(_encode(answer))
+        while len(self.answered) > _REMEMBERED or (
+            len(self.answered) > 1 and sum(self._sizes.values()) > _REMEMBERED_BYTES
+        ):
+            oldest = next(iter(self.answered))
+            del self.answered[oldest], self._sizes[oldest]
 
     def answer(self, request: str | None, answer: Result) -> None:
         """Send the reply to all that wait for it. None: the job's own change, for which no client waits."""

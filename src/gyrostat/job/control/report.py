@@ -8,15 +8,13 @@ only ever added.
 from __future__ import annotations
 
 import dataclasses
-import os
 import signal
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
-from gyrostat.core.errors import UsageError
+from gyrostat.core.files import READABLE, write_atomically
 from gyrostat.core.job import Determinism
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.run_request import RunRequest
@@ -29,6 +27,7 @@ def report(outcome: Outcome, request: RunRequest | None = None) -> dict[str, obj
         "workers": outcome.workers,
         "steps": outcome.steps,
         "first_step": outcome.first_step,
+        "reported_from": outcome.reported_from,
         "samples": outcome.samples,
         "seconds": outcome.seconds,
         "total_seconds": outcome.total_seconds,
@@ -58,32 +57,17 @@ def write_json(path: Path, content: Mapping[str, object]) -> None:
         for name, value in content.items()
     )
     text = "{\n" + ",\n".join(members) + "\n}\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(text)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def check_writable(path: Path) -> None:
-    """Raise `UsageError` before the run if its report cannot be written."""
-    if not path.parent.is_dir():
-        raise UsageError(f"the report cannot be written to {path}: there is no directory {path.parent}")
-    if path.is_dir():
-        raise UsageError(f"the report cannot be written to {path}: that is a directory")
+    write_atomically(path, text.encode(), durable=False, mode=READABLE)
 
 
 def _asked(request: RunRequest | None) -> dict[str, object]:
     if request is None:
         return {}
+    options = request.options
     return {
-        "determinism": request.determinism,
-        "pool": None if request.pool is None else list(request.pool.types),
-        "mixes_types": request.determinism is Determinism.HETEROGENEOUS,
+        "determinism": options.determinism,
+        "pool": None if options.pool is None else list(options.pool.types),
+        "mixes_types": options.determinism is Determinism.HETEROGENEOUS,
     }
 
 

@@ -28,6 +28,7 @@ from gyrostat.job.control.requests import (
     Scale,
     ScaleBy,
     Status,
+    Vacate,
 )
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, PullShard, QueuesRecord, ShardService
@@ -93,6 +94,9 @@ class RequestHandler:
                 refusal = self.shards.open(request)
                 text = refusal or f"shards of {request.queues} are served"
                 self._actions.defer(ReplyOnce(requester, RequestResult(refusal is None, text)))
+            case Vacate(devices=devices):
+                self._vacate(devices, now)
+                requester.answer(self._job.status())
             case Scale() | ScaleBy() | Migrate() | Occupy() | ProfileJob():
                 if self.replies.is_new(request.request, requester):
                     self._handle_change(request, now)
@@ -117,12 +121,20 @@ class RequestHandler:
                 requester.answer(self._job.status())
 
     def _signal(self, request: AskCheckpoint | AskStop) -> RequestResult:
-        if self._request.checkpoint is None:
+        if self._request.options.checkpoint is None:
             return RequestResult(False, _NO_CHECKPOINTS)
         if isinstance(request, AskCheckpoint) and self._job.attempt is None:
             return RequestResult(True, "suspended: its checkpoint holds everything", self._tally.step)
-        self._job.signalled(signal.SIGUSR1 if isinstance(request, AskCheckpoint) else signal.SIGTERM)
-        return RequestResult(True, "asked for, at the next boundary", self._tally.step)
+        if isinstance(request, AskCheckpoint):
+            self._job.signalled(signal.SIGUSR1)
+            return RequestResult(
+                True, "a checkpoint will be taken at the next step boundary", self._tally.step
+            )
+        self._tally.stop_requested = True
+        self._job.signalled(signal.SIGTERM)
+        return RequestResult(
+            True, "the job will be checkpointed and ended at the next step boundary", self._tally.step
+        )
 
     def _handle_change(self, request: Scale | ScaleBy | Migrate | Occupy | ProfileJob, now: float) -> None:
         name, workers = request.request, self._tally.workers
@@ -160,7 +172,7 @@ class RequestHandler:
     def _suspend(self, attempt: Attempt, change: Reconfiguration, now: float) -> None:
         assert change.request is not None
         busy = attempt.coordinator.busy()
-        if self._request.checkpoint is None:
+        if self._request.options.checkpoint is None:
             self._refuse(change, f"{_NO_CHECKPOINTS}, and without workers a job is its checkpoint")
         elif busy is not None:
             self._refuse(change, busy, retryable=True)
@@ -171,7 +183,9 @@ class RequestHandler:
         step, most = self._job.status().step, self._tally.virtual_workers
         if change.without or not 0 <= change.workers <= most:
             reason = f"the job is suspended; to go on, ask for 1 to {most} workers"
-            self._actions.carry_out([ReplyTo(change.request, RequestResult(False, reason, step))])
+            self._actions.carry_out(
+                [ReplyTo(change.request, RequestResult(False, reason, step, invalid=True))]
+            )
         elif change.workers == 0:
             self._actions.carry_out([ReplyTo(change.request, RequestResult(True, "suspended already", step))])
         else:
@@ -193,6 +207,22 @@ class RequestHandler:
         elif attempt is None:
             devices.retarget(slots, ())
         self._change(change, now)
+
+    def _vacate(self, devices: tuple[int, ...], now: float) -> None:
+        """Its workers on these devices have not left in time: the others recover, and nobody takes their place. If none could
+        go on, nothing is done, and the client kills the job."""
+        assignment, attempt = self._request.device_assignment, self._job.attempt
+        if assignment is None or attempt is None or not self._request.options.recovers:
+            return
+        coordinator = attempt.coordinator
+        evicted = assignment.on(devices, (*coordinator.members, *coordinator.generations.newcomers))
+        if not coordinator.training or set(coordinator.members) <= set(evicted):
+            return
+        assignment.withdraw(devices)
+        for member in evicted:
+            self._actions.carry_out(coordinator.leaves(member, now))
+            if member in attempt.tracker.living:
+                attempt.tracker.leaving(member, now, "was evicted: it had not left its device in time")
 
     def _profile(self, request: ProfileJob, now: float) -> None:
         attempt = self._job.attempt

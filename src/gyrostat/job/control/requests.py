@@ -8,6 +8,8 @@ change is under way.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
@@ -15,41 +17,52 @@ from gyrostat.job.control.device_assignment import Slot
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
 
+RequestId = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Members = Annotated[tuple[int, ...], msgspec.Meta(max_length=10_000)]
+"""Requests are part of the leader's record, so what a client sends is bounded."""
+
 
 class Scale(msgspec.Struct, frozen=True, tag=True):
     """Run on `workers` workers."""
 
-    request: str
+    request: RequestId
     workers: int
 
 
 class Migrate(msgspec.Struct, frozen=True, tag=True):
     """Replace these workers by new ones, in one switch."""
 
-    request: str
-    members: tuple[int, ...]
+    request: RequestId
+    members: Members
 
 
 class ScaleBy(msgspec.Struct, frozen=True, tag=True):
     """Run on `by` workers more; fewer, if it is negative."""
 
-    request: str
+    request: RequestId
     by: int
-    members: tuple[int, ...] = ()
+    members: Members = ()
     """The workers that leave; none: the last ones."""
 
 
 class Occupy(msgspec.Struct, frozen=True, tag=True):
     """Run on exactly these devices, one worker on each; on none: suspend. Only for a job with a `DeviceAssignment`."""
 
-    request: str
-    slots: tuple[Slot, ...]
+    request: RequestId
+    slots: Annotated[tuple[Slot, ...], msgspec.Meta(max_length=10_000)]
+
+
+class Vacate(msgspec.Struct, frozen=True, tag=True):
+    """End the workers on these devices now, without waiting for a boundary; the others recover. Idempotent; answered with
+    `Status`."""
+
+    devices: tuple[int, ...]
 
 
 class ProfileJob(msgspec.Struct, frozen=True, tag=True):
     """Measure throughput on all sizes from `smallest` to `largest`, or on the size that the job has."""
 
-    request: str
+    request: RequestId
     smallest: int | None = None
     largest: int | None = None
     steps: int = 20
@@ -81,6 +94,8 @@ class RequestResult(msgspec.Struct, frozen=True, tag=True):
     prepare_ms: float = 0.0
     retryable: bool = False
     """Refused for now only: the same request may succeed later."""
+    invalid: bool = False
+    """Refused as bad input."""
 
 
 class ProfileTable(msgspec.Struct, frozen=True, tag=True):
@@ -112,11 +127,14 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """The nodes whose agents are connected."""
     devices: tuple[int, ...] = ()
     """The device of each of `members`, if a scheduler assigns devices."""
+    profiling: bool = False
+    """It is measured on several numbers of workers, and returns to the one it had."""
 
     @property
     def is_steady(self) -> bool:
         """It trains, and no change of its workers is under way."""
-        return self.phase is JobPhase.TRAINING and self.reconfiguration is ReconfigurationPhase.STEADY
+        steady = self.reconfiguration is ReconfigurationPhase.STEADY and not self.profiling
+        return self.phase is JobPhase.TRAINING and steady
 
 
 Request = (
@@ -124,6 +142,7 @@ Request = (
     | ScaleBy
     | Migrate
     | Occupy
+    | Vacate
     | ProfileJob
     | AskStatus
     | AskCheckpoint

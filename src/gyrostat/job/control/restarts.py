@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FIRST_WAIT_S = 1.0
-LONGEST_WAIT_S = 60.0
+from gyrostat.core.backoff import Backoff
+
+DELAY = Backoff(first_s=1.0, longest_s=60.0)
 
 
 @dataclass
@@ -30,4 +31,4 @@ class Restarts:
         self.in_vain = 0 if step > self.furthest else self.in_vain + 1
         self.furthest = max(self.furthest, step)
         self.made += 1
-        return min(LONGEST_WAIT_S, FIRST_WAIT_S * 2.0 ** (self.in_vain - 1)) if self.in_vain else 0.0
+        return DELAY.after(self.in_vain)

@@ -10,7 +10,7 @@ One record serves all requests of a turn of the leader's loop.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
@@ -21,10 +21,16 @@ if TYPE_CHECKING:
     from gyrostat.data.shards.queues import Queues
 
 
+Name = Annotated[str, msgspec.Meta(max_length=256)]
+_MOST_QUEUES = 256
+_MOST_ANSWERED = 4096
+"""Workers per queue whose last answer is remembered."""
+
+
 class OpenShards(msgspec.Struct, frozen=True, tag=True):
     """Serve queues under this name. Idempotent; refused if the name is in use with other values."""
 
-    queues: str
+    queues: Name
     samples: int
     shard_size: int
     seed: int = 0
@@ -36,14 +42,14 @@ class OpenShards(msgspec.Struct, frozen=True, tag=True):
 class PullShard(msgspec.Struct, frozen=True, tag=True):
     """The samples that a worker has trained since its last request; requests more."""
 
-    queues: str
-    worker: str
+    queues: Name
+    worker: Name
     number: int
     """Of this worker's request: one more than that of the last, or the same if that was not answered."""
     epoch: int | None
     """The epoch of the requested shard; None: no shard is requested."""
     term: int = 0
-    offsets: tuple[tuple[int, int], ...] = ()
+    offsets: Annotated[tuple[tuple[int, int], ...], msgspec.Meta(max_length=10_000)] = ()
     """(lease, samples) of each shard that it holds, as in `data.shards.messages.Report`."""
     leaves: bool = False
     """The worker leaves: its samples that are not reported return to the queue."""
@@ -80,6 +86,8 @@ class ShardService:
         known = self._opened.get(request.queues)
         if known is not None:
             return None if known == request else f"{request.queues!r} is open with other values: {known}"
+        if len(self._opened) >= _MOST_QUEUES:
+            return f"a job serves at most {_MOST_QUEUES} queues"
         try:
             queues = _make(request)
         except GyrostatError as error:
@@ -100,7 +108,10 @@ class ShardService:
         if request.number < number:
             return Pulled(False, f"request {request.number} comes after {number}, which is answered already")
         answer = self._answer(queues, request, now)
+        answered.pop(request.worker, None)
         answered[request.worker] = request.number, answer
+        while len(answered) > _MOST_ANSWERED:
+            answered.pop(next(iter(answered)))
         return answer
 
     def _answer(self, queues: Queues, request: PullShard, now: float) -> Pulled:

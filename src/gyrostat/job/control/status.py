@@ -31,4 +31,5 @@ def status_of(
         loss=tally.steps[-1].loss if tally.steps else None,
         throughput=tally.rate() if generations is not None else None,
         devices=devices.devices(members) if devices is not None else (),
+        profiling=attempt is not None and attempt.coordinator.profiling,
     )

@@ -23,16 +23,21 @@ from gyrostat.job.processes.protocol import Failed, FailureKind, WorkerEnded
 
 BLAME_GRACE_S = 2.0
 KILL_GRACE_S = 5.0
+_NO_BOUNDARY = "was asked to leave by SIGTERM, and no boundary to leave at came within its grace"
 
 
 class FailureCause(StrEnum):
     """How a worker failed, the most specific first."""
 
     RAISED = "raised"
+    REFUSED = "refused"
+    """The job cannot use what it was given, such as another job's checkpoint."""
     EXITED = "exited"
     KILLED = "killed"
     POISON = "poison"
     """Killed, like others before it, while it ran a certain micro-batch."""
+    LOST = "lost"
+    """Out of reach: its agent is away, or has not started it."""
     MEMORY = "out of memory"
     VANISHED = "vanished"
     """Exited with code 0 before its script had ended."""
@@ -41,9 +46,26 @@ class FailureCause(StrEnum):
     """Stopped the job, with a checkpoint, because its agent was away."""
 
 
+RESTARTABLE = (
+    FailureCause.KILLED,
+    FailureCause.LOST,
+    FailureCause.VANISHED,
+    FailureCause.PEER_LOST,
+    FailureCause.ORPHANED,
+)
+"""Not the script's fault: another attempt may succeed."""
+DEATHS = (
+    FailureCause.EXITED,
+    FailureCause.KILLED,
+    FailureCause.POISON,
+    FailureCause.LOST,
+    FailureCause.MEMORY,
+    FailureCause.VANISHED,
+)
+"""The worker itself has died, and not because its script raised."""
 _MOST_SPECIFIC = (
     (FailureCause.POISON, FailureCause.MEMORY),
-    (FailureCause.RAISED, FailureCause.EXITED, FailureCause.KILLED),
+    (FailureCause.RAISED, FailureCause.REFUSED, FailureCause.EXITED, FailureCause.KILLED, FailureCause.LOST),
     (FailureCause.VANISHED,),
     (FailureCause.PEER_LOST,),
 )
@@ -64,7 +86,7 @@ class JobFailure:
     """What is known of its last moments."""
 
     def __str__(self) -> str:
-        return f"worker {self.worker} {self.summary}"
+        return self.summary if self.cause is FailureCause.REFUSED else f"worker {self.worker} {self.summary}"
 
 
 @dataclass(frozen=True)
@@ -100,8 +122,9 @@ class WorkerTracker:
     _suspects: list[JobFailure] = field(default_factory=list)
     _decide_at: float | None = None
     _kill_at: float | None = None
-    _leave_by: dict[int, float] = field(default_factory=dict)
-    _overdue: set[int] = field(default_factory=set)
+    _leave_by: dict[int, tuple[float, str]] = field(default_factory=dict)
+    _overdue: dict[int, str] = field(default_factory=dict)
+    """Workers that are killed because they have not left in time, and what to say of it."""
     _terminated: bool = False
     _hung: dict[int, str] = field(default_factory=dict)
     _evidence: dict[int, Evidence] = field(default_factory=dict)
@@ -116,19 +139,22 @@ class WorkerTracker:
 
     def deadline(self) -> float | None:
         """When `orders` must be asked again, even if nothing happens."""
-        deadlines = (self._decide_at, self._kill_at, *self._leave_by.values())
+        deadlines = (self._decide_at, self._kill_at, *(until for until, _ in self._leave_by.values()))
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def failed(self, worker: int, message: Failed, now: float) -> None:
         """A worker's script raised."""
         self._reported.add(worker)
-        lost_peer = message.kind is FailureKind.PEER_LOST
+        cause, verb = {
+            FailureKind.PEER_LOST: (FailureCause.PEER_LOST, "lost a peer: "),
+            FailureKind.REFUSED: (FailureCause.REFUSED, ""),
+        }.get(message.kind, (FailureCause.RAISED, "raised "))
         failure = JobFailure(
             worker=worker,
-            cause=FailureCause.PEER_LOST if lost_peer else FailureCause.RAISED,
-            summary=f"lost a peer: {message.summary}" if lost_peer else f"raised {message.summary}",
-            traceback=message.traceback,
-            exit_code=2 if message.kind is FailureKind.USAGE else 1,
+            cause=cause,
+            summary=verb + message.summary,
+            traceback=None if cause is FailureCause.REFUSED else message.traceback,
+            exit_code=2 if message.kind in (FailureKind.USAGE, FailureKind.REFUSED) else 1,
         )
         self._suspect(failure, now)
 
@@ -138,6 +164,8 @@ class WorkerTracker:
 
     def gave_up(self, reason: str, now: float) -> None:
         """The job cannot continue, and no worker caused it."""
+        if self.over:
+            return
         self._suspect(
             JobFailure(worker=self.living[0], cause=FailureCause.EXITED, summary=f"cannot go on: {reason}"),
             now,
@@ -150,9 +178,9 @@ class WorkerTracker:
         if message.stopped and self.stopped_by is None and not self._terminated:
             self.stopped_by = message.asked_by  # directly, or by the leader before this one
 
-    def leaving(self, worker: int, until: float) -> None:
-        """A worker will leave at a boundary; if it has not by `until`, it is killed."""
-        self._leave_by.setdefault(worker, until)
+    def leaving(self, worker: int, until: float, otherwise: str = _NO_BOUNDARY) -> None:
+        """A worker will leave at a boundary; if it has not by `until`, it is killed. `otherwise`: what to say of it then."""
+        self._leave_by[worker] = min(self._leave_by.get(worker, (until, otherwise)), (until, otherwise))
 
     def hangs(self, where: Mapping[int, str]) -> list[SendSignal]:
         """These workers hang and block the job: they are killed."""
@@ -189,10 +217,7 @@ class WorkerTracker:
         """The cause of a kill from outside. A worker that took over its work may die of it, too."""
         summary = describe_exit(code)
         if worker in self._overdue:
-            return (
-                FailureCause.KILLED,
-                "was asked to leave by SIGTERM, and no boundary to leave at came within its grace",
-            )
+            return FailureCause.KILLED, self._overdue[worker]
         if worker in self._hung:
             summary = f"was ended by the watchdog: it hung at {self._hung[worker]}"
         elif evidence.out_of_memory is not None:
@@ -243,9 +268,7 @@ class WorkerTracker:
         """A worker is out of reach, and counts as lost."""
         self.codes[worker] = -signal.SIGKILL
         if not self._terminated and self.stopped_by is None:
-            self._suspect(
-                JobFailure(worker=worker, cause=FailureCause.KILLED, summary=f"was lost: {why}"), now
-            )
+            self._suspect(JobFailure(worker=worker, cause=FailureCause.LOST, summary=f"was lost: {why}"), now)
 
     def began(self) -> list[SendSignal]:
         """Training has begun: from now on a checkpoint can be requested."""
@@ -275,12 +298,12 @@ class WorkerTracker:
         if self._kill_at is not None and now >= self._kill_at:
             self._kill_at = None
             return [SendSignal(signal.SIGKILL, self.living)]
-        overdue = tuple(worker for worker, until in self._leave_by.items() if now >= until)
+        overdue = {worker: why for worker, (until, why) in self._leave_by.items() if now >= until}
         if overdue:
             for worker in overdue:
                 del self._leave_by[worker]
-            self._overdue |= set(overdue)
-            return [SendSignal(signal.SIGKILL, overdue)]
+            self._overdue |= overdue
+            return [SendSignal(signal.SIGKILL, tuple(overdue))]
         if not self._terminated and self._decided(now):
             self._terminated = True
             self._decide_at = None
@@ -296,7 +319,11 @@ class WorkerTracker:
         for causes in _MOST_SPECIFIC:
             for failure in self._suspects:
                 if failure.cause in causes and not self._excused(failure):
-                    return replace(failure, evidence=self._evidence.get(failure.worker, NO_EVIDENCE))
+                    # Nobody was lost: the script itself ended its process, and would do so again.
+                    by_itself = failure.cause is FailureCause.VANISHED and not self._peer_lost
+                    cause = FailureCause.EXITED if by_itself else failure.cause
+                    evidence = self._evidence.get(failure.worker, NO_EVIDENCE)
+                    return replace(failure, cause=cause, evidence=evidence)
         return None
 
     def orphaned(self) -> JobFailure | None:
@@ -307,10 +334,15 @@ class WorkerTracker:
         return JobFailure(worker=min(self.codes), cause=FailureCause.ORPHANED, summary=summary)
 
     def _excused(self, failure: JobFailure) -> bool:
-        """A worker that vanished has failed only if another one lost a peer; after a stop signal, a lost peer is no failure."""
+        """A worker that vanished has failed if another one lost a peer, or if no worker is left: then no script has reached its
+        end. After a stop signal, a lost peer is no failure."""
         if failure.cause is FailureCause.VANISHED:
-            return all(other.cause is not FailureCause.PEER_LOST for other in self._suspects)
+            return not self._peer_lost and (bool(self.living) or self.stopped_by is not None)
         return failure.cause is FailureCause.PEER_LOST and self.stopped_by is not None
+
+    @property
+    def _peer_lost(self) -> bool:
+        return any(failure.cause is FailureCause.PEER_LOST for failure in self._suspects)
 
     def _suspect(self, failure: JobFailure, now: float) -> None:
         self._suspects.append(failure)

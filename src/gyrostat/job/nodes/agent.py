@@ -21,7 +21,6 @@ import logging
 import math
 import secrets
 import signal
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -30,8 +29,9 @@ from functools import partial
 
 import msgspec
 
-from gyrostat.core.errors import LeaseError, UsageError
+from gyrostat.core.errors import LeaseError
 from gyrostat.core.evidence import Evidence
+from gyrostat.core.files import write_atomically
 from gyrostat.job.control.control_socket import ControlSocket, runtime_directory
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.observer import Observer
@@ -59,9 +59,10 @@ from gyrostat.job.nodes.messages import (
     WorkerSaid,
 )
 from gyrostat.job.nodes.pending_requests import PendingRequests, ServiceRequester, SignalRequester
+from gyrostat.job.nodes.rendezvous import serve_rendezvous
 from gyrostat.job.nodes.service import LeaderLink, NodeSession, Service
 from gyrostat.job.processes.output import LogFiles, OutputStream
-from gyrostat.job.processes.protocol import FromWorker, WorkerId
+from gyrostat.job.processes.protocol import FromWorker, Terminate, WorkerId
 from gyrostat.job.processes.signals import SignalQueue
 from gyrostat.job.processes.start import WorkerForkServer
 
@@ -85,8 +86,7 @@ class NodeOptions:
     token: str | None = None
     node_timeout: float = 60.0
     """Seconds for which an agent may be away before its workers count as lost, and their fork server kills them. If no worker
-    has
-    an agent for half the time, the job stops with a checkpoint."""
+    has an agent, and one has had none for half the time, the job stops with a checkpoint."""
     timing: Timing = field(default_factory=Timing)
 
 
@@ -119,6 +119,8 @@ class Agent:
         self._attend_at: float | None = None
         self._trouble = ""
         self._leaving = False
+        self._stop_by: float | None = None
+        """The lease store has lost its data: when this agent ends, if its workers have not ended before."""
         self._result: JobOutcome | None = None
         with contextlib.ExitStack() as stack:
             self._open(stack, signals)
@@ -133,7 +135,9 @@ class Agent:
         self._source = found or WorkerForkServer(outlives=(parents, self._options.node_timeout))
         stack.callback(self._source.close)
         self._run_file = home / "run"
-        self._run = self._run_file.read_text() if found and self._run_file.exists() else None
+        if found is None:  # the file is of an earlier run, if there is one
+            self._run_file.unlink(missing_ok=True)
+        self._run = self._run_file.read_text() if self._run_file.exists() else None
         self._agent_socket = home / "agent.socket"
         self._loop = Loop(
             self._source,
@@ -143,20 +147,19 @@ class Agent:
             boxes=home,
             signals=signals,
             control_socket=ControlSocket(name),
-            logs=LogFiles(self._request.log_dir or home / "logs"),
+            logs=LogFiles(self._request.output.log_dir or home / "logs"),
             agent_socket=self._agent_socket,
         )
         stack.callback(self._loop.close)
-        for worker_id in found.children.living.values() if found else ():
-            self._facts.started(worker_id)
-        for worker_id, code in found.children.exited if found else ():
-            self._facts.has_gone(worker_id, code)
         if found:
             self._loop.workers.adopt(found.children.living)
             for worker_id in found.children.living.values():
+                self._facts.started(worker_id)
                 self._local_rank(worker_id)
+            for worker_id, code in found.children.exited:
+                self._facts.has_gone(worker_id, code)
             self._tell(f"found {len(found.children.living)} workers of the agent before this one")
-        self._rendezvous = self._serve_rendezvous(stack)
+        self._rendezvous = serve_rendezvous(self._source, self._options.host)
         self._service = Service(self._options.host, self._options.port, self._options.token, self)
         stack.callback(self._service.close)
         self.address = self._service.address
@@ -167,25 +170,11 @@ class Agent:
             on_follow=lambda holder: self._loop.inbox.post(partial(self._follow, holder)),
             on_lost=lambda why: self._loop.inbox.post(partial(self._step_down, why)),
             on_trouble=lambda why: self._loop.inbox.post(partial(self._tell, f"the lease store: {why}")),
+            on_store_lost=lambda why: self._loop.inbox.post(partial(self._stop_without_leader, why)),
             timing=self._options.timing,
         )
         self._campaign.start()
         stack.callback(self._leave_campaign)
-
-    def _serve_rendezvous(self, stack: contextlib.ExitStack) -> str:
-        """Served by a separate process: a worker may leave, and gRPC's threads cannot be forked."""
-        family = socket.AF_INET6 if ":" in self._options.host else socket.AF_INET
-        with socket.socket(family, socket.SOCK_STREAM) as listener:
-            try:
-                listener.bind((self._options.host, 0))
-            except OSError as error:
-                raise UsageError(
-                    f"cannot listen at {self._options.host} ({error}); name an address of this machine: --listen HOST"
-                ) from error
-            listener.listen(1024)
-            host, port = listener.getsockname()[:2]
-            stack.enter_context(self._source.serve_store(listener))
-        return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
 
     def run(self) -> int:
         """The exit code: the job's, or 0 if the node left before."""
@@ -195,6 +184,7 @@ class Agent:
             self._loop.turn(*self._deadlines(), None if wait is None else time.monotonic() + wait)
             self._attend_if_due()
             self._lead_on()
+            self._end_without_leader()
         if self._result.text:
             self._tell(self._result.text)
         return self._result.code
@@ -206,7 +196,7 @@ class Agent:
         self._closing.close()
 
     def _deadlines(self) -> Iterator[float | None]:
-        yield self._attend_at
+        yield from (self._attend_at, self._stop_by)
         if self._claim is not None:
             yield time.monotonic() + _CLAIM_AGAIN_S
         if self._term is not None:
@@ -295,7 +285,9 @@ class Agent:
                 rank = self._local_rank(worker_id)
                 spec = request.spec(replace(assignment, host=self._options.host), local_rank=rank)
                 # A job without checkpoints would lose everything by stopping: it trains on.
-                timeout = self._options.node_timeout / 2 if request.checkpoint is not None else math.inf
+                timeout = (
+                    self._options.node_timeout / 2 if request.options.checkpoint is not None else math.inf
+                )
                 agent = str(self._agent_socket)
                 spec = msgspec.structs.replace(
                     spec, worker_id=worker_id, agent=agent, agent_timeout_s=timeout
@@ -327,7 +319,7 @@ class Agent:
                 self._loop.workers.signal(worker_id, signal.SIGKILL)
             self._facts = WorkerFactsTable()
         self._run = run
-        self._run_file.write_text(run)
+        write_atomically(self._run_file, run.encode(), durable=False)
 
     # Requests of clients, and signals.
 
@@ -365,6 +357,9 @@ class Agent:
         except LeaseError:
             return  # tried again while this agent holds the lease
         self._claim = None
+        if kept is None and self._facts.all():
+            self._stop_without_leader("the record of this job is gone")
+            return
         if kept is not None and kept.over is not None:
             if kept.run == self._run:
                 self._result = kept.over
@@ -380,7 +375,7 @@ class Agent:
         self._term = term = LeaderTerm(
             self._request, self._observer, grant, nodes=options.nodes, node_timeout=options.node_timeout
         )
-        term.begin(node, self._obey, self._facts.all(), kept.record if kept is not None else None)
+        term.begin(node, self._obey, self._facts.all(), kept)
         for message in self._pending.messages():
             term.take(node, message)
         if self._leaving:
@@ -396,6 +391,21 @@ class Agent:
         if self._result is None:
             self._tell(f"leading no more: {why}")
 
+    def _stop_without_leader(self, why: str) -> None:
+        """The lease store has lost its data. Nobody knows what the last leader had decided, so nobody may lead: the job stops,
+        with a checkpoint if it writes any."""
+        self._tell(f"the lease store has lost its data ({why}), so the job has no leader any more: it stops")
+        self._stop_by = time.monotonic() + self._options.node_timeout
+        for worker_id in self._loop.workers.living():
+            self._loop.workers.send(worker_id, Terminate())
+
+    def _end_without_leader(self) -> None:
+        if self._stop_by is not None and not (
+            self._loop.workers.living() and time.monotonic() < self._stop_by
+        ):
+            text = "the lease store has lost its data; the same command continues from the newest checkpoint"
+            self._result = self._result or JobOutcome(1, text)
+
     def _lead_on(self) -> None:
         """Called in every turn of the loop."""
         now = self._campaign.token_now()
@@ -408,7 +418,6 @@ class Agent:
         outcome = term.leader.outcome
         if outcome is not None and (over := term.conclude(outcome)) is not None:
             self._result = JobOutcome(over.code, "")
-            self._observer.over(outcome)
 
     # ServiceHandler: called from threads of the service.
 

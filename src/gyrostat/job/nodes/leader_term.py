@@ -15,8 +15,8 @@ from functools import partial
 
 import msgspec
 
-from gyrostat.core.errors import LeaseError, UsageError
-from gyrostat.job.control.executor import LeaderRecord
+from gyrostat.core.errors import LeaseError, UsageError, ValueTooLarge
+from gyrostat.job.control.executor import LeaderRecord, RecordRefused
 from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.outcome import Outcome
@@ -59,6 +59,8 @@ class TermRecord(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     """The id of the run: a job's name may be used again."""
     record: LeaderRecord | None = None
+    nodes: tuple[str, ...] | None = None
+    """Those on which the job's workers may be."""
     over: JobOutcome | None = None
 
 
@@ -97,19 +99,20 @@ class LeaderTerm:
             keep=self._keep,
             node_timeout=node_timeout,
         )
-        self.leader = Leader(request, self.registry, observer)
+        self.leader, self._observer = Leader(request, self.registry, observer), observer
+        self._reported = False
         self._facts = WorkerFactsTable()
         self._sessions: dict[str, NodeSession] = {}
         self._behind: dict[str, float] = {}
         """Seconds by which a node's monotonic clock is behind this one."""
         self._stopping = False
 
-    def begin(self, node: str, send: Send, workers: list[WorkerFacts], record: LeaderRecord | None) -> None:
-        """With this agent's own node, and the record of the previous leader if there was one."""
+    def begin(self, node: str, send: Send, workers: list[WorkerFacts], kept: TermRecord | None) -> None:
+        """With this agent's own node, and what the previous leader kept if there was one."""
         self.registry.came(node, send, _living(workers), time.monotonic())
-        if record is not None:
-            self.registry.expect(_worker_ids(record), time.monotonic())
-            self.leader.take_over(record)
+        if kept is not None and kept.record is not None:
+            self.registry.expect(_worker_ids(kept.record), kept.nodes, time.monotonic())
+            self.leader.take_over(kept.record)
         self._hear(node, workers)
 
     # Nodes.
@@ -223,7 +226,12 @@ class LeaderTerm:
     # The end.
 
     def conclude(self, outcome: Outcome) -> JobOutcome | None:
-        """Keep the result, and send it to all other nodes. None: not possible now."""
+        """Show the result on this node, keep it, and send it to all other nodes. None: not possible now."""
+        if (
+            not self._reported
+        ):  # before others know of it: if this agent is killed meanwhile, the next leader shows it
+            self._reported = True
+            self._observer.over(outcome)
         text = f"digest {outcome.digest}" if outcome.digest is not None else "the job has ended"
         if outcome.failure is not None:
             text = f"the job has failed: {outcome.failure}"
@@ -241,11 +249,14 @@ class LeaderTerm:
             session.close()
 
     def _keep(self, record: Callable[[], LeaderRecord]) -> bool:
-        return self._put(TermRecord(run=self.grant.run, record=record()))
+        nodes = tuple(self.registry.may_have_workers())
+        return self._put(TermRecord(run=self.grant.run, record=record(), nodes=nodes))
 
     def _put(self, kept: TermRecord) -> bool:
         try:
             self.grant.store.put(_RECORD, msgspec.msgpack.encode(kept), self.grant.token)
+        except ValueTooLarge as error:
+            raise RecordRefused(f"the record for the next leader cannot be kept: {error}") from error
         except LeaseError:
             return False  # tried again; if the lease is lost, the campaign reports it
         return True

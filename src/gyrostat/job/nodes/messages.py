@@ -10,11 +10,14 @@ other change needs another version of the service, which is part of its name.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import msgspec
 
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment
+from gyrostat.job.control.control_socket import NAMES
 from gyrostat.job.control.requests import Reply, Request
 from gyrostat.job.processes.channel import ProtocolError
 from gyrostat.job.processes.protocol import (
@@ -47,8 +50,8 @@ class WorkerFacts(msgspec.Struct, frozen=True):
 class NodeAttending(msgspec.Struct, frozen=True, tag=True):
     """The first message of an agent to a leader."""
 
-    node: str
-    run: str | None
+    node: Annotated[str, msgspec.Meta(pattern=f"^{NAMES.pattern}$")]
+    run: Annotated[str, msgspec.Meta(max_length=64)] | None
     """The run of the job to which its workers belong, if it knows."""
     workers: list[WorkerFacts]
     clock: float = 0.0

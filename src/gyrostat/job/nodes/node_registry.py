@@ -46,13 +46,21 @@ class NodeRegistry:
         self._where: dict[WorkerId, str] = {}
         self._missing: dict[WorkerId, float] = {}
         """Workers that no agent has reported yet, and since when."""
+        self._awaited: set[str] | None = None
+        """The nodes that may have them, and have not connected yet; None: any node may."""
         self._undelivered: dict[WorkerId, list[Instruct]] = {}
 
     # Nodes.
 
-    def expect(self, worker_ids: Iterable[WorkerId], now: float) -> None:
-        """Workers of a job that was taken over: an agent will report each."""
+    def expect(self, worker_ids: Iterable[WorkerId], nodes: Sequence[str] | None, now: float) -> None:
+        """Workers of a job that was taken over: an agent will report each. `nodes`: those that had been asked to start them,
+        maybe by a leader that was killed while it asked; None: unknown."""
         self._missing.update({worker_id: now for worker_id in worker_ids if worker_id not in self._where})
+        self._awaited = None if nodes is None else set(nodes) - self.nodes.keys()
+
+    def may_have_workers(self) -> list[str]:
+        """The nodes on which the job's workers may be: what the next leader has to know."""
+        return sorted(self.nodes.keys() | (self._awaited or set()))
 
     def came(self, name: str, send: Send, living: Iterable[WorkerId], now: float) -> list[WorkerId]:
         """An agent connects, with its running workers. Returns the workers that it had before and has no longer."""
@@ -60,6 +68,8 @@ class NodeRegistry:
         living = set(living)
         leaving = name in self.nodes and self.nodes[name].leaving
         self.nodes[name] = NodeEntry(send, leaving=leaving)
+        if self._awaited is not None:
+            self._awaited.discard(name)
         for worker_id in living:
             self._where[worker_id] = name
             self._missing.pop(worker_id, None)
@@ -104,6 +114,8 @@ class NodeRegistry:
             for worker_id, name in self._where.items()
             if self.nodes[name].send is None and now >= self.nodes[name].away_since + self._node_timeout
         ]
+        if self._awaited is not None and not self._awaited:
+            return lost + [(worker_id, "no agent has started it") for worker_id in self._missing]
         return lost + [
             (worker_id, f"no agent has shown it for {self._node_timeout:g} s")
             for worker_id, since in self._missing.items()

@@ -21,6 +21,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
+import msgspec
+
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.job.control.requests import Reply, Request
 from gyrostat.job.nodes.messages import (
@@ -54,7 +56,8 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),
 ]
 _STOP_S = 5.0
-_TOGETHER = 512
+_TOGETHER = 1 << 18
+"""Bytes after which no further message is added to a batch."""
 
 
 class Unavailable(GyrostatError):
@@ -241,17 +244,18 @@ class AgentClient:
 
 def _batches(outgoing: queue.SimpleQueue[Any]) -> Iterator[bytes]:
     """What is waiting goes out together, until None comes: a call costs more than what it carries."""
-    while True:
-        batch = [outgoing.get()]
-        with contextlib.suppress(queue.Empty):
-            while batch[-1] is not None and len(batch) < _TOGETHER:
-                batch.append(outgoing.get_nowait())
-        if batch[-1] is not None:
+    message: Any = ()
+    while message is not None:
+        batch: list[msgspec.Raw] = []
+        size, message = 0, outgoing.get()
+        while message is not None:
+            batch.append(msgspec.Raw(encode(message)))
+            size += len(batch[-1])
+            if size >= _TOGETHER or outgoing.empty():
+                break
+            message = outgoing.get()
+        if batch:
             yield encode(batch)
-        else:
-            if batch[:-1]:
-                yield encode(batch[:-1])
-            return
 
 
 def _metadata(token: str | None) -> list[tuple[str, str]]:

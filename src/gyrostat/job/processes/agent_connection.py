@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
+from gyrostat.core.phase import AgentPresence
 from gyrostat.job.processes.channel import Channel, greet
 from gyrostat.job.processes.protocol import (
     LASTING,
@@ -46,14 +47,14 @@ class AgentConnection:
         successor: str | None = None,
         *,
         agent_timeout_s: float = float("inf"),
-        on_orphaned: Callable[[bool], None] = lambda orphaned: None,
+        on_agent: Callable[[AgentPresence], None] = lambda agent: None,
     ) -> None:
         """`successor`: the path of the socket of the agent's successor; None: the agent has none.
 
-        `on_orphaned` is called in the thread that reads `messages`: with True when no agent was reachable for
-        `agent_timeout_s`, with False when one is back.
+        `on_agent` is called in the thread that reads `messages`, when the agent is away, when none was reachable for
+        `agent_timeout_s`, and when one is back.
         """
-        self._agent_timeout_s, self._on_orphaned = agent_timeout_s, on_orphaned
+        self._agent_timeout_s, self._on_agent = agent_timeout_s, on_agent
         self._channel, self._worker_id, self._successor = channel, worker_id, successor
         self._lock = threading.Lock()
         self._steps: list[StepReport] = []
@@ -123,10 +124,11 @@ class AgentConnection:
         """Return when connected to the next agent."""
         self._connected.clear()
         logger.info("worker lost its agent, waits for the next one at %s", path)
+        self._on_agent(AgentPresence.AWAY)
         orphaned_at = time.monotonic() + self._agent_timeout_s
         while not self._connected.is_set():
             if time.monotonic() >= orphaned_at:
-                self._on_orphaned(True)
+                self._on_agent(AgentPresence.ORPHANED)
             try:
                 channel: Channel[ToWorker] = Channel(connect_to(path), ToWorker)
             except OSError:
@@ -138,7 +140,7 @@ class AgentConnection:
             except OSError:
                 channel.close()
                 time.sleep(_RETRY_S)
-        self._on_orphaned(False)
+        self._on_agent(AgentPresence.PRESENT)
         logger.info("worker is connected to the next agent")
 
     def _rejoin(self, channel: Channel[ToWorker]) -> None:

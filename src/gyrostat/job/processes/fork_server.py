@@ -9,9 +9,9 @@ itself, the kernel kills them. Each worker leads a process group, so processes t
 launcher's side is `start.WorkerForkServer`. A launcher that has imported everything itself, and has one OS thread, forks its
 fork server from itself (`fork`).
 
-With `--outlive SOCKET SECONDS` it serves an agent and outlives it: workers train on, and the next agent connects to SOCKET. If
+With `--outlive FD SECONDS` it serves an agent and outlives it: workers train on, and the next agent connects to socket FD. If
 none does in time, the workers are killed: the job goes on without them, or they have saved a checkpoint and stopped before
-(`session.set_orphaned`).
+(`session.set_agent`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ from gyrostat.job.processes.protocol import (
     WorkerId,
     WorkerSpec,
 )
-from gyrostat.job.processes.unix_socket import bind_at
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +63,8 @@ PRELOAD = (
     "torch.utils.data",
     "gyrostat.engine.script.session",
 )
+STORE_NAME = "rendezvous"
+"""The name of a process that serves a rendezvous, as `ps -c` shows it."""
 _FILES_PER_WORKER = 3
 _FILES_PER_STORE = 2
 _GREETING_TIMEOUT_S = 5.0
@@ -162,10 +163,17 @@ class ForkedWorkers:
         logger.info(
             "forked worker %d as process %d", spec.worker_id.member, pid, extra=spec.worker_id.log_fields
         )
-        channel.send(Forked(pid))
+        self._send(Forked(pid))
+
+    def _send(self, message: Forked | Exited) -> None:
+        """An agent that has gone does not get it: `serve` is about to notice that, and its successor gets `Children`."""
+        if self._channel is not None:
+            with contextlib.suppress(OSError):
+                self._channel.send(message)
 
     def _fork_store(self, channel: Channel[ToForkServer]) -> None:
-        """This process is not a worker: its exit is not reported."""
+        """This process is not a worker: its exit is not reported. It ends with the fork server, not with the agent: workers
+        connect without one."""
         files = _take_files(channel, _FILES_PER_STORE)
         self._fork_child(lambda: self._run_store(files), files)
 
@@ -200,15 +208,15 @@ class ForkedWorkers:
     def _run_store(self, files: list[int]) -> NoReturn:
         try:
             self._detach()
+            Path("/proc/self/comm").write_text(STORE_NAME)
             from gyrostat.engine.torch_internals import rendezvous_server
 
             listener, to_agent = files
             server = rendezvous_server(socket.socket(fileno=listener))
-            with socket.socket(fileno=to_agent) as agent:
+            with socket.socket(fileno=to_agent) as agent, contextlib.suppress(OSError):
                 agent.send(b"!")
-                while agent.recv(1):  # returns b"" when the agent has closed its end
-                    pass
-            del server
+            while server is not None:  # until it dies with the fork server
+                signal.pause()
         finally:
             os._exit(0)
 
@@ -247,9 +255,8 @@ class ForkedWorkers:
             )
         if worker_id is not None and self._successors is not None:
             self._exited.append((worker_id, code))
-        if worker_id is not None and self._channel is not None:
-            with contextlib.suppress(OSError):  # the launcher has gone: `serve` is about to read that
-                self._channel.send(Exited(pid, code))
+        if worker_id is not None:
+            self._send(Exited(pid, code))
 
     def end(self) -> None:
         """Kill all workers and their process groups."""
@@ -329,14 +336,6 @@ def _run_forked(to_launcher: socket.socket) -> NoReturn:
         worker.exit_process(code)
 
 
-def _listen_at(path: str) -> socket.socket:
-    """`path` is in a directory that only this user may enter."""
-    Path(path).unlink(missing_ok=True)
-    listener = bind_at(path)
-    listener.listen()
-    return listener
-
-
 def _exit(number: int, frame: FrameType | None) -> None:
     raise SystemExit(0)
 
@@ -349,10 +348,9 @@ def _serve(
     workers = ForkedWorkers(channel, successors, agent_timeout_s)
     logger.info("fork server is ready (process %d)", os.getpid())
     try:
-        greet(channel)
+        with contextlib.suppress(OSError):  # the launcher ended meanwhile: `serve` notices that
+            greet(channel)
         workers.serve()
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the launcher ended while a message was sent to it
     finally:
         workers.end()
         logger.info("fork server ends (process %d)", os.getpid())
@@ -364,8 +362,8 @@ def main() -> None:
         worker.die_with_parent(signal.SIGTERM)
     successors, agent_timeout_s = None, 0.0
     if "--outlive" in sys.argv:
-        path, seconds = sys.argv[sys.argv.index("--outlive") + 1 :][:2]
-        successors, agent_timeout_s = _listen_at(path), float(seconds)
+        listener, seconds = sys.argv[sys.argv.index("--outlive") + 1 :][:2]
+        successors, agent_timeout_s = socket.socket(fileno=int(listener)), float(seconds)
     channel: Channel[ToForkServer] = Channel(socket.socket(fileno=int(sys.argv[1])), ToForkServer)
     await_greeting(channel)
     preload()

@@ -6,15 +6,20 @@ worker was killed.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Mapping, Sequence
 
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.logs import note
 from gyrostat.core.placement import Placement
 from gyrostat.job.diagnostics.black_box import BlackBox
 from gyrostat.job.processes.agent_connection import AgentConnection
 from gyrostat.job.processes.protocol import (
     Checkpointed,
+    Failed,
+    FailureKind,
     GenerationPrepared,
     Logged,
     NotCheckpointed,
@@ -27,6 +32,8 @@ from gyrostat.job.processes.protocol import (
     Switched,
     WorkerFinished,
 )
+
+_SEND_TIMEOUT_S = 5.0
 
 
 class Messenger:
@@ -90,6 +97,12 @@ class Messenger:
         self, generation: int, step: int, workers: int, paused: float, why_all: str | None = None
     ) -> None:
         self._connection.send(Switched(generation, step, workers, paused, why_all))
+
+    def not_arrived(self, why: str) -> None:
+        note(f"this new worker {why}; it is given up")
+        self._connection.send(Failed(FailureKind.PEER_LOST, why, why))
+        self._connection.wait_until_sent(_SEND_TIMEOUT_S)
+        os.kill(os.getpid(), signal.SIGKILL)  # not an exit by its own fault: the others go on without it
 
     def lost(self, generation: int, why: str) -> None:
         self._connection.send(PeerLossReported(generation, why))

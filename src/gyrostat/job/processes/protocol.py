@@ -22,7 +22,7 @@ import msgspec
 from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
 from gyrostat.core.placement import Placement
 
-VERSION = 2
+VERSION = 3
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,6 +31,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     module: bool = False
     args: tuple[str, ...] = ()
+    beneath: tuple[tuple[str, ...], ...] = ()
+    """Directories below which it and its working directory must lie (`confined.Beneath`); empty: anywhere."""
 
 
 class WorkerId(msgspec.Struct, frozen=True, array_like=True):
@@ -106,8 +108,8 @@ class Children(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServeStore(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process that serves a rendezvous. Carries two files: the listening socket, and a socket to the agent; the process
-    ends when the agent closes it."""
+    """Fork a process that serves a rendezvous, until the fork server ends. Carries two files: the listening socket, and one
+    on which it reports that it serves."""
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True):
@@ -149,6 +151,12 @@ class Logged(msgspec.Struct, frozen=True, tag=True):
     step: int
     metrics: dict[str, float]
 
+    def __str__(self) -> str:
+        """As it is shown among the output of workers."""
+        return f"step {self.step}  " + "  ".join(
+            f"{name} {value:.6g}" for name, value in self.metrics.items()
+        )
+
 
 class Probed(msgspec.Struct, frozen=True, tag=True):
     step: int
@@ -182,6 +190,8 @@ class FailureKind(StrEnum):
 
     SCRIPT = "script"
     USAGE = "usage"
+    REFUSED = "refused"
+    """The job cannot use what it was given, such as another job's checkpoint; where the script noticed does not matter."""
     PEER_LOST = "peer lost"
     """Another worker failed; this one only saw the consequence."""
 

@@ -1,13 +1,15 @@
 """Two ways to start workers behind one interface, `WorkerSource`: by the fork server, or each as a fresh interpreter.
 
 `WorkerForkServer` is the launcher's side of `fork_server`. It starts one process, a fresh interpreter or a fork of this process
-(`forked`), from which the workers of any number of jobs are forked, one job at a time. `ColdStart` is for comparison. Neither
+(`forked`), from which the workers of any number of jobs are forked, one job at a time. If that process is killed, the kernel
+kills its workers: they are reported as killed, and another process takes its place. `ColdStart` is for comparison. Neither
 imports torch in this process. Both can be polled: `fileno()` is readable when `exits()` has something to return.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import selectors
@@ -24,6 +26,8 @@ from typing import NoReturn, Protocol, Self, TypeVar
 import msgspec
 
 from gyrostat.core.errors import ScriptFailed
+from gyrostat.core.secrets import without_secrets
+from gyrostat.job import environment
 from gyrostat.job.processes import fork_server
 from gyrostat.job.processes.channel import Channel, check_greeting, greet
 from gyrostat.job.processes.protocol import (
@@ -37,11 +41,13 @@ from gyrostat.job.processes.protocol import (
     Signal,
     WorkerSpec,
 )
-from gyrostat.job.processes.unix_socket import connect_to
+from gyrostat.job.processes.unix_socket import bind_at, connect_to
 
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """With these set to 1, numerical libraries start no threads when they are imported."""
 _EXIT_TIMEOUT_S = 10.0
+
+logger = logging.getLogger(__name__)
 
 Reply = TypeVar("Reply", Hello, Forked, Children)
 
@@ -72,21 +78,34 @@ class WorkerForkServer:
         `outlives` is a socket's path and seconds: the fork server outlives this process, and waits that long at the socket for
         another process to `adopt` it.
         """
-        env = dict(os.environ if env is None else env)
+        self._poll, self._workers = selectors.EpollSelector(), dict[int, int]()
+        self._begin(env, outlives)
+
+    def _begin(self, env: Mapping[str, str] | None, outlives: tuple[Path, float] | None) -> None:
+        self._env = env
+        env = without_secrets(environment.variables() if env is None else env)
         env.update(dict.fromkeys(ONE_THREAD, "1"))
         env.setdefault("PYTHONHASHSEED", "0")
         ours, theirs = socket.socketpair()
         command = [sys.executable, "-P", "-m", "gyrostat.job.processes.fork_server", str(theirs.fileno())]
+        files = [theirs]
         if outlives is not None:
-            command += ["--outlive", str(outlives[0]), str(outlives[1])]
+            path, seconds = outlives
+            files.append(_listen_at(path))
+            command += ["--outlive", str(files[-1].fileno()), str(seconds)]
         elif threading.current_thread() is threading.main_thread():
             command.append(
                 "--die-with-parent"
             )  # the kernel signals the end of the starting thread, here that of the process
-        with theirs:
-            process = subprocess.Popen(
-                command, env=env, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
-            )
+        process = subprocess.Popen(
+            command,
+            env=env,
+            pass_fds=[file.fileno() for file in files],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for file in files:
+            file.close()
         self._connect(ours, process.pid, process)
         self._outlives = outlives is not None
         greet(self._channel)
@@ -95,7 +114,7 @@ class WorkerForkServer:
     def forked(cls) -> WorkerForkServer:
         """Fork it from this process, which has imported everything (`fork_server.preload`) and has one OS thread."""
         pid, sock = fork_server.fork()
-        server = cls.__new__(cls)
+        server = cls._unconnected()
         server._connect(sock, pid, _Child(pid))
         server._outlives = False
         greet(server._channel)
@@ -108,7 +127,7 @@ class WorkerForkServer:
             sock = connect_to(path)
         except OSError:
             return None
-        adopted = cls.__new__(cls)
+        adopted = cls._unconnected()
         adopted._connect(sock, 0, None)
         try:
             greet(adopted._channel)
@@ -116,14 +135,22 @@ class WorkerForkServer:
             adopted._ready, adopted.pid = True, hello.pid
             adopted.children = adopted._receive(Children)
         except (OSError, ScriptFailed):  # its time to wait was over, and it is about to end
-            adopted._channel.close()
+            adopted._disconnect()
+            adopted._poll.close()
             return None
         return adopted
+
+    @classmethod
+    def _unconnected(cls) -> WorkerForkServer:
+        server = cls.__new__(cls)
+        server._poll, server._workers, server._env = selectors.EpollSelector(), {}, None
+        return server
 
     def _connect(
         self, sock: socket.socket, pid: int, process: subprocess.Popen[bytes] | _Child | None
     ) -> None:
         self._channel: Channel[FromForkServer] = Channel(sock, FromForkServer)
+        self._poll.register(self._channel, selectors.EVENT_READ)
         self.pid, self._process = pid, process
         self.children = Children({}, [])
         """The workers that the fork server had when it was adopted."""
@@ -136,37 +163,75 @@ class WorkerForkServer:
             check_greeting(self._receive(Hello))
             self._ready = True
 
+    def _disconnect(self) -> None:
+        with contextlib.suppress(KeyError, ValueError):  # closed already
+            self._poll.unregister(self._channel)
+        self._channel.close()
+
     def start(self, spec: WorkerSpec, stdout: int, stderr: int, channel: socket.socket) -> int:
+        files = [stdout, stderr, channel.fileno()]
         self.wait_until_ready()
-        self._channel.send(Fork(spec), [stdout, stderr, channel.fileno()])
-        return self._receive(Forked).pid
+        forked = self._fork(spec, files)
+        if forked is None:  # it has ended
+            self._replace()
+            self.wait_until_ready()
+            forked = self._fork(spec, files)
+        if forked is None:
+            self._raise_ended()
+        with contextlib.suppress(ProcessLookupError):  # it has exited already
+            self._workers[forked.pid] = os.pidfd_open(forked.pid)
+        return forked.pid
+
+    def _fork(self, spec: WorkerSpec, files: list[int]) -> Forked | None:
+        """None: the fork server has ended."""
+        with contextlib.suppress(ConnectionError):  # what it sent before is still to be read
+            self._channel.send(Fork(spec), files)
+        return self._next(Forked)
+
+    def _replace(self) -> None:
+        """It was killed, and its workers with it, after it had been ready: report them, and start another one."""
+        if self._outlives or not self._ready:
+            self._raise_ended()
+        code = self._await_end()
+        logger.warning(
+            "the fork server (process %d) ended with exit code %s; starting another one", self.pid, code
+        )
+        self._disconnect()
+        killed = [Exited(pid, -signal.SIGKILL) for pid in self._workers]
+        for pidfd in self._workers.values():
+            _kill_and_wait(pidfd)
+        pending = [message for message in self._pending if isinstance(message, Exited)]
+        self._begin(self._env, None)
+        self._pending += [*pending, *killed]
 
     def signal(self, pid: int, number: int) -> None:
         with contextlib.suppress(BrokenPipeError):  # it has ended; `exits` raises
             self._channel.send(Signal(pid, number))
 
-    def serve_store(self, listener: socket.socket) -> socket.socket:
-        """Start a process that serves a rendezvous on `listener`; the caller closes its own copy of it. The process ends when
-        the returned socket is closed."""
+    def serve_store(self, listener: socket.socket) -> None:
+        """Start a process that serves a rendezvous on `listener` until the fork server ends; the caller closes its own copy."""
         self.wait_until_ready()
         ours, theirs = socket.socketpair()
-        with theirs:
-            self._channel.send(ServeStore(), [listener.fileno(), theirs.fileno()])
-        if not ours.recv(1):
-            raise ScriptFailed(
-                "the process that serves the workers' rendezvous ended when it started; its error is in the output above"
-            )
-        return ours
+        with ours:
+            with theirs:
+                self._channel.send(ServeStore(), [listener.fileno(), theirs.fileno()])
+            if not ours.recv(1):
+                raise ScriptFailed(
+                    "the process that serves the workers' rendezvous ended when it started; its error is in the output above"
+                )
 
     def fileno(self) -> int:
-        return self._channel.fileno()
+        return self._poll.fileno()
 
     def exits(self) -> list[Exited]:
         self._pending += self._channel.drain()
+        if self._channel.closed:
+            self._replace()
         exits = [message for message in self._pending if isinstance(message, Exited)]
         self._pending = [message for message in self._pending if not isinstance(message, Exited)]
-        if self._channel.closed:
-            self._raise_ended()
+        for exited in exits:
+            if (pidfd := self._workers.pop(exited.pid, None)) is not None:
+                os.close(pidfd)
         return exits
 
     def close(self) -> None:
@@ -174,9 +239,13 @@ class WorkerForkServer:
         if self._outlives:
             self._end(signal.SIGTERM)
         if self._process is not None:
-            self._channel.close()
+            self._disconnect()
         self._await_end()
-        self._channel.close()
+        self._disconnect()
+        self._poll.close()
+        for pidfd in self._workers.values():
+            os.close(pidfd)
+        self._workers.clear()
 
     def _await_end(self) -> int | None:
         """Its exit code; None if it is not a child of this process."""
@@ -208,7 +277,13 @@ class WorkerForkServer:
         self.close()
 
     def _receive(self, expected: type[Reply]) -> Reply:
-        """Wait for the next message of a type; the others are kept for `exits`."""
+        reply = self._next(expected)
+        if reply is None:
+            self._raise_ended()
+        return reply
+
+    def _next(self, expected: type[Reply]) -> Reply | None:
+        """Wait for the next message of a type; the others are kept for `exits`. None: the fork server has ended."""
         while True:
             for message in self._pending:
                 if isinstance(message, expected):
@@ -216,7 +291,7 @@ class WorkerForkServer:
                     return message
             messages = self._channel.receive()
             if messages is None:
-                self._raise_ended()
+                return None
             self._pending += messages
 
     def _raise_ended(self) -> NoReturn:
@@ -225,6 +300,22 @@ class WorkerForkServer:
             f"the fork server (process {self.pid}), which starts workers, ended with exit code {code}; "
             "its error, if it printed one, is in the output above"
         )
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """From now on another process can connect, and waits while the fork server loads. `path` is in a directory that only this
+    user may enter."""
+    path.unlink(missing_ok=True)
+    listener = bind_at(path)
+    listener.listen()
+    return listener
+
+
+def _kill_and_wait(pidfd: int) -> None:
+    """The kernel kills the workers of a fork server that was killed; nothing of them may go on when others take their place."""
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+    select.select([pidfd], [], [], _EXIT_TIMEOUT_S)
 
 
 class _Child:

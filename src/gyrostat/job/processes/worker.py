@@ -36,9 +36,13 @@ from typing import NoReturn
 import msgspec
 
 from gyrostat.core import logs
-from gyrostat.core.errors import GyrostatError, PeerLost, UsageError
+from gyrostat.core.errors import ForeignCheckpoint, GyrostatError, OtherFingerprint, PeerLost, UsageError
+from gyrostat.core.logs import note
+from gyrostat.core.phase import AgentPresence
+from gyrostat.job import environment
 from gyrostat.job.diagnostics import stacks
 from gyrostat.job.diagnostics.black_box import BlackBox
+from gyrostat.job.processes import confined
 from gyrostat.job.processes.agent_connection import AgentConnection
 from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.messenger import Messenger
@@ -62,6 +66,8 @@ logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _SEND_TIMEOUT_S = 60.0
+_LONGEST_SUMMARY = 2_000
+_LONGEST_TRACEBACK = 32_000
 _PACKAGE = str(Path(__file__).resolve().parents[2]) + os.sep
 
 
@@ -74,7 +80,7 @@ def run_worker(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
             spec.worker_id,
             spec.agent,
             agent_timeout_s=spec.agent_timeout_s,
-            on_orphaned=_set_orphaned,
+            on_agent=_set_agent,
         )
         messenger = Messenger(connection, _open_black_box(spec.black_box))
         if spec.shows_stacks and spec.black_box is not None:
@@ -84,7 +90,7 @@ def run_worker(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
         fields = {**spec.worker_id.log_fields, "generation": spec.assignment.generation}
         logger.info("worker %d starts", spec.worker_id.member, extra=fields)
         exits = Exits()
-        if not spec.assignment.reference:
+        if not spec.assignment.options.reference:
             # These threads inherit the mask: only the script's thread gets signals, and it may block or wait for them.
             before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
             for name, work, args in (
@@ -157,9 +163,8 @@ def die_with_parent(number: int) -> None:
 
 def _set_environment(spec: WorkerSpec) -> None:
     """Set the job's directory, environment variables and standard streams."""
-    os.chdir(spec.cwd)
-    os.environ.clear()
-    os.environ.update(spec.env)
+    confined.enter_directory(spec.cwd, spec.program.beneath)
+    environment.set_variables(spec.env)
     # New streams: those of the fork server belong to other files, and the launcher shows whole lines.
     sys.stdout = sys.__stdout__ = _line_buffered(1)  # type: ignore[misc]
     sys.stderr = sys.__stderr__ = _line_buffered(2)  # type: ignore[misc]
@@ -176,17 +181,14 @@ def _open_black_box(path: str | None) -> BlackBox | None:
     try:
         return None if path is None else BlackBox(Path(path))
     except OSError as error:
-        print(
-            f"gyrostat: no black box for this worker, so a crash report will not name its micro-batch: {error}",
-            file=sys.stderr,
-        )
+        note(f"no black box for this worker, so a crash report will not name its micro-batch: {error}")
         return None
 
 
-def _set_orphaned(orphaned: bool) -> None:
+def _set_agent(agent: AgentPresence) -> None:
     from gyrostat.engine.script import session
 
-    session.set_orphaned(orphaned)
+    session.set_agent(agent)
 
 
 def _line_buffered(file: int) -> TextIOWrapper:
@@ -196,10 +198,14 @@ def _line_buffered(file: int) -> TextIOWrapper:
 def _run(spec: WorkerSpec, messenger: Messenger, connection: AgentConnection, exits: Exits) -> int:
     """Run the user's program in a session of the engine. Returns the exit code."""
     from gyrostat.engine.script import session
+    from gyrostat.engine.script.checks import leftover_of_ddp
 
     assignment = spec.assignment
     _install_signal_handlers(
-        session, exits, stops=assignment.checkpoint is not None, elastic=not assignment.reference
+        session,
+        exits,
+        stops=assignment.options.checkpoint is not None,
+        elastic=not assignment.options.reference,
     )
     try:
         session.enter(spec.assignment, messenger)
@@ -226,7 +232,8 @@ def _run(spec: WorkerSpec, messenger: Messenger, connection: AgentConnection, ex
         os.kill(os.getpid(), signal.SIGINT)
         raise
     except BaseException as error:
-        return _report(error, connection)
+        leftover = None if assignment.options.reference else leftover_of_ddp(error)
+        return _report(leftover or error, connection)
 
 
 def _listen(connection: AgentConnection, exits: Exits) -> None:
@@ -263,6 +270,10 @@ def run_program(program: Program) -> None:
         sys.path.insert(0, os.getcwd())
         sys.argv = [program.name, *program.args]
         runpy.run_module(program.name, run_name="__main__", alter_sys=True)
+    elif program.beneath:
+        script = os.path.abspath(program.name)
+        sys.argv = [script, *program.args]
+        confined.run_script(script, program.beneath)
     else:
         script = os.path.abspath(program.name)
         sys.path.insert(0, os.path.dirname(os.path.realpath(script)))
@@ -328,18 +339,29 @@ def _reset_in_children(handler: Callable[[int, FrameType | None], None]) -> None
 
 def _report(error: BaseException, connection: AgentConnection) -> int:
     """Send the launcher what the script raised. Returns the exit code."""
-    text = format_traceback(error)
+    text, kind = format_traceback(error), _kind(error)
     summary = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    connection.send(Failed(_kind(error), summary, text))
+    if kind is FailureKind.REFUSED:
+        text = summary = str(error)
+    connection.send(Failed(kind, shortened(summary, _LONGEST_SUMMARY), shortened(text, _LONGEST_TRACEBACK)))
     if not connection.delivers:
         print(text, file=sys.stderr)
     return error.exit_code if isinstance(error, GyrostatError) else 1
+
+
+def shortened(text: str, length: int) -> str:
+    """Without the middle, if it is longer: a message to the leader must not be too large for the network."""
+    if len(text) <= length:
+        return text
+    return f"{text[: length // 2]} … ({len(text) - length} characters left out) … {text[-(length // 2) :]}"
 
 
 def _kind(error: BaseException) -> FailureKind:
     """A lost peer is the cause even if the script's own clean-up raised another error after it."""
     if any(isinstance(cause, PeerLost) for cause in _causes(error)):
         return FailureKind.PEER_LOST
+    if isinstance(error, ForeignCheckpoint | OtherFingerprint):
+        return FailureKind.REFUSED
     return FailureKind.USAGE if isinstance(error, UsageError) else FailureKind.SCRIPT
 
 
@@ -368,7 +390,7 @@ def format_traceback(error: BaseException) -> str:
 
 
 def _is_bootstrap(filename: str) -> bool:
-    return filename == "<frozen runpy>" or filename.endswith("runpy.py") or filename == __file__
+    return filename in ("<frozen runpy>", __file__, confined.__file__) or filename.endswith("runpy.py")
 
 
 def main() -> NoReturn:

@@ -8,7 +8,6 @@ module's forward, and for backward from the sequence number that autograd gives 
 from __future__ import annotations
 
 import bisect
-import os
 import statistics
 import sys
 import time
@@ -25,6 +24,7 @@ from torch.nn.modules import module as hooks
 from gyrostat.engine.numerics.determinism import cpu_type
 from gyrostat.engine.script import session
 from gyrostat.engine.supervisor import Supervisor
+from gyrostat.job import environment
 from gyrostat.job.processes.worker import run_program
 from gyrostat.job.scan.measured import Measured, Orders
 from gyrostat.job.scan.turns import TurnTaking
@@ -91,7 +91,7 @@ class BoundaryWatcher:
     def _write(self) -> None:
         operators, modules = attribute(self._profiler.events())  # type: ignore[no-untyped-call]
         measured = Measured(
-            cpu_type=cpu_type(os.environ),
+            cpu_type=cpu_type(environment.variables()),
             turns=self._measured,
             operators=_medians(operators),
             modules=_medians(modules),

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool
+from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool, TrainingOptions
 from gyrostat.core.placement import Placement
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes.protocol import Program
@@ -64,16 +64,18 @@ class ScanRequest:
             f"{orders.directory}/{orders.level}-checkpoints"  # the script's own checkpoints are not used
         )
         policy = CheckpointPolicy(directory=checkpoints, resume=False)
-        return replace(request, stop_after=orders.steps, checkpoint=policy)
+        return replace(request, options=replace(request.options, stop_after=orders.steps, checkpoint=policy))
 
     def _request(self, program: Program, level: Determinism) -> RunRequest:
         return RunRequest(
             program=program,
             placement=Placement.even(self.virtual_workers or 1, 1),
-            virtual_workers_given=self.virtual_workers is not None,
-            threads=self.pool.threads,
-            determinism=level,
-            pool=self.pool if level is Determinism.HETEROGENEOUS else None,
+            options=TrainingOptions(
+                virtual_workers_given=self.virtual_workers is not None,
+                threads=self.pool.threads,
+                determinism=level,
+                pool=self.pool if level is Determinism.HETEROGENEOUS else None,
+            ),
             cwd=self.cwd,
         )
 

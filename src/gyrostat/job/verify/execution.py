@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
-from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool, Probe, ReductionOrder
+from gyrostat.core.job import (
+    CheckpointPolicy,
+    Determinism,
+    DevicePool,
+    Probe,
+    ReductionOrder,
+    TrainingOptions,
+)
 from gyrostat.job.control.observer import NullObserver, Observer
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.launcher import RunRequest, run_job
@@ -106,14 +113,16 @@ class Executor:
             request = RunRequest(
                 program=self.program,
                 placement=configuration.placement,
-                threads=threads,
-                reduction=self.reduction,
-                determinism=Determinism.ELASTIC if self.pool is None else Determinism.HETEROGENEOUS,
-                pool=self.pool,
-                reference=configuration.reference,
-                checkpoint=CheckpointPolicy(directory=checkpoints, resume=False),
-                probe=probe,
-                stop_after=until if cut is None or early else cut,
+                options=TrainingOptions(
+                    threads=threads,
+                    reduction=self.reduction,
+                    determinism=Determinism.ELASTIC if self.pool is None else Determinism.HETEROGENEOUS,
+                    pool=self.pool,
+                    reference=configuration.reference,
+                    checkpoint=CheckpointPolicy(directory=checkpoints, resume=False),
+                    probe=probe,
+                    stop_after=until if cut is None or early else cut,
+                ),
                 cwd=self.directory,
             )
             first = self._part(request, configuration, recorder)
@@ -122,8 +131,11 @@ class Executor:
                 request = replace(
                     request,
                     placement=configuration.resumed_on,
-                    checkpoint=CheckpointPolicy(directory=checkpoints),
-                    stop_after=until,
+                    options=replace(
+                        request.options,
+                        checkpoint=CheckpointPolicy(directory=checkpoints),
+                        stop_after=until,
+                    ),
                 )
                 second = self._part(request, configuration, recorder)
                 trace, seconds = join(trace, trace_of(second)), seconds + second.total_seconds

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from gyrostat.core.files import READABLE, write_atomically
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.verify.compare import Located, RunDifference, RunPair, TracedRun, compare
 from gyrostat.job.verify.diagnosis import DifferenceEvidence, LikelyCause
@@ -179,12 +178,4 @@ def _finding(finding: VerifyFinding) -> dict[str, object]:
 def write_report(path: Path, verdict: VerifyVerdict) -> None:
     """Atomic: a reader sees the old file or the complete new one."""
     data = msgspec.json.format(msgspec.json.encode(as_json(verdict)), indent=1) + b"\n"
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(data)
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    write_atomically(path, data, durable=False, mode=READABLE)

@@ -9,14 +9,14 @@ whether they are repeatable
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import DevicePool, Probe, ReductionOrder
+from gyrostat.core.job import DevicePool, Probe, ReductionOrder, TrainingOptions
 from gyrostat.core.placement import Placement
+from gyrostat.job import environment
 from gyrostat.job.launcher import RunRequest
 from gyrostat.job.processes.protocol import Program
 from gyrostat.job.processes.start import WorkerSource
@@ -55,7 +55,10 @@ class VerifyRequest:
         if self.steps is not None and self.steps < 1:
             raise UsageError(f"--steps must be at least 1, got {self.steps}")
         RunRequest(
-            program=self.program, placement=self.placements[0], threads=self.threads, cwd=self.cwd
+            program=self.program,
+            placement=self.placements[0],
+            options=TrainingOptions(threads=self.threads),
+            cwd=self.cwd,
         ).check()
 
     @property
@@ -183,7 +186,7 @@ class _Verifier:
             repeatable_with_one_thread=self._repeatable_with_one_thread(pair.one, probe, until)
             if threads > 1 and not repeatable
             else None,
-            hash_seed_fixed=os.environ.get("PYTHONHASHSEED", "0").isdigit(),
+            hash_seed_fixed=environment.hash_seed_fixed(),
             suspects=suspects_in(self._request.program, self._executor.directory),
         )
         return VerifyFinding(

@@ -15,7 +15,7 @@ _INTRODUCTION = """# The papers' results, again
 Written by `gyrostat experiment --all`; do not edit. Each section is one experiment, which `gyrostat experiment NAME --page
 docs/results.md` runs and writes alone. The same scheduler runs here as on real clusters, on virtual time (`gyrostat.sim`).
 What a paper leaves open is named under *Setup*, and where our figure is not the paper's, *Why it differs* says so. "reached"
-compares with what this project set itself as a target for the figure; a missed one is told.
+compares with what this project set itself as a target for the figure; a figure that was missed is marked.
 """
 
 

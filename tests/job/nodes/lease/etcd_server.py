@@ -84,6 +84,11 @@ class EtcdServer:
         self._process.wait()
         self._process = None
 
+    def lose_data(self) -> None:
+        """It is gone, and so is its disk; the next one begins empty."""
+        self.kill()
+        shutil.rmtree(self._directory / "data")
+
     def pause(self) -> None:
         """It keeps its connections and answers nothing."""
         assert self._process is not None

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -21,7 +23,7 @@ SHORT = {"file": 4.0, "etcd": 5.0}
 """Tests wait for them to expire; a busy machine has to renew them in time."""
 
 
-class Told:
+class CampaignRecorder:
     """A campaign whose callbacks are kept in order."""
 
     def __init__(self, store: LeaseStore, name: str, ttl: float = 60.0) -> None:
@@ -64,11 +66,11 @@ def spawn(address: str) -> Iterator[Callable[[str, float], AgentProcess]]:
 
 
 def test_leaving_hands_over_at_once(open_another: OpenStore) -> None:
-    first = Told(open_another(), "a")
+    first = CampaignRecorder(open_another(), "a")
     kind, token = first.next()
     assert kind == "lead"
     assert first.campaign.token_now() == token
-    second = Told(open_another(), "b")
+    second = CampaignRecorder(open_another(), "b")
     assert second.next() == ("follow", "a")
     assert second.campaign.token_now() is None
     first.campaign.close()  # A lease of a minute, and no test waits that long.
@@ -94,7 +96,7 @@ def test_a_callback_that_raises_ends_the_campaign_and_frees_the_lease(open_anoth
     campaign = Campaign(open_another(), "a", on_lead=fail, on_follow=lambda holder: None, on_lost=lost.append)
     campaign.start()
     assert led.wait(PATIENCE_S)
-    successor = Told(open_another(), "b")
+    successor = CampaignRecorder(open_another(), "b")
     while (call := successor.next())[0] != "lead":
         assert call == ("follow", "a")
     with pytest.raises(ZeroDivisionError, match="leading by"):
@@ -140,10 +142,10 @@ def test_a_stopped_leader_that_wakes_up_finds_its_writes_refused(
 
 def test_etcd_killed_and_started_again_keeps_what_was_written(own_etcd: EtcdServer) -> None:
     stores = [open_store(own_etcd.address("jobs/1")) for _ in range(2)]
-    leader = Told(stores[0], "a", ttl=5.0)
+    leader = CampaignRecorder(stores[0], "a", ttl=5.0)
     _, token = leader.next()
     assert isinstance(token, int)
-    follower = Told(stores[1], "b", ttl=5.0)
+    follower = CampaignRecorder(stores[1], "b", ttl=5.0)
     assert follower.next() == ("follow", "a")
     stores[0].put("generation", b"7", token)
     own_etcd.kill()
@@ -166,10 +168,10 @@ def test_etcd_killed_and_started_again_keeps_what_was_written(own_etcd: EtcdServ
 
 def test_a_short_restart_of_etcd_deposes_nobody(own_etcd: EtcdServer) -> None:
     stores = [open_store(own_etcd.address("jobs/1")) for _ in range(2)]
-    leader = Told(stores[0], "a", ttl=30.0)
+    leader = CampaignRecorder(stores[0], "a", ttl=30.0)
     _, token = leader.next()
     assert isinstance(token, int)
-    follower = Told(stores[1], "b", ttl=30.0)
+    follower = CampaignRecorder(stores[1], "b", ttl=30.0)
     assert follower.next() == ("follow", "a")
     own_etcd.kill()
     own_etcd.start()
@@ -187,7 +189,7 @@ def test_a_short_restart_of_etcd_deposes_nobody(own_etcd: EtcdServer) -> None:
 
 def test_a_leader_stops_in_time_while_etcd_hangs_and_holds_its_request(own_etcd: EtcdServer) -> None:
     store = open_store(own_etcd.address("jobs/1"))
-    leader = Told(store, "a", ttl=5.0)
+    leader = CampaignRecorder(store, "a", ttl=5.0)
     assert leader.next()[0] == "lead"
     own_etcd.pause()
     kind, why = leader.next()
@@ -197,6 +199,33 @@ def test_a_leader_stops_in_time_while_etcd_hangs_and_holds_its_request(own_etcd:
     assert leader.next()[0] == "lead"
     leader.campaign.close()
     store.close()
+
+
+@pytest.mark.parametrize("kind", ["etcd", "file"])
+def test_a_store_that_has_lost_its_data_is_reported(own_etcd: EtcdServer, tmp_path: Path, kind: str) -> None:
+    """Leading anew would mean tokens that begin again."""
+    events: queue.SimpleQueue[str] = queue.SimpleQueue()
+    address = own_etcd.address("test") if kind == "etcd" else f"file://{tmp_path}/store"
+    with (
+        contextlib.closing(open_store(address)) as store,
+        Campaign(
+            store,
+            "a",
+            on_lead=lambda token: events.put("leads"),
+            on_follow=lambda holder: None,
+            on_lost=lambda why: events.put("leads no more"),
+            on_store_lost=events.put,
+            timing=Timing(ttl=2.0),
+        ),
+    ):
+        assert events.get(timeout=PATIENCE_S) == "leads"
+        if kind == "etcd":
+            own_etcd.lose_data()
+            own_etcd.start()
+        else:
+            (tmp_path / "store" / "lease.json").unlink()
+        assert events.get(timeout=PATIENCE_S) == "leads no more"
+        assert "was at" in events.get(timeout=PATIENCE_S)
 
 
 def _put_when_it_answers(store: LeaseStore, token: int) -> None:

@@ -23,6 +23,7 @@ from gyrostat.job.nodes.lease.election import (
     Renew,
     Renewed,
     Role,
+    StoreLost,
     TimePassed,
     Timing,
     Unreachable,
@@ -227,6 +228,35 @@ def test_old_views_change_nothing() -> None:
     assert following.handle(LeaseSeen(LeaseView(Lease("before", 3), 3)), 1.0) == []
     assert following.handle(LeaseSeen(LeaseView(None, 4)), 1.0) == []
     assert (following.role, following.wake) == (Role.FOLLOWING, 20.0)
+
+
+def test_a_store_that_answers_with_a_smaller_number_has_lost_its_data() -> None:
+    election = leader(token=57)
+    assert election.handle(TimePassed(), 3.4) == [Renew(Lease("me", 57, 10))]
+    refused = election.handle(LeaseRefused(57), 3.5)
+    assert refused == [LeadershipLost("the store reports that its lease is not in force"), Look()]
+    lost = StoreLost("it is at revision 2 and was at 57 before")
+    assert election.handle(LeaseSeen(LeaseView(None, 2), answer=True), 3.6) == [lost]
+    assert (election.role, election.token, election.wake) == (Role.GONE, None, float("inf"))
+    assert election.handle(TimePassed(), 100.0) == []
+
+
+def test_a_lease_with_a_smaller_token_is_of_a_store_that_has_lost_its_data() -> None:
+    election = candidate()
+    election.handle(TimePassed(), 0.0)
+    election.handle(LeaseSeen(LeaseView(None, 57), answer=True), 0.0)
+    assert election.handle(TimePassed(), 0.01) == [Acquire()]
+    won = Lease("me", 3, 10.0)
+    lost = StoreLost("it is at revision 3 and was at 57 before")
+    assert election.handle(Won(won), 0.02) == [Release(won), lost]
+
+
+def test_an_answer_that_is_older_than_what_the_watch_has_brought_meanwhile_is_only_late() -> None:
+    election = candidate()
+    election.handle(TimePassed(), 0.0)
+    assert election.handle(LeaseSeen(LeaseView(Lease("other", 9), 9)), 0.1) == [Follow("other")]
+    assert election.handle(LeaseSeen(LeaseView(Lease("one", 8), 8), answer=True), 0.2) == []
+    assert election.role is Role.FOLLOWING
 
 
 def test_a_follower_is_told_of_each_leader_once() -> None:

@@ -7,9 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gyrostat.core.errors import Deposed, Misuse
+from gyrostat.core.errors import Deposed, Misuse, ValueTooLarge
 from gyrostat.job.nodes.lease import Lease, LeaseStore, LeaseView
-from gyrostat.job.nodes.lease.base import clock
+from gyrostat.job.nodes.lease.base import LARGEST_VALUE, clock
 from tests.job.nodes.lease.conftest import OpenStore
 
 TTL = 60.0
@@ -139,6 +139,15 @@ def test_keys_that_not_every_store_can_hold_are_refused(open_another: OpenStore,
         store.put(key, b"", token)
     with pytest.raises(Misuse):
         store.get(key)
+
+
+def test_a_value_that_no_store_can_hold_is_refused_for_good(open_another: OpenStore) -> None:
+    store = open_another()
+    lease = win(store)
+    store.put("record", b"x" * LARGEST_VALUE, lease.token)
+    with pytest.raises(ValueTooLarge, match="'record' has 1048577 bytes"):
+        store.put("record", b"y" * (LARGEST_VALUE + 1), lease.token)
+    assert store.get("record") == b"x" * LARGEST_VALUE
 
 
 def test_a_watch_tells_who_leads_now_and_every_later_leader(open_another: OpenStore) -> None:

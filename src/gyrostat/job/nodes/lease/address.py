@@ -11,25 +11,36 @@ or set GYROSTAT_ETCD_CA, GYROSTAT_ETCD_CERT, GYROSTAT_ETCD_KEY. The address take
 
 from __future__ import annotations
 
-import os
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from gyrostat.core.errors import LeaseError, StoreUnusable
+from gyrostat.core.errors import LeaseError, StoreUnreachable, StoreUnusable
+from gyrostat.job import environment
 from gyrostat.job.nodes.lease.base import LeaseStore
 from gyrostat.job.nodes.lease.etcd import EtcdStore
 from gyrostat.job.nodes.lease.etcd_gateway import Servers
 from gyrostat.job.nodes.lease.file import FileStore
 
 _DEFAULT_PORT = 2379
+_CHECK_AGAIN_S = 0.25
 _FORMS = "write file:///directory, etcd://host:port/prefix or etcds://host:port/prefix"
 _TLS_OPTIONS = ("ca", "cert", "key")
 
 
-def open_store(address: str, env: Mapping[str, str] = os.environ) -> LeaseStore:
-    """Open the store at this address, and check that it answers. Raises `StoreUnusable` with advice."""
+def open_store(
+    address: str,
+    env: Mapping[str, str] | None = None,
+    *,
+    wait_s: float = 0.0,
+    on_wait: Callable[[str], None] = lambda why: None,
+) -> LeaseStore:
+    """Open the store at this address, and check that it answers. Raises `StoreUnusable` with advice.
+
+    A store that cannot be reached is tried again for `wait_s` seconds, after a call of `on_wait` with the reason.
+    """
     try:
         parts = urlsplit(address)
     except ValueError as error:
@@ -39,7 +50,7 @@ def open_store(address: str, env: Mapping[str, str] = os.environ) -> LeaseStore:
     if parts.scheme == "file":
         return FileStore(_directory(address, parts))
     if parts.scheme in ("etcd", "etcds"):
-        return _open_etcd(address, parts, env)
+        return _open_etcd(address, parts, environment.variables() if env is None else env, wait_s, on_wait)
     raise StoreUnusable(f"{_shown(address)} is not the address of a lease store: {_FORMS}")
 
 
@@ -56,7 +67,13 @@ def etcd_servers(address: str, parts: SplitResult, env: Mapping[str, str]) -> Se
     )
 
 
-def _open_etcd(address: str, parts: SplitResult, env: Mapping[str, str]) -> LeaseStore:
+def _open_etcd(
+    address: str,
+    parts: SplitResult,
+    env: Mapping[str, str],
+    wait_s: float,
+    on_wait: Callable[[str], None],
+) -> LeaseStore:
     prefix = unquote(parts.path).rstrip("/")
     if not prefix:
         raise StoreUnusable(
@@ -64,13 +81,28 @@ def _open_etcd(address: str, parts: SplitResult, env: Mapping[str, str]) -> Leas
         )
     store = EtcdStore(etcd_servers(address, parts, env), prefix)
     try:
-        store.check()
+        _check(store, wait_s, on_wait)
     except LeaseError as error:
         store.close()
         raise StoreUnusable(
             f"the lease store {_shown(address)} cannot be used: {error}{_advice(parts.scheme, str(error))}"
         ) from error
     return store
+
+
+def _check(store: EtcdStore, wait_s: float, on_wait: Callable[[str], None]) -> None:
+    """Whether it answers; again and again, if that may change."""
+    deadline, told = time.monotonic() + wait_s, False
+    while True:
+        try:
+            return store.check()
+        except StoreUnreachable as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not told:
+                on_wait(str(error))
+            told = True
+            time.sleep(_CHECK_AGAIN_S)
 
 
 def _directory(address: str, parts: SplitResult) -> Path:

@@ -16,10 +16,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from gyrostat.core.errors import Deposed, Misuse
+from gyrostat.core.errors import Deposed, Misuse, ValueTooLarge
 
 _KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(/[A-Za-z0-9][A-Za-z0-9._-]*)*")
 _LONGEST_KEY = 200
+LARGEST_VALUE = 1 << 20
+"""Bytes. etcd refuses requests of more than 1.5 MiB."""
 
 
 def clock() -> float:
@@ -78,7 +80,8 @@ class LeaseStore(Protocol):
         changes meanwhile only the newest is reported."""
 
     def put(self, key: str, value: bytes, token: int) -> None:
-        """Write durably if the lease with this token is in force; otherwise write nothing and raise `Deposed`."""
+        """Write durably if the lease with this token is in force; otherwise write nothing and raise `Deposed`. Raises
+        `ValueTooLarge` for more than `LARGEST_VALUE` bytes."""
 
     def get(self, key: str) -> bytes | None:
         """The newest value of this key. Needs no lease."""
@@ -95,6 +98,13 @@ def check_key(key: str) -> str:
             f"characters in all; got {key!r}"
         )
     return key
+
+
+def check_value(key: str, value: bytes) -> bytes:
+    """Returns the value if every store accepts it; raises otherwise."""
+    if len(value) > LARGEST_VALUE:
+        raise ValueTooLarge(f"{key!r} has {len(value)} bytes; a lease store keeps at most {LARGEST_VALUE}")
+    return value
 
 
 def deposed(token: int, now: Lease | None) -> Deposed:

@@ -38,6 +38,7 @@ from gyrostat.job.nodes.lease.election import (
     Renew,
     Renewed,
     Role,
+    StoreLost,
     TimePassed,
     Timing,
     Unreachable,
@@ -57,6 +58,7 @@ class _Callbacks:
     on_follow: Callable[[str], None]
     on_lost: Callable[[str], None]
     on_trouble: Callable[[str], None]
+    on_store_lost: Callable[[str], None]
 
 
 class Campaign:
@@ -71,14 +73,19 @@ class Campaign:
         on_follow: Callable[[str], None],
         on_lost: Callable[[str], None],
         on_trouble: Callable[[str], None] = lambda why: None,
+        on_store_lost: Callable[[str], None] = lambda why: None,
         timing: Timing | None = None,
     ) -> None:
         """`holder` is this agent's address, which followers receive; it is unique. `on_trouble` is called with the reason when
-        the store fails, once per reason."""
+        the store fails, once per reason; `on_store_lost` when it has lost its data, after which there are no more callbacks."""
         self._store = store
         self._holder = holder
         self._callbacks = _Callbacks(
-            on_lead=on_lead, on_follow=on_follow, on_lost=on_lost, on_trouble=on_trouble
+            on_lead=on_lead,
+            on_follow=on_follow,
+            on_lost=on_lost,
+            on_trouble=on_trouble,
+            on_store_lost=on_store_lost,
         )
         self._timing = timing or Timing()
         self._lock = threading.Lock()
@@ -157,6 +164,9 @@ class Campaign:
                 case LeadershipLost(why):
                     logger.info("lease lost by %s: %s", self._holder, why)
                     self._callbacks.on_lost(why)
+                case StoreLost(why):
+                    logger.info("lease store of %s has lost its data: %s", self._holder, why)
+                    self._callbacks.on_store_lost(why)
                 case _:
                     self._requests.put(instruction)
 

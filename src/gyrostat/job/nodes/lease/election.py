@@ -15,6 +15,9 @@ The rules:
 3. Views may arrive late, from the watch and from replies. Each has a number; a view older than the newest known is ignored.
 4. The watch only saves time: an agent without news reads the lease itself at intervals.
 5. A reply that arrives too late (`Won` or `Renewed` after the agent stopped leading) makes the agent release the lease.
+6. A reply whose number is smaller than one that was known when the request was sent means that the store has lost its data:
+   restored from a backup, or emptied. Tokens would begin again, and nobody knows what the last leader had decided. The agent
+   leaves the election and says so.
 """
 
 from __future__ import annotations
@@ -155,7 +158,14 @@ class LeadershipLost:
     why: str
 
 
-Instruction = Look | Acquire | Renew | Release | Lead | Follow | LeadershipLost
+@dataclass(frozen=True)
+class StoreLost:
+    """The store has lost its data, so this job has no leader any more."""
+
+    why: str
+
+
+Instruction = Look | Acquire | Renew | Release | Lead | Follow | LeadershipLost | StoreLost
 
 
 class Election:
@@ -170,6 +180,7 @@ class Election:
         self._former: Lease | None = None
         self._known: LeaseView | None = None
         self._asked = False
+        self._known_when_asked = -1
         self._due = -_NEVER
         self._trouble = ""
 
@@ -199,8 +210,12 @@ class Election:
             self._asked = False
         done: list[Instruction] = []
         match event:
+            case LeaseSeen(view, answer=True) if view.as_of < self._known_when_asked:
+                return self._store_lost(view.as_of)
             case LeaseSeen(view):
                 done = self._see(view, now)
+            case Won(lease) if lease.token <= self._known_when_asked:
+                return [Release(lease), *self._store_lost(lease.token)]
             case Won(lease):
                 done = self._win(lease, now)
             case Renewed(lease):
@@ -276,6 +291,13 @@ class Election:
         lease, self._lease, self.role = self._lease, None, Role.GONE
         return [] if lease is None else [LeadershipLost("it leaves"), Release(lease)]
 
+    def _store_lost(self, number: int) -> list[Instruction]:
+        if self.role is Role.GONE:
+            return []
+        led, self._lease, self.role = self._lease, None, Role.GONE
+        why = f"it is at revision {number} and was at {self._known_when_asked} before"
+        return [*([] if led is None else [LeadershipLost("its store has lost its data")]), StoreLost(why)]
+
     def _stop_leading(self, why: str, now: float) -> list[Instruction]:
         self._former, self._lease, self.role = self._lease, None, Role.CANDIDATE
         self._due = now
@@ -294,6 +316,7 @@ class Election:
             self._due = self._soon(now)
         if now >= self._due:
             self._asked, self._due = True, _NEVER
+            self._known_when_asked = -1 if self._known is None else self._known.as_of
             done.append(self._next_request())
         return done
 

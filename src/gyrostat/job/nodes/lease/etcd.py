@@ -5,7 +5,7 @@
 
 etcd's revisions only increase, and all changes have one order, so tokens increase and views compare by revision. An etcd lease
 never expires earlier than granted, counted from before the request; it may expire half a second late, and later while etcd
-itself has no leader. Restoring etcd from an old backup resets revisions: stop the jobs before.
+itself has no leader. Restoring etcd from an old backup resets revisions: agents notice that, and end the job (`election`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from math import ceil
 import msgspec
 
 from gyrostat.core.errors import LeaseError, StoreRefused, StoreUnreachable
-from gyrostat.job.nodes.lease.base import Lease, LeaseView, check_key, clock, deposed
+from gyrostat.job.nodes.lease.base import Lease, LeaseView, check_key, check_value, clock, deposed
 from gyrostat.job.nodes.lease.etcd_gateway import Gateway, ResponseStream, Servers
 from gyrostat.job.nodes.lease.etcd_messages import EtcdEmpty, Granted, KeptAlive, KeyValue, Range, Txn, decode
 
@@ -125,8 +125,10 @@ class EtcdStore:
 
     def put(self, key: str, value: bytes, token: int) -> None:
         """Each write names the revision that it replaces, so a write whose reply was lost, and which etcd may still carry out,
-        cannot undo the next one."""
-        path = self._path_of(key)
+        cannot undo the next one; and the grant, whose random id is unique even if etcd lost its data and counts again."""
+        path, value = self._path_of(key), check_value(key, value)
+        with self._guard:
+            grant = self._grants.get(token, 0)
         for _ in range(_PUT_ATTEMPTS):
             replaced = self._written.get(path, 0)
             answer = self._gateway.call(
@@ -134,6 +136,7 @@ class EtcdStore:
                 {
                     "compare": [
                         _created(self._leader, token),
+                        {"key": self._leader, "target": "LEASE", "lease": grant},
                         {"key": path, "target": "MOD", "mod_revision": replaced},
                     ],
                     "success": [{"request_put": {"key": path, "value": value}}],
@@ -145,7 +148,7 @@ class EtcdStore:
                 self._written[path] = answer.header.revision
                 return
             leader, written = answer.found(0), answer.found(1)
-            if leader is None or leader.create_revision != token:
+            if leader is None or (leader.create_revision, leader.lease) != (token, grant):
                 raise deposed(token, None if leader is None else _view(leader, 0).lease)
             self._written[path] = 0 if written is None else written.mod_revision
         raise StoreUnreachable(f"{key!r} is being written by others all the time; only the leader should")

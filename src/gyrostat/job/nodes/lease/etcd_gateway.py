@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from gyrostat.core.errors import StoreRefused, StoreUnreachable
+from gyrostat.core.errors import LeaseError, StoreRefused, StoreUnreachable
 from gyrostat.job.nodes.lease.etcd_messages import Authenticated, EtcdFailure, M, Streamed, Watched, decode
 
 TIMEOUT_S = 1.0
@@ -159,8 +159,10 @@ class Gateway:
             raise StoreUnreachable(f"etcd at {self.servers} cannot serve {path} now: {failure.error}")
         raise StoreRefused(f"etcd at {self.servers} refused {path}: {failure.error}")
 
-    def _unreachable(self, error: Exception | None) -> StoreUnreachable:
-        return StoreUnreachable(f"no answer from etcd at {self.servers}: {error}")
+    def _unreachable(self, error: Exception | None) -> LeaseError:
+        """Temporary, unless the server's certificate is not the right one."""
+        kind = StoreRefused if isinstance(error, ssl.SSLCertVerificationError) else StoreUnreachable
+        return kind(f"no answer from etcd at {self.servers}: {error}")
 
 
 class ResponseStream:

@@ -23,7 +23,8 @@ from urllib.parse import quote
 import msgspec
 
 from gyrostat.core.errors import LeaseError, StoreRefused, StoreUnreachable, StoreUnusable
-from gyrostat.job.nodes.lease.base import Lease, LeaseView, check_key, clock, deposed
+from gyrostat.core.files import write_atomically
+from gyrostat.job.nodes.lease.base import Lease, LeaseView, check_key, check_value, clock, deposed
 
 POLL_S = 0.025
 LOCK_TIMEOUT_S = 2.0
@@ -102,10 +103,10 @@ class FileStore:
         return _Poll(self.current, on_view, self._poll)
 
     def put(self, key: str, value: bytes, token: int) -> None:
-        path = self._path_of(key)
+        path, value = self._path_of(key), check_value(key, value)
         with self._locked():
             self._read_own(token)
-            _replace(path, value)
+            write_atomically(path, value)
 
     def get(self, key: str) -> bytes | None:
         try:
@@ -148,7 +149,7 @@ class FileStore:
         return record
 
     def _write(self, record: _Record) -> Lease:
-        _replace(self._path, msgspec.json.encode(record))
+        write_atomically(self._path, msgspec.json.encode(record))
         self._in_force(record)
         return Lease(record.holder or "", record.token, record.expires)
 
@@ -210,22 +211,6 @@ class _Poll:
 
 def _view(record: _Record) -> LeaseView:
     return LeaseView(None if record.holder is None else Lease(record.holder, record.token), record.token)
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Atomic: after a crash the file has the old content or the new one."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(descriptor)
-    os.replace(beside, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
 
 
 def _boot_id() -> str:

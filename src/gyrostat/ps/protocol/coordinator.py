@@ -1,0 +1,385 @@
+"""All servers and the shard queues of a job: which server owns which slot, moves, checkpoints, recovery. Pure.
+
+Every method is an event, and returns what is to be done, in order. Only the coordinator changes the map, and only
+together with the queues do parameters go back, under a new term. Moves and checkpoints begin when every server has
+assumed the term; a checkpoint waits for the moves under way, and no move begins during a checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import count
+
+from gyrostat.data.shards.messages import Answer, AskShard, Request
+from gyrostat.data.shards.queues import Queues
+from gyrostat.ps.protocol.checkpoint import CheckpointInTheMaking, PsCheckpoint
+from gyrostat.ps.protocol.messages import (
+    AssumeTerm,
+    CancelMove,
+    DropSlot,
+    ForgetEpochs,
+    FromServer,
+    MirrorReady,
+    MoveSlot,
+    OwnSlots,
+    SaveSlot,
+    SetMirror,
+    SlotArrived,
+    SlotSaved,
+    TermAssumed,
+    ToServer,
+)
+from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
+
+
+class ServerRecovery(StrEnum):
+    """What happens when a server is lost."""
+
+    EXACT = "exact"
+    """All slots and the queues go back to the last checkpoint."""
+    PARTIAL = "partial"
+    """The slots of the lost server and the queues go back."""
+    REPLICA = "replica"
+    """Its slots' mirrors take over, and nothing goes back; if a mirror is missing too, as `exact`."""
+
+
+@dataclass(frozen=True)
+class SendToServer:
+    server: str
+    message: ToServer
+
+
+@dataclass(frozen=True)
+class WriteManifest:
+    """Make a checkpoint valid. `manifest_written` is called afterwards."""
+
+    checkpoint: PsCheckpoint
+
+
+@dataclass(frozen=True)
+class StopServer:
+    """A server that was asked to leave has no slots left."""
+
+    server: str
+
+
+Instruction = SendToServer | WriteManifest | StopServer
+
+
+@dataclass
+class _Server:
+    address: tuple[str, int]
+    cores: float
+    leaving: bool = False
+    assuming: bool = True
+    """It has not acknowledged the term yet."""
+    loading: set[int] = field(default_factory=set)
+    """Slots that it has not read from their files yet."""
+
+
+class ServerCoordinator:
+    """One job's servers."""
+
+    def __init__(self, slots: int, queues: Queues, recovery: ServerRecovery, *, servers: int = 1) -> None:
+        """`servers`: how many to wait for before slots are assigned."""
+        self.queues, self.recovery = queues, recovery
+        self._awaited = servers
+        self._servers: dict[str, _Server] = {}
+        self._owners: list[str | None] = [None] * slots
+        self._mirrors: dict[int, tuple[str, int, bool]] = {}
+        """By slot: the server, the number of the copy, whether it has arrived."""
+        self._version = 0
+        self._planned: list[PlannedMove] = []
+        self._moves: dict[int, tuple[PlannedMove, int]] = {}
+        self._numbers = count(1)
+        self._checkpoint = PsCheckpoint(0, queues.epoch, queues.to_state(), {})
+        self._making: CheckpointInTheMaking | None = None
+        self._checkpoint_due = False
+
+    @property
+    def map(self) -> SlotMap:
+        addresses = {name: server.address for name, server in self._servers.items()}
+        return SlotMap(self._version, self.queues.term, tuple(self._owners), addresses)
+
+    @property
+    def checkpoint(self) -> PsCheckpoint:
+        """The last valid one."""
+        return self._checkpoint
+
+    @property
+    def settled(self) -> bool:
+        """Every slot has an owner that serves the term, and nothing is moving or being saved."""
+        return (
+            None not in self._owners
+            and not self._moves
+            and not self._planned
+            and self._making is None
+            and not any(server.assuming for server in self._servers.values())
+            and all(ready for _, _, ready in self._mirrors.values())
+        )
+
+    # Workers.
+
+    def answer(self, request: Request, now: float) -> Answer:
+        """A worker asks for a shard, or reports one whose batches all slots have acknowledged.
+
+        It may get a shard of an earlier epoch than it asks for: the queues have gone back, and that epoch is not over
+        any more.
+        """
+        queues = self.queues
+        if isinstance(request, AskShard) and request.epoch > queues.epoch and not queues.over:
+            request = AskShard(request.worker, queues.epoch)
+        return queues.answer(request, now)
+
+    def worker_lost(self, worker: str) -> None:
+        self.queues.release(worker, "lost")
+
+    # Servers that come and go.
+
+    def server_joined(self, name: str, address: tuple[str, int], cores: float = 1.0) -> list[Instruction]:
+        """A new server. It gets slots of the others when it has assumed the term."""
+        assert name not in self._servers, name
+        self._servers[name] = _Server(address, cores)
+        if len(self._servers) < self._awaited:
+            return []
+        self._awaited = 0
+        if None in self._owners:
+            return self._assign_lost()
+        self._version += 1
+        assume: list[Instruction] = [SendToServer(name, AssumeTerm(self.queues.term, {}))]
+        return assume + self.rebalance()
+
+    def server_leaving(self, name: str) -> list[Instruction]:
+        """Move all of its slots away, then stop it."""
+        self._servers[name].leaving = True
+        return self.rebalance()
+
+    def server_lost(self, name: str, now: float) -> list[Instruction]:
+        """A server has died, or is given up."""
+        del self._servers[name]
+        lost = [slot for slot, owner in enumerate(self._owners) if owner == name]
+        self._version += 1
+        done = self._cancel_moves(name)
+        self._making = None
+        done += self._drop_mirrors_on(name)
+        if not lost:
+            return done + self._next()
+        if self.recovery is ServerRecovery.REPLICA and all(self._has_mirror(slot) for slot in lost):
+            return done + self._promote(lost) + self._next()
+        return done + self._roll_back(lost, now)
+
+    def rebalance(self, loads: Sequence[float] | None = None) -> list[Instruction]:
+        """Even out the slots, by measured loads if given; those of leaving servers move to others."""
+        self._planned = plan_moves(self._owners_after_moves(), self._staying(), loads)
+        return self._next()
+
+    # Messages of servers.
+
+    def message(self, server: str, message: FromServer) -> list[Instruction]:
+        if server not in self._servers:
+            return []
+        match message:
+            case TermAssumed(term=term):
+                if term == self.queues.term:
+                    self._servers[server].assuming = False
+                    self._servers[server].loading.clear()
+                return self._next()
+            case SlotArrived():
+                return self._arrived(server, message)
+            case MirrorReady(slot=slot, number=number):
+                if self._mirrors.get(slot) == (server, number, False):
+                    self._mirrors[slot] = server, number, True
+                return self._next()
+            case SlotSaved():
+                return self._saved(message)
+
+    def _arrived(self, server: str, message: SlotArrived) -> list[Instruction]:
+        move, number = self._moves.get(message.slot, (None, 0))
+        if move is None or number != message.move:
+            return [SendToServer(server, CancelMove(message.slot, message.move))]
+        del self._moves[message.slot]
+        self._owners[message.slot] = server
+        self._version += 1
+        done: list[Instruction] = [SendToServer(server, OwnSlots({message.slot: number}))]
+        done.append(SendToServer(move.source, DropSlot(message.slot, number)))
+        return done + self._next()
+
+    # Checkpoints.
+
+    def checkpoint_due(self) -> list[Instruction]:
+        """Begin a checkpoint, as soon as nothing moves."""
+        self._checkpoint_due = True
+        return self._next()
+
+    def manifest_written(self, checkpoint: PsCheckpoint) -> list[Instruction]:
+        """The checkpoint is valid, unless something has gone back meanwhile."""
+        if self._making is None or self._making.number != checkpoint.number:
+            return []
+        self._checkpoint, self._making = checkpoint, None
+        forget: list[Instruction] = [
+            SendToServer(name, ForgetEpochs(checkpoint.epoch)) for name in self._servers
+        ]
+        return forget + self._next()
+
+    def _saved(self, message: SlotSaved) -> list[Instruction]:
+        if self._making is None or self._making.number != message.checkpoint:
+            return []
+        complete = self._making.saved(message.slot, message.file)
+        return [] if complete is None else [WriteManifest(complete)]
+
+    # What may begin now.
+
+    def _next(self) -> list[Instruction]:
+        """Begin what has waited: a checkpoint, moves, mirrors; stop servers that have left."""
+        if None in self._owners or any(server.assuming for server in self._servers.values()) or self._making:
+            return []
+        if self._checkpoint_due:
+            return self._begin_checkpoint() if not self._moves else []
+        return self._begin_moves() + self._set_mirrors() + self._stop_left()
+
+    def _begin_checkpoint(self) -> list[Instruction]:
+        self._checkpoint_due = False
+        number = next(self._numbers)
+        queues = self.queues.to_state()
+        self._making = CheckpointInTheMaking(number, self.queues.epoch, queues, len(self._owners))
+        return [
+            SendToServer(owner, SaveSlot(number, slot)) for slot, owner in enumerate(self._owners) if owner
+        ]
+
+    def _begin_moves(self) -> list[Instruction]:
+        """One at a time from and to each server, so that a request never waits for more than one copy."""
+        busy = {name for move, _ in self._moves.values() for name in (move.source, move.target)}
+        begun: list[Instruction] = []
+        later = []
+        for move in self._planned:
+            if self._owners[move.slot] != move.source or move.target not in self._servers:
+                continue
+            if busy & {move.source, move.target}:
+                later.append(move)
+                continue
+            busy |= {move.source, move.target}
+            number = next(self._numbers)
+            self._moves[move.slot] = move, number
+            begun += self._detach(move.slot)
+            begun.append(SendToServer(move.source, MoveSlot(move.slot, number, move.target)))
+        self._planned = later
+        return begun
+
+    def _set_mirrors(self) -> list[Instruction]:
+        if self.recovery is not ServerRecovery.REPLICA or len(self._servers) < 2:
+            return []
+        done: list[Instruction] = []
+        for slot, owner in enumerate(self._owners):
+            if owner is None or slot in self._mirrors or slot in self._moves:
+                continue
+            mirror = self._mirror_of(owner)
+            if mirror is not None:
+                number = next(self._numbers)
+                self._mirrors[slot] = mirror, number, False
+                done.append(SendToServer(owner, SetMirror(slot, number, mirror)))
+        return done
+
+    def _mirror_of(self, owner: str) -> str | None:
+        """The next server: an update has one mirror as long as nobody is lost."""
+        names = sorted(name for name, server in self._servers.items() if not server.leaving or name == owner)
+        following = names[names.index(owner) + 1 :] + names[: names.index(owner)]
+        return following[0] if following else None
+
+    def _stop_left(self) -> list[Instruction]:
+        done: list[Instruction] = []
+        for name in [each for each, server in self._servers.items() if server.leaving]:
+            done += self._drop_mirrors_on(name)
+            in_move = any(name in (move.source, move.target) for move, _ in self._moves.values())
+            if name not in self._owners and not in_move:
+                del self._servers[name]
+                self._version += 1
+                done.append(StopServer(name))
+        return done
+
+    # Recovery.
+
+    def _roll_back(self, lost: Sequence[int], now: float) -> list[Instruction]:
+        """The queues go back with the lost slots, or with all of them."""
+        done: list[Instruction] = []
+        for slot in list(self._moves):
+            move, number = self._moves.pop(slot)
+            for name in (move.source, move.target):
+                done.append(SendToServer(name, CancelMove(slot, number)))
+        self._planned, self._checkpoint_due = [], False
+        self.queues.roll_back(self._checkpoint.queues, term=self.queues.term + 1, now=now)
+        self._mirrors.clear()
+        for slot in lost:
+            self._owners[slot] = None
+        return done + self._assign_lost()
+
+    def _assign_lost(self) -> list[Instruction]:
+        """Owners for slots that have none; every server assumes the term. Waits if there is no server."""
+        staying = self._staying()
+        if not staying:
+            return []
+        lost = [slot for slot, owner in enumerate(self._owners) if owner is None]
+        for slot, name in assign(lost, staying, self._owners).items():
+            self._owners[slot] = name
+        self._version += 1
+        exact = self.recovery is not ServerRecovery.PARTIAL
+        done: list[Instruction] = []
+        for name, server in self._servers.items():
+            server.assuming = True
+            server.loading |= {
+                slot for slot, owner in enumerate(self._owners) if owner == name and (exact or slot in lost)
+            }
+            load = {slot: self._checkpoint.file(slot) for slot in sorted(server.loading)}
+            done.append(SendToServer(name, AssumeTerm(self.queues.term, load, drop_others=exact)))
+        return done
+
+    def _has_mirror(self, slot: int) -> bool:
+        return slot in self._mirrors and self._mirrors[slot][2]
+
+    def _promote(self, lost: Sequence[int]) -> list[Instruction]:
+        by_server: dict[str, dict[int, int]] = {}
+        for slot in lost:
+            name, number, _ = self._mirrors.pop(slot)
+            self._owners[slot] = name
+            by_server.setdefault(name, {})[slot] = number
+        return [SendToServer(name, OwnSlots(slots)) for name, slots in by_server.items()]
+
+    def _cancel_moves(self, name: str) -> list[Instruction]:
+        """Of a server that is lost: the slot stays with its source, or is lost with it."""
+        done: list[Instruction] = []
+        for slot, (move, number) in list(self._moves.items()):
+            if name in (move.source, move.target):
+                del self._moves[slot]
+                other = move.target if name == move.source else move.source
+                if other in self._servers:
+                    done.append(SendToServer(other, CancelMove(slot, number)))
+        self._planned = [move for move in self._planned if name not in (move.source, move.target)]
+        return done
+
+    def _drop_mirrors_on(self, name: str) -> list[Instruction]:
+        slots = [slot for slot, (server, _, _) in self._mirrors.items() if server == name]
+        return [instruction for slot in slots for instruction in self._detach(slot)]
+
+    def _detach(self, slot: int) -> list[Instruction]:
+        """The slot's owner stops forwarding, and the mirror drops its copy."""
+        if slot not in self._mirrors:
+            return []
+        mirror, number, _ = self._mirrors.pop(slot)
+        owner = self._owners[slot]
+        done: list[Instruction] = []
+        if owner in self._servers:
+            done.append(SendToServer(owner, SetMirror(slot, number, None)))
+        if mirror in self._servers:
+            done.append(SendToServer(mirror, DropSlot(slot, number)))
+        return done
+
+    def _staying(self) -> Mapping[str, float]:
+        staying = {name: server.cores for name, server in self._servers.items() if not server.leaving}
+        return staying or {name: server.cores for name, server in self._servers.items()}
+
+    def _owners_after_moves(self) -> list[str | None]:
+        owners = list(self._owners)
+        for slot, (move, _) in self._moves.items():
+            owners[slot] = move.target
+        return owners
