@@ -163,10 +163,10 @@ def test_a_checkpoint_of_another_job_is_refused(launch: Launch, tmp_path: Path) 
     launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy)
     outcome = launch(SCRIPT, virtual_workers=3, args=["1"], checkpoint=policy, check=False)
     assert outcome.failure is not None
-    assert "virtual_workers is 2 there and 3 here" in str(outcome.failure.traceback)
+    assert "virtual_workers is 2 there and 3 here" in outcome.failure.summary
     threads = launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy, threads=2, check=False)
     assert threads.failure is not None
-    assert "threads is '1' there and '2' here" in str(threads.failure.traceback)
+    assert "threads is '1' there and '2' here" in threads.failure.summary
 
 
 def test_switches_and_evaluations_survive(launch: Launch, tmp_path: Path) -> None:

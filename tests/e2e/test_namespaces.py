@@ -110,7 +110,7 @@ def test_a_job_on_two_nodes(
         assert f"on a, b, led at {address}" in gyrostat(network, "b", "status", "job", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "b", "scale", "job", "3", "--agent", address)
         assert "3 workers since step" in gyrostat(network, "a", "migrate", "job", "0", "--agent", address)
-        assert "next boundary" in gyrostat(network, "b", "stop", "job", "--agent", address)
+        assert "at the next step boundary" in gyrostat(network, "b", "stop", "job", "--agent", address)
         assert [a.finish(), b.finish()] == [128 + signal.SIGTERM] * 2
     finally:
         agents.close()

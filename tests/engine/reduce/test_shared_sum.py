@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -95,15 +96,16 @@ def test_they_are_those_of_messages(order: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_no_file_stays_open(tmp_path: Path) -> None:
-    def open_regions() -> set[int]:
-        """Their inodes."""
-        files = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd") if _is_open(name)]
-        return {os.stat(file).st_ino for file in files if "memfd:gyrostat" in os.readlink(file)}
-
-    before = open_regions()  # errors of other tests may still refer to theirs
+    before = _open_regions()  # errors of other tests may still refer to theirs
     reduce("ddp", Placement.even(4, 2), tmp_path / "first", torch.float32)
-    assert open_regions() <= before
+    assert _open_regions() <= before
 
 
-def _is_open(name: str) -> bool:
-    return os.path.lexists(f"/proc/self/fd/{name}")
+def _open_regions() -> set[int]:
+    """The inodes of this process's shared memory. Threads of other tests may close files meanwhile."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(FileNotFoundError):
+            if "memfd:gyrostat" in os.readlink(f"/proc/self/fd/{name}"):
+                found.add(os.stat(f"/proc/self/fd/{name}").st_ino)
+    return found
