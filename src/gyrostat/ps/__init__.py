@@ -7,5 +7,5 @@ servers has a version and changes while training goes on.
     store       rows, dense pieces and optimizers of the slots of one process, in NumPy; which updates they have applied
     protocol    who owns which slot, exactly once, migration, checkpoints, recovery: state machines without I/O
 
-The processes of servers, and the workers' side, are not here yet. Each package imports only those above it.
+    wire, server, client, control, script: the processes. Each package imports only those above it.
 """

@@ -1,0 +1,1 @@
+"""The leader's side: servers, workers and shard queues of one job."""

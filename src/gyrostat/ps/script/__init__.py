@@ -1,0 +1,1 @@
+"""What a training script touches: `gyrostat.servers`, tables, dense parameters, the loop. The only part that imports torch."""
