@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 
-from gyrostat.data.shards.messages import Answer, AskShard, Request
+from gyrostat.core.errors import UsageError
+from gyrostat.data.shards.messages import Answer, AskShard, Request, WaitForShard
 from gyrostat.data.shards.queues import Queues
 from gyrostat.ps.protocol.checkpoint import CheckpointInTheMaking, PsCheckpoint
 from gyrostat.ps.protocol.messages import (
@@ -32,6 +33,7 @@ from gyrostat.ps.protocol.messages import (
     ToServer,
 )
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
+from gyrostat.ps.store.spec import StepOrder
 
 
 class ServerRecovery(StrEnum):
@@ -79,12 +81,30 @@ class _Server:
     """Slots that it has not read from their files yet."""
 
 
+def check_recovery(recovery: ServerRecovery, order: StepOrder | None) -> None:
+    """Raise if this way of recovery breaks the order of steps."""
+    if order is not None and recovery is ServerRecovery.PARTIAL:
+        raise UsageError(
+            f"the recovery of servers is 'partial', but the script says staleness={order.staleness}: slots that go back alone "
+            "would miss steps that others have; use 'exact' or 'replica', or staleness=None"
+        )
+
+
 class ServerCoordinator:
     """One job's servers."""
 
-    def __init__(self, slots: int, queues: Queues, recovery: ServerRecovery, *, servers: int = 1) -> None:
-        """`servers`: how many to wait for before slots are assigned."""
-        self.queues, self.recovery = queues, recovery
+    def __init__(
+        self,
+        slots: int,
+        queues: Queues,
+        recovery: ServerRecovery,
+        *,
+        servers: int = 1,
+        order: StepOrder | None = None,
+    ) -> None:
+        """`servers`: how many to wait for before slots are assigned. `order`: of a job with bounded staleness, whose queues
+        hand out one batch after the other."""
+        self.queues, self.recovery, self.order = queues, recovery, order
         self._awaited = servers
         self._servers: dict[str, _Server] = {}
         self._owners: list[str | None] = [None] * slots
@@ -97,6 +117,20 @@ class ServerCoordinator:
         self._checkpoint = PsCheckpoint(0, queues.epoch, queues.to_state(), {})
         self._making: CheckpointInTheMaking | None = None
         self._checkpoint_due = False
+        self._saved_step: int | None = None
+        """While slots are being saved, no further step is committed: all files are of one step."""
+
+    @property
+    def committed(self) -> int:
+        """Of ordered jobs: the steps whose batches are all reported. Every slot has them."""
+        if self.order is None:
+            return 0
+        if self._saved_step is not None:
+            return self._saved_step
+        queues = self.queues
+        if queues.over:
+            return (queues.epoch + 1) * self.order.steps
+        return self.order.place(queues.epoch, queues.first_left // queues.layout.shard_size)[0]
 
     @property
     def map(self) -> SlotMap:
@@ -129,9 +163,24 @@ class ServerCoordinator:
         any more.
         """
         queues = self.queues
-        if isinstance(request, AskShard) and request.epoch > queues.epoch and not queues.over:
-            request = AskShard(request.worker, queues.epoch)
-        return queues.answer(request, now)
+        if not isinstance(request, AskShard):
+            return queues.answer(request, now)
+        if request.epoch > queues.epoch:
+            # One epoch after the other: the queues may have gone back by more than one.
+            request = AskShard(request.worker, queues.epoch + queues.over)
+        return self._out_of_order(request) or queues.answer(request, now)
+
+    def _out_of_order(self, request: AskShard) -> WaitForShard | None:
+        """Whether the next batch has to wait for earlier steps."""
+        queues = self.queues
+        if self.order is None or request.epoch != queues.epoch or not queues.todo:
+            return None
+        step, _ = self.order.place(queues.epoch, queues.next_start // queues.layout.shard_size)
+        if step <= self.committed + self.order.staleness:
+            return None
+        return WaitForShard(
+            f"a batch of step {step} waits: {self.committed} steps are complete (staleness={self.order.staleness})"
+        )
 
     def worker_lost(self, worker: str) -> None:
         self.queues.release(worker, "lost")
@@ -162,7 +211,7 @@ class ServerCoordinator:
         lost = [slot for slot, owner in enumerate(self._owners) if owner == name]
         self._version += 1
         done = self._cancel_moves(name)
-        self._making = None
+        self._making = self._saved_step = None
         done += self._drop_mirrors_on(name)
         if not lost:
             return done + self._next()
@@ -227,7 +276,10 @@ class ServerCoordinator:
         if self._making is None or self._making.number != message.checkpoint:
             return []
         complete = self._making.saved(message.slot, message.file)
-        return [] if complete is None else [WriteManifest(complete)]
+        if complete is None:
+            return []
+        self._saved_step = None
+        return [WriteManifest(complete)]
 
     # What may begin now.
 
@@ -244,8 +296,11 @@ class ServerCoordinator:
         number = next(self._numbers)
         queues = self.queues.to_state()
         self._making = CheckpointInTheMaking(number, self.queues.epoch, queues, len(self._owners))
+        self._saved_step = self.committed if self.order is not None else None
         return [
-            SendToServer(owner, SaveSlot(number, slot)) for slot, owner in enumerate(self._owners) if owner
+            SendToServer(owner, SaveSlot(number, slot, self.committed))
+            for slot, owner in enumerate(self._owners)
+            if owner
         ]
 
     def _begin_moves(self) -> list[Instruction]:
