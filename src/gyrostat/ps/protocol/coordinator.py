@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import count
 
-from gyrostat.core.errors import UsageError
-from gyrostat.data.shards.messages import Answer, AskShard, Request, WaitForShard
+from gyrostat.data.shards.messages import Answer, AskShard, Request
 from gyrostat.data.shards.queues import Queues
 from gyrostat.ps.protocol.checkpoint import CheckpointInTheMaking, PsCheckpoint
 from gyrostat.ps.protocol.messages import (
@@ -33,6 +32,7 @@ from gyrostat.ps.protocol.messages import (
     ToServer,
 )
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
+from gyrostat.ps.protocol.step_commits import committed_steps, wait_for_steps
 from gyrostat.ps.store.spec import StepOrder
 
 
@@ -81,15 +81,6 @@ class _Server:
     """Slots that it has not read from their files yet."""
 
 
-def check_recovery(recovery: ServerRecovery, order: StepOrder | None) -> None:
-    """Raise if this way of recovery breaks the order of steps."""
-    if order is not None and recovery is ServerRecovery.PARTIAL:
-        raise UsageError(
-            f"the recovery of servers is 'partial', but the script says staleness={order.staleness}: slots that go back alone "
-            "would miss steps that others have; use 'exact' or 'replica', or staleness=None"
-        )
-
-
 class ServerCoordinator:
     """One job's servers."""
 
@@ -101,9 +92,12 @@ class ServerCoordinator:
         *,
         servers: int = 1,
         order: StepOrder | None = None,
+        checkpoint: PsCheckpoint | None = None,
+        first_checkpoint: int = 1,
     ) -> None:
         """`servers`: how many to wait for before slots are assigned. `order`: of a job with bounded staleness, whose queues
-        hand out one batch after the other."""
+        hand out one batch after the other. `checkpoint`: the one to begin from, to which the queues have been restored.
+        `first_checkpoint`: the least number of those to come."""
         self.queues, self.recovery, self.order = queues, recovery, order
         self._awaited = servers
         self._servers: dict[str, _Server] = {}
@@ -113,8 +107,8 @@ class ServerCoordinator:
         self._version = 0
         self._planned: list[PlannedMove] = []
         self._moves: dict[int, tuple[PlannedMove, int]] = {}
-        self._numbers = count(1)
-        self._checkpoint = PsCheckpoint(0, queues.epoch, queues.to_state(), {})
+        self._checkpoint = checkpoint or PsCheckpoint(0, queues.epoch, queues.to_state(), {})
+        self._numbers = count(max(first_checkpoint, self._checkpoint.number + 1))
         self._making: CheckpointInTheMaking | None = None
         self._checkpoint_due = False
         self._saved_step: int | None = None
@@ -127,10 +121,7 @@ class ServerCoordinator:
             return 0
         if self._saved_step is not None:
             return self._saved_step
-        queues = self.queues
-        if queues.over:
-            return (queues.epoch + 1) * self.order.steps
-        return self.order.place(queues.epoch, queues.first_left // queues.layout.shard_size)[0]
+        return committed_steps(self.order, self.queues)
 
     @property
     def map(self) -> SlotMap:
@@ -141,6 +132,16 @@ class ServerCoordinator:
     def checkpoint(self) -> PsCheckpoint:
         """The last valid one."""
         return self._checkpoint
+
+    @property
+    def making(self) -> int | None:
+        """The number of the checkpoint that is being made."""
+        return None if self._making is None else self._making.number
+
+    @property
+    def moving(self) -> int:
+        """Slots that move now, or wait for it."""
+        return len(self._moves) + len(self._planned)
 
     @property
     def settled(self) -> bool:
@@ -168,19 +169,11 @@ class ServerCoordinator:
         if request.epoch > queues.epoch:
             # One epoch after the other: the queues may have gone back by more than one.
             request = AskShard(request.worker, queues.epoch + queues.over)
-        return self._out_of_order(request) or queues.answer(request, now)
-
-    def _out_of_order(self, request: AskShard) -> WaitForShard | None:
-        """Whether the next batch has to wait for earlier steps."""
-        queues = self.queues
-        if self.order is None or request.epoch != queues.epoch or not queues.todo:
-            return None
-        step, _ = self.order.place(queues.epoch, queues.next_start // queues.layout.shard_size)
-        if step <= self.committed + self.order.staleness:
-            return None
-        return WaitForShard(
-            f"a batch of step {step} waits: {self.committed} steps are complete (staleness={self.order.staleness})"
-        )
+        if self.order is not None and request.epoch == queues.epoch:
+            wait = wait_for_steps(self.order, queues, self.committed)
+            if wait is not None:
+                return wait
+        return queues.answer(request, now)
 
     def worker_lost(self, worker: str) -> None:
         self.queues.release(worker, "lost")
@@ -223,6 +216,19 @@ class ServerCoordinator:
         """Even out the slots, by measured loads if given; those of leaving servers move to others."""
         self._planned = plan_moves(self._owners_after_moves(), self._staying(), loads)
         return self._next()
+
+    def link_lost(self, source: str, target: str) -> list[Instruction]:
+        """The connection from one server to another has ended, and both live: copies on their way are sent again."""
+        done: list[Instruction] = []
+        for slot, (move, number) in list(self._moves.items()):
+            if (move.source, move.target) == (source, target):
+                del self._moves[slot]
+                self._planned.insert(0, move)
+                done += [SendToServer(name, CancelMove(slot, number)) for name in (source, target)]
+        for slot, (mirror, _, _) in list(self._mirrors.items()):
+            if self._owners[slot] == source and mirror == target:
+                done += self._detach(slot)
+        return done + self._next()
 
     # Messages of servers.
 
