@@ -138,7 +138,13 @@ class ServerCoordinator:
             and self._making is None
             and not any(server.assuming for server in self._servers.values())
             and all(ready for _, _, ready in self._mirrors.values())
+            and (not self._mirrored or len(self._mirrors) == len(self._owners))
         )
+
+    @property
+    def _mirrored(self) -> bool:
+        """Every slot should have a mirror."""
+        return self.recovery is ServerRecovery.REPLICA and len(self._servers) > 1
 
     # Workers.
 
@@ -301,7 +307,7 @@ class ServerCoordinator:
         return begun
 
     def _set_mirrors(self) -> list[Instruction]:
-        if self.recovery is not ServerRecovery.REPLICA or len(self._servers) < 2:
+        if not self._mirrored:
             return []
         done: list[Instruction] = []
         for slot, owner in enumerate(self._owners):
