@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from gyrostat.core.roles import Role
+from gyrostat.core.roles import ProcessRole
 
 
 class EventKind(StrEnum):
@@ -46,7 +46,7 @@ class Event:
     """"peers", "checkpoint", "start": the job began again without one, or "approximate": by peers, without the lost worker's
     gradients of that pass."""
     micro_batches_redone: int | None = None
-    role: Role | None = None
+    role: ProcessRole | None = None
     """Of a job with parameter servers: which of its processes this is about. `from_workers` and `to_workers` count them."""
     evidence: tuple[str, ...] = ()
     """Lines of text: evidence of a worker that died, or the stacks of workers that hang."""

@@ -15,7 +15,7 @@ MOST_SERVERS = 1 << 10
 MOST_CORES = 256
 
 
-class Role(StrEnum):
+class ProcessRole(StrEnum):
     """File format: the values are in reports and in the REST API."""
 
     WORKER = "worker"
