@@ -190,6 +190,8 @@ class ServerAccess:
     token: str
     worker: str
     """The worker's name there. No process of the job ever had the same."""
+    record: bool = False
+    """The order of updates is recorded, for `gyrostat replay-async`."""
 
 
 @dataclass(frozen=True, kw_only=True)
