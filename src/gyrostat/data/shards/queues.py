@@ -175,6 +175,16 @@ class Queues:
         self._speeds.report(request.worker, samples, now)
         return ReportVerdict(True)
 
+    def renew(self, worker: str, now: float) -> None:
+        """A worker makes progress, without a report: its leases begin anew."""
+        for held in self._held.values():
+            if held.worker == worker:
+                held.expires = now + self._lease_seconds
+
+    def rate(self, worker: str) -> float | None:
+        """Samples per second of a worker, as measured by its reports."""
+        return self._speeds.rate(worker)
+
     def release(self, worker: str, reason: str) -> list[ReturnedShards]:
         """A worker has left or died: return the samples that it holds and has not reported."""
         self._speeds.leave(worker)

@@ -67,6 +67,10 @@ class Speeds:
             measured.since, measured.samples = now, 0
             self._reports_until_median -= 1
 
+    def rate(self, worker: str) -> float | None:
+        measured = self._workers.get(worker)
+        return None if measured is None else measured.rate
+
     def share(self, worker: str) -> float:
         """1, or for a straggler its speed divided by the median."""
         rate = self._workers[worker].rate

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from gyrostat.data.shards.messages import EpochOver, Shard
+from gyrostat.ps.protocol.data_spec import DataSpec as DataSpec
 from gyrostat.ps.protocol.exchange import BatchRange
 from gyrostat.ps.store.hashing import Keys, Rows
 from gyrostat.ps.store.ledger import Flags
@@ -21,16 +20,6 @@ from gyrostat.ps.store.spec import StoreSpec
 
 class TermOver(Exception):
     """The queues and parameters have gone back. Drop the shard and its updates, and ask for another one."""
-
-
-class DataSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """The shard queues of a job's training data. The same on all workers."""
-
-    samples: int
-    batch_size: int
-    shard_size: int
-    seed: int = 0
-    shuffle: bool = True
 
 
 @dataclass(frozen=True)
@@ -65,7 +54,7 @@ class Pull:
 
 
 @dataclass(frozen=True)
-class Pulled:
+class PulledValues:
     rows: Mapping[int, Rows]
     dense: Mapping[int, Rows]
     duplicates: int = 0
@@ -93,7 +82,7 @@ class ParameterServers(Protocol):
     def begin_dense(self, values: Mapping[int, Rows]) -> None:
         """Initial values of the dense tensors, by number: one row per slot. Those that have values keep them."""
 
-    def exchange(self, push: WholeUpdate | None, pull: Pull) -> Pulled:
+    def exchange(self, push: WholeUpdate | None, pull: Pull) -> PulledValues:
         """Push an update to all slots, then read: one round trip per server. Raises `TermOver`."""
 
     def which_applied(self, batches: BatchRange) -> Flags:

@@ -71,8 +71,18 @@ class _Server:
 class ServerCoordinator:
     """One job's servers."""
 
-    def __init__(self, slots: int, queues: Queues, recovery: ServerRecovery, *, servers: int = 1) -> None:
-        """`servers`: how many to wait for before slots are assigned."""
+    def __init__(
+        self,
+        slots: int,
+        queues: Queues,
+        recovery: ServerRecovery,
+        *,
+        servers: int = 1,
+        checkpoint: PsCheckpoint | None = None,
+        first_checkpoint: int = 1,
+    ) -> None:
+        """`servers`: how many to wait for before slots are assigned. `checkpoint`: the one to begin from, to which the queues
+        have been restored. `first_checkpoint`: the least number of those to come."""
         self.queues, self.recovery = queues, recovery
         self._awaited = servers
         self._servers: dict[str, _Server] = {}
@@ -82,8 +92,8 @@ class ServerCoordinator:
         self._version = 0
         self._planned: list[PlannedMove] = []
         self._moves: dict[int, tuple[PlannedMove, int]] = {}
-        self._numbers = count(1)
-        self._checkpoint = PsCheckpoint(0, queues.epoch, queues.to_state(), {})
+        self._checkpoint = checkpoint or PsCheckpoint(0, queues.epoch, queues.to_state(), {})
+        self._numbers = count(max(first_checkpoint, self._checkpoint.number + 1))
         self._making: CheckpointInTheMaking | None = None
         self._checkpoint_due = False
 
@@ -96,6 +106,16 @@ class ServerCoordinator:
     def checkpoint(self) -> PsCheckpoint:
         """The last valid one."""
         return self._checkpoint
+
+    @property
+    def making(self) -> int | None:
+        """The number of the checkpoint that is being made."""
+        return None if self._making is None else self._making.number
+
+    @property
+    def moving(self) -> int:
+        """Slots that move now, or wait for it."""
+        return len(self._moves) + len(self._planned)
 
     @property
     def settled(self) -> bool:
@@ -163,6 +183,19 @@ class ServerCoordinator:
         """Even out the slots, by measured loads if given; those of leaving servers move to others."""
         self._planned = plan_moves(self._owners_after_moves(), self._staying(), loads)
         return self._next()
+
+    def link_lost(self, source: str, target: str) -> list[Instruction]:
+        """The connection from one server to another has ended, and both live: copies on their way are sent again."""
+        done: list[Instruction] = []
+        for slot, (move, number) in list(self._moves.items()):
+            if (move.source, move.target) == (source, target):
+                del self._moves[slot]
+                self._planned.insert(0, move)
+                done += [SendToServer(name, CancelMove(slot, number)) for name in (source, target)]
+        for slot, (mirror, _, _) in list(self._mirrors.items()):
+            if self._owners[slot] == source and mirror == target:
+                done += self._detach(slot)
+        return done + self._next()
 
     # Messages of servers.
 

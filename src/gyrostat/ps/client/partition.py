@@ -1,0 +1,106 @@
+"""The part of an exchange that one server gets, and the values of all servers put together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gyrostat.ps.client.port import Pull, PulledValues, WholeUpdate
+from gyrostat.ps.protocol.exchange import BatchRange, Exchange, ExchangeReply
+from gyrostat.ps.store.hashing import Keys, Rows, slots_of
+from gyrostat.ps.store.ledger import Flags, Slots
+from gyrostat.ps.store.slot_store import Update
+from gyrostat.ps.store.spec import StoreSpec
+
+Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class SlotPart:
+    """An exchange for some slots."""
+
+    exchange: Exchange
+    places: Mapping[int, Places] | None
+    """By table, which of the pulled keys belong to these slots; None: all slots are here."""
+
+    @staticmethod
+    def of(
+        spec: StoreSpec,
+        term: int,
+        slots: Sequence[int],
+        push: WholeUpdate | None,
+        pull: Pull,
+        batches: BatchRange | None,
+        begin: Mapping[int, Rows],
+    ) -> SlotPart:
+        numbers = np.array(slots, np.int64)
+        if len(slots) == spec.slots:
+            update = None
+            if push is not None:
+                update = Update(push.batch.epoch, push.batch.number, numbers, push.rows, push.dense)
+            exchange = Exchange(term, numbers, update, pull.rows, pull.dense, begin, batches)
+            return SlotPart(exchange, None)
+        mine = np.zeros(spec.slots, bool)
+        mine[numbers] = True
+
+        def places_of(keys: Keys) -> Places:
+            return np.flatnonzero(mine[slots_of(keys, spec.slots)])
+
+        update = None
+        if push is not None:
+            rows = {}
+            for table, (keys, gradients) in push.rows.items():
+                places = places_of(keys)
+                rows[table] = keys[places], np.take(gradients, places, axis=0)
+            dense = {tensor: each[numbers] for tensor, each in push.dense.items()}
+            update = Update(push.batch.epoch, push.batch.number, numbers, rows, dense)
+        pulled = {table: places_of(keys) for table, keys in pull.rows.items()}
+        exchange = Exchange(
+            term,
+            numbers,
+            update,
+            {table: pull.rows[table][places] for table, places in pulled.items()},
+            pull.dense,
+            {tensor: each[numbers] for tensor, each in begin.items()},
+            batches,
+        )
+        return SlotPart(exchange, pulled)
+
+
+class Gathered:
+    """The values of all slots."""
+
+    def __init__(self, spec: StoreSpec, pull: Pull) -> None:
+        self._spec, self._pull = spec, pull
+        self._rows: dict[int, Rows] = {}
+        self._dense: dict[int, Rows] = {}
+        self._applied: Flags | None = None
+        self._duplicates = 0
+
+    def take(self, part: SlotPart, reply: ExchangeReply) -> None:
+        self._duplicates += reply.duplicates
+        if part.exchange.which_applied is not None:
+            self._applied = reply.applied if self._applied is None else self._applied & reply.applied
+        if part.places is None:
+            self._rows, self._dense = dict(reply.rows), dict(reply.dense)
+            return
+        for table, places in part.places.items():
+            if table not in self._rows:
+                shape = len(self._pull.rows[table]), self._spec.tables[table].width
+                self._rows[table] = np.empty(shape, np.float32)
+            self._rows[table][places] = reply.rows[table]
+        slots: Slots = part.exchange.slots
+        for tensor, pieces in reply.dense.items():
+            if tensor not in self._dense:
+                shape = self._spec.slots, self._spec.dense[tensor].piece(self._spec.slots)
+                self._dense[tensor] = np.empty(shape, np.float32)
+            self._dense[tensor][slots] = pieces
+
+    def values(self) -> PulledValues:
+        return PulledValues(self._rows, self._dense, self._duplicates)
+
+    def applied(self, count: int) -> Flags:
+        return np.zeros(count, bool) if self._applied is None else self._applied

@@ -1,0 +1,86 @@
+"""What a leader shows: events as they happen, and the present state."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+
+class PsEventKind(StrEnum):
+    SERVER_JOINED = "server joined"
+    SERVER_LEFT = "server left"
+    SERVER_LOST = "server lost"
+    SERVER_TREATED = "server treated"
+    """A hot or slow server: what is done about it, and the evidence."""
+    SERVER_PROBLEM = "server problem"
+    ROLLED_BACK = "rolled back"
+    """Parameters and queues have gone back to the last checkpoint."""
+    CHECKPOINT = "checkpoint"
+    WORKER_JOINED = "worker joined"
+    WORKER_LEFT = "worker left"
+    WORKER_LOST = "worker lost"
+    EPOCH_OVER = "epoch over"
+    LOG = "log"
+    """Metrics of the script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsEvent:
+    kind: PsEventKind
+    name: str = ""
+    """Of the server or worker."""
+    reason: str = ""
+    evidence: tuple[str, ...] = ()
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    updates: int = 0
+    """Batches reported as trained before it."""
+
+
+class PsObserver(Protocol):
+    def ps_event(self, event: PsEvent) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """One server: all of its processes together."""
+
+    name: str
+    cores: int
+    pids: tuple[int, ...]
+    slots: int
+    rows: int
+    payload_bytes: int
+    memory_bytes: int
+    busy: float
+    """Of its cores, the share that worked on requests, lately."""
+    leaving: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsWorkerStatus:
+    name: str
+    samples: int
+    """Reported by it."""
+    samples_per_second: float | None
+    silent_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class PsStatus:
+    servers: tuple[ServerStatus, ...]
+    workers: tuple[PsWorkerStatus, ...]
+    term: int
+    version: int
+    """Of the map."""
+    moving: int
+    """Slots that move, or wait for it."""
+    epoch: int
+    todo: int
+    """Samples of the epoch."""
+    doing: int
+    done: int
+    updates: int
+    checkpoint: int
+    """The number of the last valid one; 0: none."""

@@ -1,0 +1,18 @@
+"""`python -m gyrostat.ps.server`: a server process. Its settings are a line of JSON on stdin: no token is on a command line."""
+
+from __future__ import annotations
+
+import sys
+
+import msgspec
+
+from gyrostat.ps.server.process import ServerProcess, ServerSettings
+
+
+def main(process: type[ServerProcess] = ServerProcess) -> None:
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerSettings)
+    process(settings).run()
+
+
+if __name__ == "__main__":
+    main()
