@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import count
 
+from gyrostat.core.roles import ServerRecovery as ServerRecovery
 from gyrostat.data.shards.messages import Answer, AskShard, Request
 from gyrostat.data.shards.queues import Queues
 from gyrostat.ps.protocol.checkpoint import CheckpointInTheMaking, PsCheckpoint
@@ -34,17 +34,6 @@ from gyrostat.ps.protocol.messages import (
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
 from gyrostat.ps.protocol.step_commits import committed_steps, wait_for_steps
 from gyrostat.ps.store.spec import StepOrder
-
-
-class ServerRecovery(StrEnum):
-    """What happens when a server is lost."""
-
-    EXACT = "exact"
-    """All slots and the queues go back to the last checkpoint."""
-    PARTIAL = "partial"
-    """The slots of the lost server and the queues go back."""
-    REPLICA = "replica"
-    """Its slots' mirrors take over, and nothing goes back; if a mirror is missing too, as `exact`."""
 
 
 @dataclass(frozen=True)
