@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.cluster.records import JobSpec
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.environment import job_environment
 from gyrostat.local.home import Home

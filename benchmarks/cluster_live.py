@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from figures import Figure, Options, Target, main
-from gyrostat.cluster.records import JobRecord, JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import JobRecord, JobState
 from gyrostat.core.devices import Fleet
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from figures import Figure, Options, Target, main
 from gyrostat.cluster.client import ClusterClient
-from gyrostat.cluster.records import JobSpec
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.local.home import Home
 from pairs import Pair, show_progress
 

@@ -12,7 +12,7 @@ import pytest
 
 from gyrostat.cli.run import run
 from gyrostat.cli.submit import make_spec, submit
-from gyrostat.cluster.records import JobSpec, read_spec
+from gyrostat.cluster.job_spec import JobSpec, read_spec
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import RecoveryMode
 from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy

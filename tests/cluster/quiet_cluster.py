@@ -11,10 +11,12 @@ from typing import Any
 from gyrostat.cluster.api.server import ApiServer, serving
 from gyrostat.cluster.api.tokens import Principal, new_token, write_tokens
 from gyrostat.cluster.client import ClusterClient
-from gyrostat.cluster.records import DeviceRecord, JobSpec, Waiting
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import DeviceRecord, Waiting
 from gyrostat.cluster.registry import Registry
 from gyrostat.cluster.service import ClusterService
 from gyrostat.core.errors import Unplaceable, WrongState
+from gyrostat.core.roles import ServerCapacity
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
 from gyrostat.local.home import Home
@@ -62,6 +64,9 @@ class QuietMachine:
 
     def capacity(self) -> Mapping[str, int]:
         return {"cpu": 4}
+
+    def server_capacity(self, vc: str) -> ServerCapacity:
+        return ServerCapacity(cores=8, memory=8 << 30)
 
     def waiting(self, id_: str) -> Waiting | None:
         return Waiting(job=id_, position=1, why=self.why, what_helps="one device less for others")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gyrostat.cluster.eviction import Eviction, EvictionStep, LeaveDeadlines, next_eviction
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.occupancy import Holder, Occupancy
-from gyrostat.cluster.records import JobRecord, JobSpec
+from gyrostat.cluster.records import JobRecord
 from gyrostat.cluster.waiting import explain_holders, waits_for
 
 _WAIT = Eviction(EvictionStep.WAIT, "it leaves at its next boundary", 130.0)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.layout import DeviceSize, read_layout
-from gyrostat.cluster.records import JobSpec
 from gyrostat.core.errors import Unplaceable, UsageError
 from gyrostat.core.plan import Start
 from gyrostat.local import layout

@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.next_state import NextState, next_state_of
-from gyrostat.cluster.records import NEXT, Intent, JobRecord, JobSpec, JobState
+from gyrostat.cluster.records import NEXT, Intent, JobRecord, JobState
 from gyrostat.core.errors import WrongState
 
 

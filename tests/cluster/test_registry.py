@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import JobState
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import NoSuchJob, StorageFull, UsageError
 from gyrostat.local.store import SCHEMA, Store

@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.layout import ClusterLayout
-from gyrostat.cluster.records import JobRecord, JobSpec, JobState
+from gyrostat.cluster.records import JobRecord, JobState
 from gyrostat.core.job import ReductionOrder
 from gyrostat.local.daemon import Daemon
 from gyrostat.local.home import Home

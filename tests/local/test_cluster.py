@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.layout import read_layout
-from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.records import JobState
 from gyrostat.core.errors import NoSuchJob, Unplaceable, UsageError, WrongState
 from gyrostat.job.control.client import JobClient
 from gyrostat.local.daemon import Daemon

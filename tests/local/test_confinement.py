@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import JobState
 from gyrostat.core.errors import UsageError
 from gyrostat.local.home import Home
 from gyrostat.local.job_files import LocalJobFiles

@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import pytest
 
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.occupancy import Occupancy
-from gyrostat.cluster.records import JobSpec
 from gyrostat.core.phase import JobPhase, transition
 from gyrostat.job.control.requests import AskStop, Occupy, RequestResult
 from gyrostat.local.driver import Driver

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gyrostat.cluster.attempt import AttemptResult
-from gyrostat.cluster.records import JobSpec
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.local.host_files import (
     HostOrder,
     ProcessIdentity,

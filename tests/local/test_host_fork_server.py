@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from gyrostat.cluster.attempt import AttemptResult
-from gyrostat.cluster.records import JobSpec
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.local.environment import job_environment
 from gyrostat.local.host_files import HostOrder, read_host, read_result, write_order
 from gyrostat.local.host_fork_server import HostForkServer

@@ -6,7 +6,8 @@ import os
 import signal
 from pathlib import Path
 
-from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import JobState
 from gyrostat.cluster.registry import Registry
 from gyrostat.local.home import Home
 from gyrostat.local.incidents import Incident, IncidentKind, encode_incident, incidents_file

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gyrostat.cluster.records import JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import JobState
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import GyrostatError
 from gyrostat.core.phase import JobPhase

@@ -13,8 +13,9 @@ import msgspec
 import pytest
 
 from gyrostat.cluster.attempt import AttemptResult
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.layout import read_layout
-from gyrostat.cluster.records import Intent, JobSpec, JobState
+from gyrostat.cluster.records import Intent, JobState
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import UsageError
 from gyrostat.core.phase import JobPhase

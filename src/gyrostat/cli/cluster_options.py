@@ -84,5 +84,10 @@ def loss(job: JobRecord) -> str:
     return "" if job.loss is None else f"{job.loss:.4g}"
 
 
+def servers(job: JobRecord) -> str:
+    """Its parameter servers, of those that it should have."""
+    return f"{job.servers} of {job.spec.servers}" if job.spec.servers else ""
+
+
 def rate(job: JobRecord) -> str:
     return "" if job.throughput is None else f"{job.throughput:,.0f}/s"

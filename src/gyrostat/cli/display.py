@@ -19,7 +19,9 @@ from rich.live import Live
 from rich.text import Text
 
 from gyrostat.core import logs
+from gyrostat.core.events import Event, EventKind
 from gyrostat.core.placement import Placement
+from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
@@ -137,7 +139,7 @@ def summary(outcome: Outcome) -> list[str]:
     if outcome.losses:
         lines.append(
             f"{_steps(outcome)}, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
-            f"({outcome.throughput:,.0f} samples/s), {_size(outcome.virtual_workers, outcome.workers)}"
+            f"({outcome.throughput:,.0f} samples/s), {_size(outcome)}"
         )
     if outcome.digest is not None:
         lines.append(f"digest {outcome.digest}")
@@ -153,13 +155,21 @@ def summary(outcome: Outcome) -> list[str]:
 
 
 def _steps(outcome: Outcome) -> str:
+    what = "steps" if outcome.servers is None else "updates"
     if outcome.first_step:
-        return f"steps {outcome.first_step + 1:,} to {outcome.steps:,}"
-    return f"{outcome.steps:,} steps"
+        return f"{what} {outcome.first_step + 1:,} to {outcome.steps:,}"
+    return f"{outcome.steps:,} {what}"
 
 
-def _size(virtual_workers: int, workers: int) -> str:
-    return f"{virtual_workers} virtual worker{'s' * (virtual_workers != 1)} on {workers}"
+def _size(outcome: Outcome) -> str:
+    if outcome.servers is not None:
+        return server_job_size(outcome.workers, outcome.servers)
+    n = outcome.virtual_workers
+    return f"{n} virtual worker{'s' * (n != 1)} on {outcome.workers}"
+
+
+def server_job_size(workers: int, servers: int) -> str:
+    return f"{workers} worker{'s' * (workers != 1)} and {servers} server{'s' * (servers != 1)}"
 
 
 class PlainDisplay:
@@ -217,6 +227,15 @@ class PlainDisplay:
             self.note(
                 f"{workers}: fewer than --min-workers; the job keeps its state and waits for more workers"
             )
+
+    def happened(self, event: Event) -> None:
+        """Of a job with parameter servers."""
+        if event.kind is EventKind.RESIZE and event.role is ProcessRole.WORKER:
+            self.workers = max(self.workers, event.to_workers or 0)
+        self.note(event.reason)
+        if event.kind is EventKind.FAILURE:
+            for line in event.evidence:
+                self.note(f"    {line}")
 
     def stood_still(self, found: Standstill) -> None:
         for line in (str(found), *found.stack_lines()):
@@ -286,11 +305,16 @@ class LiveDisplay(PlainDisplay):
         quiet: bool = False,
         clock: Clock = time.monotonic,
         console: Console | None = None,
+        servers: int | None = None,
     ) -> None:
+        """`servers`: of a job with parameter servers."""
         super().__init__(placement, quiet=quiet, clock=clock)
+        self._servers = servers
         self._console = console or Console(stderr=True, highlight=False)
         self._virtual_workers = placement.virtual_workers
         self._size = f"{placement.virtual_workers} on {placement.workers} workers"
+        if servers is not None:
+            self._size = server_job_size(placement.workers, servers)
         self._began = self._drawn_at = clock()
         self._live = Live(
             "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -307,6 +331,15 @@ class LiveDisplay(PlainDisplay):
     def resized(self, done: ReconfigurationDone) -> None:
         super().resized(done)
         self._size = f"{self._virtual_workers} on {done.after} workers"
+
+    def happened(self, event: Event) -> None:
+        super().happened(event)
+        if event.kind is EventKind.RESIZE and event.to_workers is not None:
+            if event.role is ProcessRole.SERVER:
+                self._servers = event.to_workers
+            else:
+                self.workers = event.to_workers
+            self._size = server_job_size(self.workers, self._servers or 0)
 
     def over(self, outcome: Outcome) -> None:
         self.close()

@@ -15,6 +15,7 @@ OptionInfo = Any
 """What `typer.Option` returns is declared as Any there."""
 
 _DETERMINISM, _FAILURES, CHECKPOINTS = "Determinism", "Failures", "Checkpoints"
+SERVERS = "Parameter servers"
 
 
 def unset(option: OptionInfo, default: str | bool) -> OptionInfo:
@@ -24,6 +25,14 @@ def unset(option: OptionInfo, default: str | bool) -> OptionInfo:
     return same
 
 
+SERVER_CORES: OptionInfo = typer.Option(
+    metavar="C", min=1, help="Cores of each server: C processes.", rich_help_panel=SERVERS
+)
+SERVER_RECOVERY: OptionInfo = typer.Option(
+    help="When a server dies: all parameters and shards go back to the last checkpoint (exact), only the lost ones do "
+    "(partial), or copies on another server take over and nothing goes back (replica).",
+    rich_help_panel=SERVERS,
+)
 THREADS: OptionInfo = typer.Option(
     metavar="T",
     help="Threads per worker; the number affects the bits of the result.",

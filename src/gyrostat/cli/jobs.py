@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, span
+from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, servers, span
 from gyrostat.cluster.records import JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -62,7 +62,20 @@ def jobs(
 def table(found: Sequence[JobRecord], now: float) -> Table:
     from rich.table import Table
 
-    rows = Table("job", "name", "tenant", "state", "devices", "step", "loss", "speed", "age", "why", box=None)
+    rows = Table(
+        "job",
+        "name",
+        "tenant",
+        "state",
+        "devices",
+        "servers",
+        "step",
+        "loss",
+        "speed",
+        "age",
+        "why",
+        box=None,
+    )
     for job in found:
         rows.add_row(
             job.id,
@@ -70,6 +83,7 @@ def table(found: Sequence[JobRecord], now: float) -> Table:
             job.tenant if job.vc in ("default", job.tenant) else f"{job.tenant} in {job.vc}",
             str(job.state),
             f"{len(job.devices)} of {job.spec.min}-{job.spec.largest}",
+            servers(job),
             str(job.step),
             loss(job),
             rate(job),

@@ -87,10 +87,8 @@ def choose_schedule(
         raise UsageError(
             f"--placement {placement} is for a fixed number of workers; it excludes --schedule {text}"
         )
-    entries = [_parse_entry(entry, text) for entry in text.split(",")]
+    entries = parse_schedule_entries(text)
     steps = [step for step, _ in entries]
-    if steps != sorted(set(steps)) or steps[0] < 0:
-        raise UsageError(f"the steps of --schedule must increase, from 0 or more; got {text!r}")
     for step, count in entries:
         if count < 1 or (virtual_workers is not None and count > virtual_workers):
             raise UsageError(
@@ -106,6 +104,15 @@ def choose_schedule(
     if virtual_workers is None:
         raise UsageError("--schedule needs --virtual-workers N, which stays constant")
     return workers, tuple(entries)
+
+
+def parse_schedule_entries(text: str) -> list[tuple[int, int]]:
+    """(step, workers), by increasing step."""
+    entries = [_parse_entry(entry, text) for entry in text.split(",")]
+    steps = [step for step, _ in entries]
+    if steps != sorted(set(steps)) or steps[0] < 0:
+        raise UsageError(f"the steps of --schedule must increase, from 0 or more; got {text!r}")
+    return entries
 
 
 def _parse_entry(entry: str, text: str) -> tuple[int, int]:

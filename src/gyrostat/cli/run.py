@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from gyrostat.cli import log_options, options
+from gyrostat.cli import log_options, options, server_options
 from gyrostat.cli import run_options as given
 from gyrostat.cli.renamed import accepting
 from gyrostat.cli.script_options import Args, Module, Script
@@ -18,6 +18,8 @@ from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 from gyrostat.core.files import check_writable, make_directory
 from gyrostat.core.job import Determinism, RecoveryMode, TrainingOptions
+from gyrostat.core.placement import Placement
+from gyrostat.core.roles import ServerRecovery
 from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
 
@@ -33,6 +35,7 @@ _HELP = "\n\n".join(
         "  gyrostat run --virtual-workers 4 --workers 2 train.py --epochs 3",
         "  gyrostat run --placement 3,1 train.py",
         "  gyrostat run -n 8 --checkpoint-dir ckpt --checkpoint-every 100 -m mypackage.train",
+        "  gyrostat run --servers 2 --workers 4 recommender.py     (parameters on servers)",
         "Virtual workers decide the result: it is, bit for bit, what plain DDP computes with that many "
         "processes. Workers only decide the speed.",
         "With --checkpoint-dir, an interrupted run resumes from its newest checkpoint when the same command is "
@@ -54,12 +57,17 @@ def register(app: typer.Typer) -> None:
 
 
 def run(
+    context: typer.Context,
     script: Script,
     args: Args = None,
     module: Module = False,
     virtual_workers: given.VirtualWorkers = None,
     workers: given.Workers = None,
     placement: given.Placement = None,
+    servers: given.Servers = None,
+    server_cores: given.ServerCores = 1,
+    server_recovery: given.ServerRecovery = ServerRecovery.EXACT,
+    record: given.Record = None,
     threads: given.Threads = 1,
     reduction: given.Reduction = None,
     determinism: given.Determinism = Determinism.ELASTIC,
@@ -105,12 +113,23 @@ def run(
     from gyrostat.job.processes.protocol import Program
 
     log_format = logs.configure(verbose, log_format)
-    workers, entries = options.choose_schedule(schedule, virtual_workers, workers, placement)
-    chosen, is_given = options.choose_placement(virtual_workers, workers, placement)
+    server_options.check_options(_set_by_user(context), servers)
+    settings = None
+    if servers is not None:
+        settings, entries = server_options.choose_servers(
+            servers, server_cores, server_recovery, workers, schedule, record
+        )
+        chosen, is_given = options.choose_placement(virtual_workers or 1, 1, None)
+        is_given = virtual_workers is not None
+    else:
+        workers, entries = options.choose_schedule(schedule, virtual_workers, workers, placement)
+        chosen, is_given = options.choose_placement(virtual_workers, workers, placement)
     if report is not None:
         check_writable(report, "--report")
     if trace is not None:
         check_writable(trace, "--trace")
+    if record is not None:
+        check_writable(record, "--record")
     request = RunRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
         placement=chosen,
@@ -142,6 +161,7 @@ def run(
         ),
         output=OutputFiles(log_dir=log_dir, trace=trace),
         overrides=WorkerOverrides(paced=options.parse_paced(paced)),
+        servers=settings,
         schedule=entries,
         name=options.choose_name(name, script),
     )
@@ -178,6 +198,15 @@ def run(
     _finish(outcome)
 
 
+def _set_by_user(context: typer.Context) -> list[str]:
+    """The parameters that were given on the command line."""
+    return [
+        name
+        for name in context.params
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE"
+    ]
+
+
 def _run_on_display(request: RunRequest, *, quiet: bool, live: bool) -> Outcome:
     from gyrostat.cli.display import LiveDisplay, PlainDisplay
     from gyrostat.job.control.run_file import holding
@@ -186,9 +215,12 @@ def _run_on_display(request: RunRequest, *, quiet: bool, live: bool) -> Outcome:
     with contextlib.ExitStack() as stack:
         if (checkpoint := request.options.checkpoint) is not None:
             stack.enter_context(holding(Path(checkpoint.directory), request.program.name))
-        display = PlainDisplay(request.placement, quiet=quiet)
+        shown, servers = request.placement, None
+        if (settings := request.servers) is not None:
+            shown, servers = Placement.even(settings.workers, settings.workers), settings.role.count
+        display = PlainDisplay(shown, quiet=quiet)
         if live and sys.stderr.isatty() and not quiet:
-            display = terminal = LiveDisplay(request.placement)
+            display = terminal = LiveDisplay(shown, servers=servers)
             stack.callback(terminal.close)
         return run_job(request, observer=display, forward_signals=True)
 

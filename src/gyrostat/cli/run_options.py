@@ -11,10 +11,12 @@ from gyrostat.cli import job_options as shared
 from gyrostat.core.job import Determinism as Level
 from gyrostat.core.job import RecoveryMode
 from gyrostat.core.job import ReductionOrder as Order
+from gyrostat.core.roles import ServerRecovery as Loss
 from gyrostat.job.diagnostics.stragglers import Reaction
 from gyrostat.job.diagnostics.watchdog import Action
 
 _JOB, _NODES, _CHECKPOINTS, _OUTPUT = "Job", "Several nodes", shared.CHECKPOINTS, "Output"
+_SERVERS = shared.SERVERS
 
 VirtualWorkers = Annotated[
     int | None,
@@ -36,6 +38,26 @@ Workers = Annotated[
         show_default="1",
         help="Number of worker processes, over which virtual workers are distributed.",
         rich_help_panel=_JOB,
+    ),
+]
+Servers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="S",
+        show_default=False,
+        help="Number of parameter servers: workers train asynchronously, and come and go at any time.",
+        rich_help_panel=_SERVERS,
+    ),
+]
+ServerCores = Annotated[int, shared.SERVER_CORES]
+ServerRecovery = Annotated[Loss, shared.SERVER_RECOVERY]
+Record = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        show_default=False,
+        help="Record the order of updates, for `gyrostat replay-async`.",
+        rich_help_panel=_SERVERS,
     ),
 ]
 Placement = Annotated[

@@ -1,4 +1,4 @@
-"""`gyrostat status`, `scale`, `migrate`, `profile` and `stop`: requests to a running job, through an agent on this or another
+"""`gyrostat status`, `migrate`, `profile` and `stop`: requests to a running job, through an agent on this or another
 machine, or through the cluster that it was submitted to.
 
 A name is looked up among the jobs that `gyrostat run` started on this machine, then in the cluster.
@@ -6,7 +6,6 @@ A name is looked up among the jobs that `gyrostat run` started on this machine, 
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -50,8 +49,6 @@ Agent = Annotated[
 
 def register(app: typer.Typer) -> None:
     app.command("status", help=_STATUS_HELP)(status)
-    # `-1` is not an option.
-    app.command("scale", help=_SCALE_HELP, context_settings={"ignore_unknown_options": True})(scale)
     app.command("migrate", help=_MIGRATE_HELP)(migrate)
     app.command("profile", help=_PROFILE_HELP)(profile)
     app.command("stop", help="Checkpoint a running job at its next step boundary, and end it.")(stop)
@@ -62,18 +59,6 @@ _STATUS_HELP = "\n\n".join(
         "Show the status of jobs: those that `gyrostat run` started on this machine, and those of the cluster.",
         "  gyrostat status          (all, one line each)",
         "  gyrostat status mnist    (one job; if it is queued, why; if it failed, its last lines)",
-    ]
-)
-_SCALE_HELP = "\n\n".join(
-    [
-        "Change the number of workers of a running job at a step boundary.",
-        "New workers prepare while the others train; the result keeps its bits. Returns when the new workers train.",
-        "  gyrostat scale train 4     (four workers)",
-        "  gyrostat scale train +2    (two more)",
-        "  gyrostat scale train -1    (one fewer)",
-        "With 0 the job is checkpointed and suspended until it gets workers again.",
-        "The scheduler of a cluster resizes its jobs as soon as devices are free; it also accepts a range:",
-        "  gyrostat scale mnist 2-6   (from now on two to six devices)",
     ]
 )
 _MIGRATE_HELP = "\n\n".join(
@@ -113,7 +98,7 @@ def status(
             raise UsageError("--agent needs the name of a job")
         _status_of_all(at, as_json)
         return
-    cluster = _cluster_of(name, agent, at)
+    cluster = cluster_of(name, agent, at)
     if cluster is not None:
         with cluster:
             found = cluster.status(name)
@@ -124,7 +109,7 @@ def status(
 
             print("\n".join(status_page.page(found)))
         return
-    with _call(name, agent) as job_client:
+    with call(name, agent) as job_client:
         answer = job_client.status()
     if as_json:
         print_json(answer)
@@ -168,75 +153,6 @@ def _statuses(sockets: Path | None = None) -> list[Status]:
     return list(found.values())
 
 
-def scale(
-    name: Name,
-    workers: Annotated[
-        str, typer.Argument(metavar="P", help="Number of workers; +2: two more; -1: one fewer.")
-    ],
-    without: Annotated[
-        str | None,
-        typer.Option(metavar="WORKER,…", help="With -K: the workers that leave.", show_default=False),
-    ] = None,
-    agent: Agent = None,
-    as_json: AsJson = False,
-    at: At = None,
-) -> None:
-    match = re.fullmatch(r"([+-]?\d+)|(\d+)-(\d+)", workers)
-    if match is None:
-        raise UsageError(f"P is a number of workers, such as 4, +2 or -1; got {workers!r}")
-    leavers = _members(without)
-    if leavers and (match[1] is None or int(workers) != -len(leavers)):
-        raise UsageError(
-            f"--without {without} names {len(leavers)} workers, so P is -{len(leavers)}; got {workers}"
-        )
-    cluster = _cluster_of(name, agent, at)
-    if cluster is not None:
-        with cluster:
-            if leavers:
-                raise UsageError("the scheduler of a cluster chooses the workers that leave: omit --without")
-            _scale_in_cluster(cluster, name, match, as_json)
-        return
-    if match[1] is None:
-        raise UsageError(
-            f"a range such as {workers} is for jobs of the cluster; give {name!r} a number of workers"
-        )
-    with _call(name, agent) as job_client:
-        if workers[0] == "+":
-            _print_answer(job_client.scale_out(int(workers)), as_json)
-        elif workers[0] == "-":
-            _print_answer(job_client.scale_in(-int(workers), leavers), as_json)
-        else:
-            _print_answer(job_client.scale(int(workers)), as_json)
-
-
-def _scale_in_cluster(cluster: ClusterClient, name: str, wanted: re.Match[str], as_json: bool) -> None:
-    job = cluster.status(name).job
-    if wanted[1] is None:
-        smallest, largest = int(wanted[2]), int(wanted[3])
-    else:
-        now = len(job.devices) if wanted[1][0] in "+-" else 0
-        smallest = largest = now + int(wanted[1])
-    if largest < 1:
-        raise UsageError(
-            f"{job.name} would have {largest} devices; to release all of them: gyrostat pause {job.name}"
-        )
-    scaled = cluster.scale(job.id, smallest, largest)
-    if as_json:
-        print_json(scaled)
-    else:
-        size = smallest if smallest == largest else f"{smallest} to {largest}"
-        print(f"{scaled.name} ({scaled.id}) gets {size} devices as soon as they are free")
-
-
-def _members(text: str | None) -> tuple[int, ...]:
-    try:
-        return () if text is None else tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise UsageError(
-            f"--without takes numbers of workers as `gyrostat status` shows them, such as 1,3; got {text!r}"
-        ) from None
-
-
 def migrate(
     name: Name,
     members: Annotated[
@@ -247,13 +163,13 @@ def migrate(
     as_json: AsJson = False,
     at: At = None,
 ) -> None:
-    cluster = _cluster_of(name, agent, at)
+    cluster = cluster_of(name, agent, at)
     if cluster is not None:
         with cluster:
             done = cluster.migrate(name, tuple(members or ()))
         from gyrostat.job.control.requests import RequestResult
 
-        _print_answer(
+        print_answer(
             RequestResult(True, done.text, done.step, done.workers, done.pause_ms, done.prepare_ms), as_json
         )
         return
@@ -261,20 +177,20 @@ def migrate(
         raise UsageError(
             f"name the workers of {name!r} to replace: `gyrostat status {name}` shows their numbers"
         )
-    with _call(name, agent) as job_client:
-        _print_answer(job_client.migrate(tuple(members)), as_json)
+    with call(name, agent) as job_client:
+        print_answer(job_client.migrate(tuple(members)), as_json)
 
 
 def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
     from gyrostat.job.control.client import check
 
-    if (cluster := _cluster_of(name, agent, None)) is not None:
+    if (cluster := cluster_of(name, agent, None)) is not None:
         cluster.close()
         raise UsageError(
             f"{name} is a job of the cluster: `gyrostat pause {name}` checkpoints it and releases its devices, "
             f"`gyrostat cancel {name}` ends it"
         )
-    with _call(name, agent) as job_client:
+    with call(name, agent) as job_client:
         answer = check(job_client.stop())
     if as_json:
         print_json(answer)
@@ -282,7 +198,7 @@ def stop(name: Name, agent: Agent = None, as_json: AsJson = False) -> None:
         print(answer.text)
 
 
-def _cluster_of(name: str, agent: str | None, at: str | None) -> ClusterClient | None:
+def cluster_of(name: str, agent: str | None, at: str | None) -> ClusterClient | None:
     """The cluster that runs this job; None if `gyrostat run` started it."""
     from gyrostat.job.control.control_socket import running
     from gyrostat.local.client import address, connect
@@ -314,7 +230,7 @@ def _runs_alone(name: str) -> bool:
     return any(other.startswith(f"{name}.") for other in running())
 
 
-def _call(name: str, agent: str | None) -> JobClient:
+def call(name: str, agent: str | None) -> JobClient:
     from gyrostat.job.control.client import JobClient
 
     if agent is None:
@@ -340,12 +256,12 @@ def profile(
     agent: Agent = None,
     at: At = None,
 ) -> None:
-    cluster = _cluster_of(name, agent, at)
+    cluster = cluster_of(name, agent, at)
     if cluster is not None:
         with cluster:
             rows = cluster.profile(name, smallest, largest, steps).rows
     else:
-        with _call(name, agent) as job_client:
+        with call(name, agent) as job_client:
             rows = job_client.profile(smallest, largest, steps)
     if as_json:
         print_json(rows)
@@ -370,7 +286,7 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
     return table
 
 
-def _print_answer(answer: RequestResult, as_json: bool) -> None:
+def print_answer(answer: RequestResult, as_json: bool) -> None:
     from gyrostat.job.control.client import check
 
     check(answer)
@@ -381,12 +297,20 @@ def _print_answer(answer: RequestResult, as_json: bool) -> None:
 
 
 def _line(status: Status) -> str:
-    parts = [
-        f"{status.name}: step {status.step}",
-        f"{status.virtual_workers} virtual workers on {status.workers}"
-        + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
-        status.phase,
-    ]
+    members = f" (workers {', '.join(map(str, status.members))})" if status.members else ""
+    if status.servers is None:
+        parts = [
+            f"{status.name}: step {status.step}",
+            f"{status.virtual_workers} virtual workers on {status.workers}{members}",
+        ]
+    else:
+        owned = ", ".join(f"{server.name} {server.slots}" for server in status.servers)
+        parts = [
+            f"{status.name}: update {status.step}",
+            f"{status.workers} worker{'s' * (status.workers != 1)}{members}",
+            f"{len(status.servers)} server{'s' * (len(status.servers) != 1)} (slots: {owned or 'none yet'})",
+        ]
+    parts.append(status.phase)
     if status.loss is not None:
         parts.append(f"loss {status.loss:.4g}")
     if status.throughput is not None:

@@ -11,11 +11,11 @@ from gyrostat.cluster.records import JobRecord, JobState
 
 def line(job: JobRecord) -> str:
     """The line of `gyrostat status`."""
-    parts = [
-        f"{job.name} ({job.id}): step {job.step}",
-        f"{job.spec.virtual_workers} virtual workers on {len(job.devices)}",
-        str(job.state),
-    ]
+    what = "update" if job.spec.servers else "step"
+    size = f"{job.spec.virtual_workers} virtual workers on {len(job.devices)}"
+    if job.spec.servers:
+        size = f"{len(job.devices)} workers and {job.servers} servers"
+    parts = [f"{job.name} ({job.id}): {what} {job.step}", size, str(job.state)]
     if job.loss is not None:
         parts.append(f"loss {job.loss:.4g}")
     if job.throughput is not None:
@@ -37,6 +37,8 @@ def page(found: JobStatus, now: float | None = None) -> list[str]:
             + (f" of {', '.join(job.spec.types)}" if job.spec.types else ""),
         ),
     ]
+    if (role := job.spec.server_role) is not None:
+        rows.append(("servers", f"{role.count} with {role.needs}; when one dies: {role.recovery}"))
     if job.devices:
         lent = f" ({len(job.borrowed)} borrowed)" if job.borrowed else ""
         rows.append(("devices", ", ".join(map(str, job.devices)) + lent))

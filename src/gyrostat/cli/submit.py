@@ -16,7 +16,8 @@ from gyrostat.core.logs import error, note
 
 if TYPE_CHECKING:
     from gyrostat.cluster.client import ClusterClient
-    from gyrostat.cluster.records import JobRecord, JobSpec
+    from gyrostat.cluster.job_spec import JobSpec
+    from gyrostat.cluster.records import JobRecord
 
 _HELP = "\n\n".join(
     [
@@ -26,6 +27,7 @@ _HELP = "\n\n".join(
         "  gyrostat submit -n 8 train.py --epochs 3               (8 virtual workers on 1 to 8 devices)",
         "  gyrostat submit -n 8 --min 2 --max 4 --priority 5 --name mnist train.py",
         "  gyrostat submit --opportunistic --retries 3 --time-limit 12h -m mypackage.train",
+        "  gyrostat submit --servers 2 --workers 4 recommender.py (parameters on servers, up to 4 workers)",
         "  gyrostat submit job.yaml                               (a job file)",
         "A job.yaml has the options as fields, with `_` for `-`: script, args, virtual_workers, min, max, types … Options "
         "of the command line take precedence.",
@@ -58,6 +60,11 @@ def submit(
     virtual_workers: given.VirtualWorkers = None,
     min: given.Min = None,
     max: given.Max = None,
+    servers: given.Servers = None,
+    workers: given.MostWorkers = None,
+    server_cores: given.ServerCores = None,
+    server_memory: given.ServerMemory = None,
+    server_recovery: given.ServerRecovery = None,
     types: given.Types = None,
     mix_types: given.MixTypes = None,
     cpu: given.Cpu = None,
@@ -101,7 +108,11 @@ def submit(
         "name": name,
         "virtual_workers": virtual_workers,
         "min": min,
-        "max": max,
+        "max": _most_workers(servers, workers, max),
+        "servers": servers,
+        "server_cores": server_cores,
+        "server_memory": None if server_memory is None else given.parse_size(server_memory),
+        "server_recovery": server_recovery,
         "types": None if types is None else tuple(filter(None, types.split(","))),
         "mix_types": mix_types,
         "cpu": cpu,
@@ -146,9 +157,20 @@ def submit(
             _follow(cluster, job, quiet=as_json)
 
 
+def _most_workers(servers: int | None, workers: int | None, max: int | None) -> int | None:
+    """`--workers` is `--max` of a job with servers."""
+    if workers is None:
+        return max
+    if servers is None:
+        raise UsageError("--workers is for a job with servers; for other jobs say --max P")
+    if max is not None and max != workers:
+        raise UsageError(f"--workers {workers} and --max {max} are two names of one number: give one")
+    return workers
+
+
 def make_spec(script: str, args: tuple[str, ...], options: dict[str, Any]) -> JobSpec:
     """The options of the command line take precedence over the fields of a job file."""
-    from gyrostat.cluster.records import read_spec
+    from gyrostat.cluster.job_spec import read_spec
 
     fields: dict[str, Any]
     if script.endswith(_JOB_FILES) and not options["module"]:

@@ -12,6 +12,7 @@ import typer
 from gyrostat.cli import job_options as shared
 from gyrostat.core import job as core
 from gyrostat.core.errors import UsageError
+from gyrostat.core.roles import ServerRecovery as Loss
 from gyrostat.job.diagnostics.stragglers import Reaction
 from gyrostat.job.diagnostics.watchdog import Action
 
@@ -47,6 +48,37 @@ Max = Annotated[
         rich_help_panel=_SIZE,
     ),
 ]
+Servers = Annotated[
+    int | None,
+    typer.Option(
+        metavar="S",
+        show_default=False,
+        help="Number of parameter servers: workers train asynchronously, and come and go at any time.",
+        rich_help_panel=shared.SERVERS,
+    ),
+]
+MostWorkers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        "-w",
+        metavar="P",
+        show_default="--min",
+        help="Maximum number of workers of a job with servers: as --max, one worker per device.",
+        rich_help_panel=shared.SERVERS,
+    ),
+]
+ServerCores = Annotated[int | None, shared.unset(shared.SERVER_CORES, "1")]
+ServerMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        show_default=False,
+        help="Memory that each server needs: 512M, 4G.",
+        rich_help_panel=shared.SERVERS,
+    ),
+]
+ServerRecovery = Annotated[Loss | None, shared.unset(shared.SERVER_RECOVERY, "exact")]
 Types = Annotated[
     str | None,
     typer.Option(
@@ -212,8 +244,9 @@ def read_job_file(path: Path) -> dict[str, Any]:
         raise UsageError(f"the job file {path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise UsageError(f"the job file {path} must have fields such as `script: train.py`")
-    if isinstance(content.get("memory"), str):
-        content["memory"] = parse_size(content["memory"])
+    for name in ("memory", "server_memory"):
+        if isinstance(content.get(name), str):
+            content[name] = parse_size(content[name])
     if isinstance(content.get("time_limit"), str):
         content["time_limit"] = parse_time(content["time_limit"])
     workdir = content.get("workdir", ".")

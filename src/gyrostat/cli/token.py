@@ -64,7 +64,7 @@ def add(
 ) -> None:
     """Create a token. It is printed only now; the file contains its hash."""
     from gyrostat.cluster.api.tokens import Principal, new_token, read_tokens, write_tokens
-    from gyrostat.cluster.records import NAMES
+    from gyrostat.cluster.job_spec import NAMES
 
     if not NAMES.fullmatch(tenant):
         raise UsageError(

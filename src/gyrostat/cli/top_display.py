@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gyrostat.cli.cluster_options import clock, loss, rate, span
+from gyrostat.cli.cluster_options import clock, loss, rate, servers, span
 from gyrostat.cluster.api.messages import Device, Overview, Use
 from gyrostat.cluster.records import JobRecord
 from gyrostat.core.devices import format_counts
@@ -68,7 +68,18 @@ def _word(device: Device) -> str:
 
 def _running(jobs: list[JobRecord], now: float) -> Table:
     rows = Table(
-        "job", "name", "tenant", "state", "devices", "step", "speed", "loss", "time", "why", box=None
+        "job",
+        "name",
+        "tenant",
+        "state",
+        "devices",
+        "servers",
+        "step",
+        "speed",
+        "loss",
+        "time",
+        "why",
+        box=None,
     )
     for job in jobs:
         lent = f" ({len(job.borrowed)}*)" if job.borrowed else ""
@@ -78,6 +89,7 @@ def _running(jobs: list[JobRecord], now: float) -> Table:
             job.tenant,
             str(job.state),
             f"{len(job.devices)}{lent} of {job.spec.min}-{job.spec.largest}",
+            servers(job),
             str(job.step),
             rate(job),
             loss(job),

@@ -39,7 +39,7 @@ class Verb:
 VERBS: Mapping[str, Verb] = {
     "run": Verb("run", Panel.JOB, "Run a training job on this machine, or on several nodes."),
     "status": Verb("running", Panel.JOB, "Show the status of jobs, and why a queued job waits."),
-    "scale": Verb("running", Panel.JOB, "Change the number of workers of a running job."),
+    "scale": Verb("scale", Panel.JOB, "Change the number of workers or servers of a running job."),
     "migrate": Verb("running", Panel.JOB, "Replace workers of a running job by new ones."),
     "profile": Verb("running", Panel.JOB, "Measure the throughput of a running job by number of workers."),
     "stop": Verb("running", Panel.JOB, "Checkpoint a running job and end it."),

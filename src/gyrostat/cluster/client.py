@@ -1,6 +1,6 @@
 """A cluster, from Python: the same requests that the command line makes.
 
-    from gyrostat.cluster.records import JobSpec
+    from gyrostat.cluster.job_spec import JobSpec
     from gyrostat.local.client import connect
 
     with connect() as cluster:
@@ -23,7 +23,8 @@ from urllib.parse import quote, urlencode, urlsplit
 import msgspec
 
 from gyrostat.cluster.api import messages as m
-from gyrostat.cluster.records import EventRecord, JobRecord, JobSpec, JobState, LogSource
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import EventRecord, JobRecord, JobState, LogSource
 from gyrostat.core.errors import (
     ClusterUnreachable,
     GyrostatError,
@@ -126,9 +127,17 @@ class ClusterClient:
     def resume(self, job: str) -> JobRecord:
         return self._post(_job(job) + "/resume", m.Empty(), JobRecord)
 
-    def scale(self, job: str, smallest: int, largest: int) -> JobRecord:
-        """Change its number of devices; equal numbers fix it."""
-        return self._post(_job(job) + "/scale", m.ScaleBody(min=smallest, max=largest), JobRecord)
+    def scale(
+        self,
+        job: str,
+        smallest: int | None = None,
+        largest: int | None = None,
+        *,
+        servers: int | None = None,
+    ) -> JobRecord:
+        """Change its number of devices (equal numbers fix it), or of parameter servers; None: as before."""
+        body = m.ScaleBody(min=smallest, max=largest, servers=servers)
+        return self._post(_job(job) + "/scale", body, JobRecord)
 
     def migrate(self, job: str, workers: tuple[int, ...] = ()) -> m.Changed:
         """Replace these workers, or all, by new ones; returns when they train."""

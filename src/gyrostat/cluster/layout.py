@@ -14,7 +14,8 @@ from typing import Any
 
 import yaml
 
-from gyrostat.cluster.records import DeviceRecord, JobSpec
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import DeviceRecord
 from gyrostat.core.devices import DeviceId, Fleet
 from gyrostat.core.errors import Unplaceable, UsageError
 from gyrostat.core.request import JobId, JobRequest
@@ -97,7 +98,8 @@ class ClusterLayout:
     def scheduler_state(self, policy: str) -> SchedulerState:
         placer = CellPlacer(self.spec, lends=True)
         weights = {vc.name: vc.weight for vc in self.spec.virtual_clusters}
-        return SchedulerState(placer.fleet, vcs_by_policy(list(weights), weights, policy), placer)
+        vcs = vcs_by_policy(list(weights), weights, policy, self.spec.servers)
+        return SchedulerState(placer.fleet, vcs, placer)
 
     def request(self, id_: str, spec: JobSpec, vc: str, submitted: float) -> JobRequest:
         """The job as the scheduler sees it. Raises `Unplaceable` if this cluster can never run it."""
@@ -114,6 +116,7 @@ class ClusterLayout:
             raise Unplaceable(
                 f"the job needs at least {spec.min} devices{among}, and {whose} has {available}{once}; ask for fewer: --min"
             )
+        self._check_servers(spec, vc)
         largest = min(spec.largest, room)
         request = JobRequest(
             id=JobId(id_),
@@ -124,13 +127,29 @@ class ClusterLayout:
             max_devices=largest,
             types=types,
             mixes_types=spec.mix_types,
-            virtual_workers=spec.virtual_workers,
+            virtual_workers=spec.virtual_workers if spec.server_role is None else spec.largest,
             priority=spec.priority,
             workload=spec.workload,
             work=None if spec.steps is None else float(spec.steps),
+            servers=None if spec.server_role is None else spec.server_role.needs,
         )
         self._check_alone(request, placer, types or tuple(counts))
         return request
+
+    def _check_servers(self, spec: JobSpec, vc: str) -> None:
+        """Raise `Unplaceable` if its virtual cluster can never run the job's parameter servers."""
+        if (role := spec.server_role) is None:
+            return
+        if spec.opportunistic:
+            raise Unplaceable(
+                "a job with parameter servers is not opportunistic: servers run on cores that its virtual cluster owns"
+            )
+        capacity = self.spec.servers[vc]
+        if not role.needs.fits(capacity):
+            raise Unplaceable(
+                f"the job's {role.count} servers need {role.needs}, and virtual cluster {vc!r} has {capacity} for parameter "
+                "servers; ask for fewer: --servers, --server-cores, --server-memory"
+            )
 
     def _check_alone(self, request: JobRequest, placer: CellPlacer, types: Sequence[str]) -> None:
         """Raise `Unplaceable` unless it fits on an empty cluster."""

@@ -17,7 +17,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from gyrostat.cluster.records import EventRecord, JobRecord, JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import EventRecord, JobRecord, JobState
 from gyrostat.core.errors import NoSuchJob, StorageFull
 
 _REMEMBERED = 10_000

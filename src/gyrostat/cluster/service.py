@@ -25,19 +25,20 @@ from typing import Protocol
 
 import msgspec
 
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.records import (
     DEFAULT_VC,
     DeviceRecord,
     EventRecord,
     Intent,
     JobRecord,
-    JobSpec,
     LogChunk,
     LogSource,
     Waiting,
 )
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import NoSuchJob, UsageError, WrongState
+from gyrostat.core.roles import ServerCapacity
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
 
@@ -47,6 +48,9 @@ class ClusterBackend(Protocol):
 
     def virtual_clusters(self) -> Sequence[str]:
         """Their names."""
+
+    def server_capacity(self, vc: str) -> ServerCapacity:
+        """Cores and memory for parameter servers of this virtual cluster, in all."""
 
     def check_placeable(self, spec: JobSpec, vc: str) -> None:
         """Raise `Unplaceable` if the job could not run even alone."""
@@ -222,19 +226,60 @@ class ClusterService:
             updated = self._request(record, "resumed", "its owner resumes it", Intent.RUN)
         return self._wake(updated)
 
-    def scale(self, named: str, tenant: str | None, *, min: int, max: int) -> JobRecord:
-        """From now on it runs on `min` to `max` devices; equal numbers pin it. The scheduler resizes it as soon as it can.
+    def scale(
+        self,
+        named: str,
+        tenant: str | None,
+        *,
+        min: int | None = None,
+        max: int | None = None,
+        servers: int | None = None,
+    ) -> JobRecord:
+        """From now on it runs on `min` to `max` devices, and with `servers` parameter servers; None: as before. Equal numbers
+        of devices pin it. The scheduler resizes it as soon as it can.
 
-        Raises `UsageError` (not within its virtual workers), `Unplaceable`, `WrongState` (it has ended).
+        Raises `UsageError` (not within its virtual workers), `Unplaceable`, `WrongState` (it has ended, or other jobs use the
+        cores that its servers would need).
         """
         with self._registry.lock:
             record = self.job(named, tenant)
             self._check_not_over(record)
-            spec = msgspec.structs.replace(record.spec, min=min, max=max).check()
+            spec = record.spec
+            if servers is not None and not spec.servers:
+                raise UsageError(
+                    f"job {record.id} has no parameter servers: it was submitted without --servers"
+                )
+            if servers is not None and servers < 1:
+                raise UsageError(f"job {record.id} needs at least 1 server, got {servers}")
+            smallest = spec.min if min is None else min
+            largest = spec.largest if max is None else max
+            spec = msgspec.structs.replace(
+                spec, min=smallest, max=largest, servers=spec.servers if servers is None else servers
+            ).check()
             self._backend.check_placeable(spec, record.vc)
-            reason = f"its owner requests {min} to {max} devices"
+            if servers is not None:
+                self._check_server_cores(record, spec)
+            parts = [f"{smallest} to {largest} devices"] if (min, max) != (None, None) else []
+            parts += [f"{servers} servers"] if servers is not None else []
+            reason = f"its owner requests {' and '.join(parts)}"
             updated = self._registry.update(record.id, "scaled", reason, spec=spec)
         return self._wake(updated)
+
+    def _check_server_cores(self, record: JobRecord, spec: JobSpec) -> None:
+        """Raise `WrongState` if other running jobs of its virtual cluster use what its servers would need. A job that waits
+        takes its servers when it starts."""
+        role = spec.server_role
+        if role is None or not (record.devices or record.holds_devices):
+            return
+        free = self._backend.server_capacity(record.vc)
+        for other in self._registry.jobs():
+            holds = other.vc == record.vc and (other.devices or other.holds_devices)
+            if holds and other.id != record.id and other.spec.server_role is not None:
+                free = free.without(other.spec.server_role.needs)
+        if not role.needs.fits(free):
+            raise WrongState(
+                f"{role.count} servers of job {record.id} need {role.needs}, and {record.vc} has {free} left for them now"
+            )
 
     def migrate(self, named: str, tenant: str | None, workers: tuple[int, ...] = ()) -> RequestResult:
         """Replace workers (all, or these) by new processes, in one reconfiguration; waits until that is done.

@@ -30,6 +30,11 @@ def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: flo
         why = f"{wants} that no other job uses, and there are {format_counts(lendable)}"
         helps = f"{least} devices become unused"
         return Waiting(job=record.id, position=position, why=why, what_helps=helps)
+    missing = view.request.servers
+    if missing is not None and not scheduler_state.servers.fits(view.request):
+        why = f"its servers need {missing}, and {view.vc.name} has {scheduler_state.servers.free(view.vc.name)} left for them"
+        helps = "jobs with servers end or get fewer, or this one: gyrostat scale JOB servers=…"
+        return Waiting(job=record.id, position=position, why=why, what_helps=helps)
     if ahead:
         first = ahead[0]
         why = f"{len(ahead)} before it in {view.vc.name}, {first.id} first; free: {format_counts(free)}"

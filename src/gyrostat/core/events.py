@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from gyrostat.core.roles import ProcessRole
+
 
 class EventKind(StrEnum):
     """File format: the values are in reports and in the REST API."""
@@ -17,6 +19,10 @@ class EventKind(StrEnum):
     STOP = "stop"
     STRAGGLER = "straggler"
     STANDSTILL = "standstill"
+    MOVE = "move"
+    """Slots of parameters have moved between servers."""
+    ROLL_BACK = "roll_back"
+    """Parameters and shard queues have gone back to a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,8 @@ class Event:
     """"peers", "checkpoint", "start": the job began again without one, or "approximate": by peers, without the lost worker's
     gradients of that pass."""
     micro_batches_redone: int | None = None
+    role: ProcessRole | None = None
+    """Of a job with parameter servers: which of its processes this is about. `from_workers` and `to_workers` count them."""
     evidence: tuple[str, ...] = ()
     """Lines of text: evidence of a worker that died, or the stacks of workers that hang."""
 
@@ -47,6 +55,7 @@ class Event:
         """For a report; fields that do not apply are left out."""
         fields: dict[str, object] = {
             "kind": str(self.kind),
+            "role": None if self.role is None else str(self.role),
             "step": self.step,
             "at": self.at,
             "from": self.from_workers,

@@ -183,6 +183,18 @@ class NextGeneration:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerAccess:
+    """How a worker reaches the leader of a job with parameter servers."""
+
+    address: tuple[str, int]
+    token: str
+    worker: str
+    """The worker's name there. No process of the job ever had the same."""
+    record: bool = False
+    """The order of updates is recorded, for `gyrostat replay-async`."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Assignment:
     """What a worker receives when it starts: its place in the job, and how the job trains."""
 
@@ -207,3 +219,5 @@ class Assignment:
     """Steps at whose boundary all workers wait for the next generation, from `--schedule`."""
     paced: float | None = None
     """Samples per second of a paced device, which sleeps instead of computing; None: a real device."""
+    servers: ServerAccess | None = None
+    """Of a job with parameter servers, whose workers know nothing of one another: each is alone in its placement."""

@@ -11,6 +11,7 @@ from functools import cache, cached_property
 from typing import NewType
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.roles import ServerCapacity
 
 JobId = NewType("JobId", str)
 
@@ -55,6 +56,8 @@ class JobRequest:
     """What it trains, as named in throughput tables."""
     work: float | None = None
     """Total work, if known, in the units of its throughput."""
+    servers: ServerCapacity | None = None
+    """What its parameter servers need beside its devices; None: it has none."""
 
     def __post_init__(self) -> None:
         if self.devices < 1:
@@ -80,7 +83,12 @@ class JobRequest:
     @cached_property
     def shape(self) -> Shape:
         """Jobs of one VC and shape are equal to a placer: if one does not fit, the others do not."""
-        return _shape(self.devices, self.affinity, self.types)
+        return _shape(self.devices, self.affinity, self.types, *self._server_shape)
+
+    @property
+    def _server_shape(self) -> tuple[ServerCapacity, ...]:
+        """A job may not fit because of its servers, while others with as many devices do."""
+        return () if self.servers is None else (self.servers,)
 
     @cached_property
     def kind(self) -> Shape:
@@ -95,6 +103,7 @@ class JobRequest:
             self.largest,
             self.virtual_workers,
             self.workload,
+            *self._server_shape,
         )
 
 

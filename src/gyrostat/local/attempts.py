@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gyrostat.cluster.attempt import AttemptResult
-from gyrostat.cluster.records import JobSpec
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.core.devices import DeviceId, Devices
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.job.processes.confined import Beneath
@@ -56,6 +56,11 @@ class Attempts:
         """Of this daemon, if it has given the job to the pool."""
         self.killed: str | None = None
         """Why its host was killed by this daemon, if it was."""
+
+    @property
+    def spec(self) -> JobSpec:
+        """As its owner wants it now."""
+        return self._spec()
 
     def record_next(self) -> None:
         """Number the next attempt. Before `begin`: no host may have an attempt that is not recorded."""

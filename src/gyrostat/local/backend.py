@@ -7,12 +7,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.layout import ClusterLayout
-from gyrostat.cluster.records import DeviceRecord, JobRecord, JobSpec, JobState, Waiting
+from gyrostat.cluster.records import DeviceRecord, JobRecord, JobState, Waiting
 from gyrostat.cluster.registry import Registry
 from gyrostat.cluster.waiting import explain_waiting, waits_for
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
+from gyrostat.core.roles import ServerCapacity
 from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
@@ -30,6 +32,9 @@ class LocalBackend:
 
     def virtual_clusters(self) -> Sequence[str]:
         return self._layout.virtual_clusters
+
+    def server_capacity(self, vc: str) -> ServerCapacity:
+        return self._layout.spec.servers[vc]
 
     def check_placeable(self, spec: JobSpec, vc: str) -> None:
         self._layout.request("new", spec, vc, 0.0)

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gyrostat.cluster.client import ClusterClient
-from gyrostat.cluster.records import JobRecord, JobSpec, JobState
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import JobRecord, JobState
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, UsageError
 from gyrostat.job.chaos.plan import OF_CLUSTER, OF_WORKERS, Fault, FaultKind
 from gyrostat.job.chaos.processes import MARK, RunProcesses

@@ -27,6 +27,7 @@ from gyrostat.local.driver_messages import (
     JobEvicted,
     JobMoved,
     MoveFailed,
+    ServersScaled,
     StatusSeen,
 )
 from gyrostat.local.home import Home
@@ -160,7 +161,14 @@ class LocalCluster:
                 with self._controller.isolated(job):
                     self._events.record_incidents(job)
                     self._controller.status_seen(job, status)
-            case JobMoved(job) | MoveFailed(job) | JobEvicted(job) | JobBlocked(job) | DriverTrouble(job):
+            case (
+                JobMoved(job)
+                | ServersScaled(job)
+                | MoveFailed(job)
+                | JobEvicted(job)
+                | JobBlocked(job)
+                | DriverTrouble(job)
+            ):
                 with self._controller.isolated(job):
                     self._events.note(message)
             case HostGone(job):

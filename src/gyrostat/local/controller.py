@@ -294,6 +294,7 @@ class JobController:
             loss=status.loss if status.loss is not None else record.loss,
             throughput=status.throughput,
             workers=status.workers,
+            servers=len(status.servers or ()),
         )
         if status.phase is not JobPhase.TRAINING:
             return

@@ -23,13 +23,21 @@ from queue import Empty, SimpleQueue
 
 from gyrostat.cluster.attempt import not_taken, unstarted
 from gyrostat.cluster.eviction import GRACE_S, EvictionStep, LeaveDeadlines, next_eviction
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.next_move import DriverMove, next_move
 from gyrostat.cluster.occupancy import Occupancy
-from gyrostat.cluster.records import JobSpec
 from gyrostat.core.devices import Devices
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase, transition
 from gyrostat.job.control.device_assignment import Slot
-from gyrostat.job.control.requests import AskStop, Occupy, Reply, RequestResult, Status, Vacate
+from gyrostat.job.control.requests import (
+    AskStop,
+    Occupy,
+    Reply,
+    RequestResult,
+    ScaleRoles,
+    Status,
+    Vacate,
+)
 from gyrostat.job.processes.confined import Beneath
 from gyrostat.local.attempts import Attempts
 from gyrostat.local.driver_messages import (
@@ -40,6 +48,7 @@ from gyrostat.local.driver_messages import (
     JobEvicted,
     JobMoved,
     MoveFailed,
+    ServersScaled,
     StatusSeen,
 )
 from gyrostat.local.driver_phase import DRIVER_TRANSITIONS, DriverPhase
@@ -345,19 +354,32 @@ class Driver:
         if self._phase is DriverPhase.TRAINING and status.is_steady:
             self._check_move(status.devices)
             self._settle(tuple(sorted(status.devices)))
+            self._scale_servers(status)
         elif self._phase in _TRAINS and status.reconfiguration is ReconfigurationPhase.RECOVERING:
             # Its members are the survivors: the devices of the others are free.
             self._actual = tuple(sorted(status.devices))
             self._occupancy.release(self.job, keep=(*self._actual, *self._retries.requested))
         self._post(StatusSeen(self.job, status))
 
+    def _scale_servers(self, status: Status) -> None:
+        """Its owner wants another number of parameter servers than it has."""
+        wanted, now = self._attempts.spec.servers, time.monotonic()
+        if status.servers is None or len(status.servers) == wanted or self._retries.pause(now):
+            return
+        if self._connection.send(ScaleRoles(secrets.token_hex(8), servers=wanted)):
+            self._retries.requested, self._retries.servers = self._actual, wanted
+            self._enter(DriverPhase.MOVING)
+
     def _handle_move(self, result: RequestResult) -> None:
         """A move that was refused is tried again."""
         before, devices, now = self._actual, self._retries.requested, time.monotonic()
+        servers, self._retries.servers = self._retries.servers, None
         self._enter(DriverPhase.TRAINING)
         self._connection.poll_soon()
         self._retries.requested = ()
-        if result.done:
+        if result.done and servers is not None:
+            self._post(ServersScaled(self.job, result.text))
+        elif result.done:
             self._retries.moved(devices, now)
             self._settle(devices)
             self._post(JobMoved(self.job, before, devices, result.pause_ms))

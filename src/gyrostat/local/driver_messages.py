@@ -30,6 +30,14 @@ class JobMoved:
 
 
 @dataclass(frozen=True)
+class ServersScaled:
+    """A job has another number of parameter servers now."""
+
+    job: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class MoveFailed:
     """A job could not move, and trains where it is. The driver tries again."""
 
@@ -76,5 +84,5 @@ class DriverTrouble:
 
 
 DriverMessage: TypeAlias = (
-    StatusSeen | JobMoved | MoveFailed | JobEvicted | JobBlocked | HostGone | DriverTrouble
+    StatusSeen | JobMoved | ServersScaled | MoveFailed | JobEvicted | JobBlocked | HostGone | DriverTrouble
 )

@@ -25,11 +25,14 @@ import msgspec
 
 from gyrostat.cluster.attempt import AttemptResult, unstarted
 from gyrostat.core.errors import GyrostatError, UsageError
+from gyrostat.core.events import Event, EventKind
 from gyrostat.core.placement import Placement
+from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.device_assignment import DeviceAssignment
 from gyrostat.job.control.instructions import SurvivorsGoOn
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
+from gyrostat.job.control.run_request import ServerSettings
 from gyrostat.job.control.worker_tracker import DEATHS, FailureCause, JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
 from gyrostat.job.diagnostics.watchdog import Standstill
@@ -173,6 +176,15 @@ class OutputRecorder(NullObserver):
             f"{done.paused * 1e3:.0f} ms and repeated {done.redone} micro-batches",
         )
 
+    def happened(self, event: Event) -> None:
+        """Of a job with parameter servers. How a worker died has been reported by `worker_died`."""
+        if event.role is not ProcessRole.SERVER:
+            self.log(event.reason)
+        elif event.kind is EventKind.FAILURE:
+            self._incident(IncidentKind.SERVER_DIED, event.reason, event.evidence)
+        else:
+            self._incident(IncidentKind.SERVERS, event.reason, event.evidence)
+
     def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:
         self._job_failed(failure)
         where = "the beginning" if checkpoint is None else f"the checkpoint of step {checkpoint}"
@@ -212,9 +224,11 @@ def _request(directory: Path, order: HostOrder) -> RunRequest:
     set_runtime_directory(order.sockets)
     program = Program(name=spec.script, module=spec.module, args=spec.args, beneath=order.beneath)
     check_program(program, spec.workdir)  # a clear error for its owner; every worker checks what it opens
+    role = spec.server_role
     return RunRequest(
         program=program,
-        placement=Placement.even(spec.virtual_workers, len(order.slots)),
+        placement=Placement.even(spec.virtual_workers, 1 if role is not None else len(order.slots)),
+        servers=None if role is None else ServerSettings(role=role, workers=len(order.slots)),
         options=spec.training_options(directory / CHECKPOINTS),
         failures=spec.failure_policy(),
         device_assignment=DeviceAssignment(order.slots),
@@ -243,7 +257,7 @@ def _result(attempt: int, outcome: Outcome, recorder: OutputRecorder) -> Attempt
         exit_code=outcome.exit_code,
         reason=reason,
         step=outcome.steps,
-        started=outcome.reduction is not None,
+        started=outcome.began,
         retriable=outcome.diverged is None and not _is_bad_input(failure),
         digest=outcome.digest,
         loss=next((loss for loss in reversed(outcome.losses) if loss is not None), None),

@@ -27,7 +27,7 @@ from typing import IO, TypeVar
 import msgspec
 
 from gyrostat.cluster.attempt import AttemptResult
-from gyrostat.cluster.records import JobSpec
+from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.core.files import write_atomically
 from gyrostat.job.control.device_assignment import Slot
 

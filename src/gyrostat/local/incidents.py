@@ -20,6 +20,10 @@ class IncidentKind(StrEnum):
     WORKER_DIED = "worker died"
     RECOVERED = "recovered"
     """The other workers went on."""
+    SERVER_DIED = "server died"
+    """One of its parameter servers."""
+    SERVERS = "servers"
+    """Parameter servers were added, removed or found slow, or slots of parameters went back or moved."""
     RESTARTING = "workers restart"
     """All workers start again, from the newest checkpoint."""
 

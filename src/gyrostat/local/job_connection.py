@@ -13,7 +13,7 @@ from typing import TypeAlias
 
 from gyrostat.core.errors import GyrostatError
 from gyrostat.job.control.control_socket import control_socket_at
-from gyrostat.job.control.requests import AskStatus, AskStop, Occupy, Reply, Status, Vacate
+from gyrostat.job.control.requests import AskStatus, AskStop, Occupy, Reply, ScaleRoles, Status, Vacate
 from gyrostat.job.processes.channel import Channel, ProtocolError
 from gyrostat.job.processes.unix_socket import connect_to
 
@@ -55,7 +55,7 @@ class JobConnection:
         """Have the next `poll` ask for the status."""
         self._asked_at = None
 
-    def send(self, request: AskStatus | AskStop | Occupy | Vacate) -> bool:
+    def send(self, request: AskStatus | AskStop | Occupy | ScaleRoles | Vacate) -> bool:
         """False: there is no connection."""
         if self._channel is None:
             return False

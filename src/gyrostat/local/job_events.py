@@ -7,11 +7,18 @@ from typing import TypeAlias
 
 from gyrostat.cluster.registry import Registry
 from gyrostat.cluster.waiting import explain_holders
-from gyrostat.local.driver_messages import DriverTrouble, JobBlocked, JobEvicted, JobMoved, MoveFailed
+from gyrostat.local.driver_messages import (
+    DriverTrouble,
+    JobBlocked,
+    JobEvicted,
+    JobMoved,
+    MoveFailed,
+    ServersScaled,
+)
 from gyrostat.local.home import Home
 from gyrostat.local.incidents import IncidentKind, incidents_file, read_incidents
 
-Noted: TypeAlias = JobMoved | MoveFailed | JobEvicted | JobBlocked | DriverTrouble
+Noted: TypeAlias = JobMoved | ServersScaled | MoveFailed | JobEvicted | JobBlocked | DriverTrouble
 
 
 class JobEvents:
@@ -46,6 +53,8 @@ class JobEvents:
             case JobMoved(_, before, after, pause):
                 text = f"on {len(after)} devices; training paused for {pause:.0f} ms"
                 self._registry.note("moved", text, record, before, after)
+            case ServersScaled(_, reason):
+                self._registry.note("servers scaled", reason, record)
             case MoveFailed(_, reason):
                 self._registry.note("not moved", reason, record)
             case JobEvicted(_, devices, reason):

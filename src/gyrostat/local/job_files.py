@@ -6,7 +6,8 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from gyrostat.cluster.records import JobSpec, LogChunk, LogSource
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import LogChunk, LogSource
 from gyrostat.cluster.service import OutsideRoot
 from gyrostat.core.errors import UsageError
 from gyrostat.local.home import Home

@@ -40,7 +40,7 @@ def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None 
     document: dict[str, Any] = {
         "cell_types": {},
         "physical_cluster": [],
-        "virtual_clusters": {DEFAULT_VC: {"cells": {}}},
+        "virtual_clusters": {DEFAULT_VC: {"cells": {}, "servers": _server_cores()}},
         "device_types": {},
     }
     for part in text.split(","):
@@ -56,6 +56,12 @@ def layout_of_slots(text: str, env: Mapping[DeviceId, Mapping[str, str]] | None 
         document["virtual_clusters"][DEFAULT_VC]["cells"][node] = 1
         document["device_types"][type_] = {"pace": float(found["pace"])} if found["pace"] else {}
     return read_layout(yaml.safe_dump(document, sort_keys=False), env, machine_size())
+
+
+def _server_cores() -> dict[str, int]:
+    """Parameter servers may use the cores and memory of this machine, beside the slots of workers."""
+    whole = machine_size()
+    return {"cores": int(whole.cpus), "memory": int(whole.memory)}
 
 
 def found_layout() -> ClusterLayout:

@@ -26,6 +26,8 @@ class MoveRetries:
     def __init__(self) -> None:
         self.requested: Devices = ()
         """The devices that it was asked to occupy, until it has answered."""
+        self.servers: int | None = None
+        """The number of parameter servers that it was asked for, until it has answered."""
         self.vacated: Devices = ()
         """The devices whose workers it was last asked to end."""
         self.reported: Devices | None = None

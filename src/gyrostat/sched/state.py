@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.core.roles import ServerCapacity
 from gyrostat.sched.availability import Availability
 from gyrostat.sched.estimates import Estimates
 from gyrostat.sched.placers.base import DevicesPlaced, PlacementRefused, Placer
@@ -29,6 +30,7 @@ from gyrostat.sched.port import (
     Submitted,
     Withdrawn,
 )
+from gyrostat.sched.server_quota import ServerQuota
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sched.views import JobView, VcView
 
@@ -40,6 +42,8 @@ class Vc:
     name: str
     policy: Policy
     weight: float = 1.0
+    servers: ServerCapacity | None = None
+    """For parameter servers; None: not limited."""
 
 
 class TenantState:
@@ -90,6 +94,7 @@ class SchedulerState:
         self._submissions = 0
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
+        self.servers = ServerQuota({vc.name: vc.servers for vc in vcs})
         self.availability = Availability(fleet)
         self._update_capacity()
 
@@ -152,6 +157,7 @@ class SchedulerState:
         self._dequeue(job)
         if job.running:
             tenant.view.history.add(job.service(self.now))
+            self.servers.give_back(job.request)
             self._release(job)
             for borrowed in (False, True):
                 self._account(tenant, job, (), borrowed)
@@ -163,8 +169,9 @@ class SchedulerState:
 
     def _bind(self, job: JobView, devices: Devices, borrowed: Devices) -> None:
         self._note_before(job)
+        fits = job.running or self.servers.fits(job.request)
         for part, of_borrowed in ((devices, False), (borrowed, True)):
-            if part and self.placer.restore(job.request, part, of_borrowed):
+            if part and fits and self.placer.restore(job.request, part, of_borrowed):
                 self._set_devices(job, part, of_borrowed, "it ran before")
         self.before_tick.pop(job.id)
 
@@ -205,6 +212,8 @@ class SchedulerState:
     def place(self, job: JobView, counts: Counts, borrowed: bool, reason: str) -> bool:
         """Set the number of devices of one part of the job. Returns whether the placer found them."""
         if job.host is not None or job.guest is not None:
+            return False
+        if not job.running and not self.servers.fits(job.request):
             return False
         outcome = self.placer.place(job.request, counts, borrowed)
         if type(outcome) is PlacementRefused:
@@ -272,6 +281,8 @@ class SchedulerState:
         """Let a waiting job run on the devices of another one, which has them too."""
         same_size = len(host.devices) == job.request.devices and not host.borrowed
         if job.running or not same_size or host.guest is not None or host.host is not None:
+            return False
+        if not self.servers.fits(job.request):
             return False
         self._note_before(job)
         job.host, host.guest = host, job
@@ -358,8 +369,11 @@ class SchedulerState:
         if not job.running:
             job.waiting_since = self.now
             tenant.wants_to_borrow = True
+            if ran:
+                self.servers.give_back(job.request)
         elif not ran:
             job.starts += 1
+            self.servers.take(job.request)
         if job.devices and job.started is None:
             job.started = self.now
         self._dequeue(job)

@@ -79,7 +79,7 @@ class Setup:
         if sharing is Sharing.FLAT:
             return fleet, vcs_by_policy([DEFAULT_VC], {}, self.policy), placer
         weights = {vc.name: vc.weight for vc in spec.virtual_clusters}
-        return fleet, vcs_by_policy(list(weights), weights, self.policy), placer
+        return fleet, vcs_by_policy(list(weights), weights, self.policy, spec.servers), placer
 
     def scheduler_state(self) -> SchedulerState:
         fleet, vcs, placer = self.parts()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec import inspect
 
 from gyrostat.cluster.api.operations import OPERATIONS
-from gyrostat.cluster.records import JobSpec, Steps, Workers
+from gyrostat.cluster.job_spec import JobSpec, Steps, Workers
 from gyrostat.core.errors import UsageError
 from gyrostat.local.layout import layout_of_slots
 from gyrostat.sched.policies.registry import OURS

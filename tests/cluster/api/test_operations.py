@@ -271,7 +271,7 @@ def test_the_document_describes_what_is_served(server: ApiServer) -> None:
         "metrics",
     }
     spec = document["components"]["schemas"]["JobSpec"]
-    from gyrostat.cluster.records import JobSpec
+    from gyrostat.cluster.job_spec import JobSpec
 
     assert set(spec["properties"]) == {field.name for field in msgspec.structs.fields(JobSpec)}
     assert spec["additionalProperties"] is False

@@ -8,7 +8,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from gyrostat.cluster.records import EventRecord, JobRecord, JobState, LogSource, Waiting, Workers
+from gyrostat.cluster.job_spec import Workers
+from gyrostat.cluster.records import EventRecord, JobRecord, JobState, LogSource, Waiting
+from gyrostat.core.roles import MOST_SERVERS
 from gyrostat.job.control.profiling import SizeMeasured
 
 LONGEST_WAIT_S = 60
@@ -59,10 +61,11 @@ class Empty(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ScaleBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """From now on the job runs on `min` to `max` devices."""
+    """From now on the job runs on `min` to `max` devices, and with `servers` parameter servers; null: as before."""
 
-    min: Workers
-    max: Workers
+    min: Workers | None = None
+    max: Workers | None = None
+    servers: Annotated[int, Meta(ge=1, le=MOST_SERVERS)] | None = None
 
 
 class MigrateBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,7 +14,8 @@ from gyrostat.cluster.api import messages as m
 from gyrostat.cluster.api.operation import Call, NoBody, Operation
 from gyrostat.cluster.api.problem import FORBIDDEN, NOT_FOUND, ApiError
 from gyrostat.cluster.api.view import PrincipalView, tenant_of
-from gyrostat.cluster.records import DEFAULT_VC, JobRecord, JobSpec, Waiting
+from gyrostat.cluster.job_spec import JobSpec
+from gyrostat.cluster.records import DEFAULT_VC, JobRecord, Waiting
 from gyrostat.core.errors import NoSuchJob, UsageError
 
 API = "v1"
@@ -95,7 +96,13 @@ def resume(call: Call) -> JobRecord:
 def scale(call: Call) -> JobRecord:
     wanted: m.ScaleBody = call.body
     return _view(call).job(
-        call.service.scale(_job(call).id, tenant_of(call.principal), min=wanted.min, max=wanted.max)
+        call.service.scale(
+            _job(call).id,
+            tenant_of(call.principal),
+            min=wanted.min,
+            max=wanted.max,
+            servers=wanted.servers,
+        )
     )
 
 
@@ -317,7 +324,13 @@ OPERATIONS: tuple[Operation, ...] = (
     _of_a_job("cancel", "End it", cancel, JobRecord),
     _of_a_job("pause", "Checkpoint it, and take it out of the queue", pause, JobRecord),
     _of_a_job("resume", "Put it back into the queue; it continues from its checkpoint", resume, JobRecord),
-    _of_a_job("scale", "Run it on another number of devices", scale, JobRecord, m.ScaleBody),
+    _of_a_job(
+        "scale",
+        "Run it on another number of devices, or with another number of servers",
+        scale,
+        JobRecord,
+        m.ScaleBody,
+    ),
     _of_a_job("migrate", "Replace workers by new ones", migrate, m.Changed, m.MigrateBody, slow=True),
     _of_a_job("profile", "Measure it on several sizes", profile, m.ProfileResult, m.ProfileBody, slow=True),
     Operation(

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gyrostat.core.errors import Misuse, UsageError
-from gyrostat.core.job import Assignment, CheckpointPolicy, TrainingOptions
+from gyrostat.core.job import Assignment, CheckpointPolicy, ServerAccess, TrainingOptions
 from gyrostat.core.phase import AgentPresence
 from gyrostat.core.placement import Placement
 from gyrostat.data.rng import seed_all
@@ -40,7 +40,9 @@ __all__ = [
     "membership",
     "request_checkpoint",
     "request_stop",
+    "server_access",
     "set_agent",
+    "stop_requested",
 ]
 
 logger = logging.getLogger(__name__)
@@ -150,6 +152,16 @@ def request_checkpoint() -> None:
 def request_stop() -> None:
     """Checkpoint at the next boundary and end, in all workers. Only records it: safe in a signal handler."""
     _Process.requests.put(Requests(stop=True))
+
+
+def stop_requested() -> bool:
+    """Whether this worker was asked to stop. In a job with parameter servers it leaves after the batch that it runs."""
+    return _Process.requests.stop
+
+
+def server_access() -> ServerAccess | None:
+    """How this process reaches its job's parameter servers; None: the job has none, and keeps its tables in the process."""
+    return None if _Process.assignment is None else _Process.assignment.servers
 
 
 def set_agent(agent: AgentPresence) -> None:

@@ -32,6 +32,7 @@ from gyrostat.job.control.requests import (
     RequestResult,
     Scale,
     ScaleBy,
+    ScaleRoles,
     Status,
 )
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
@@ -83,6 +84,17 @@ class JobClient:
         """Remove `count` workers: the last ones, or `members`."""
         count = len(members) or 1 if count is None else count
         return self._change(ScaleBy(request or secrets.token_hex(8), -count, members))
+
+    def scale_roles(
+        self,
+        workers: int | None = None,
+        servers: int | None = None,
+        *,
+        relative: bool = False,
+        request: str | None = None,
+    ) -> RequestResult:
+        """Change the number of workers and of parameter servers. `relative`: by these numbers."""
+        return self._change(ScaleRoles(request or secrets.token_hex(8), workers, servers, relative))
 
     def profile(
         self,

@@ -79,6 +79,11 @@ class Loop:
             control_socket.register(self._selector, on_request)
         self.workers = WorkerPool(source, self._selector, events, boxes, logs, agent_socket)
 
+    @property
+    def selector(self) -> selectors.BaseSelector:
+        """For further files. Their data is called, without arguments, when they are ready."""
+        return self._selector
+
     def turn(self, *deadlines: float | None) -> None:
         """Wait for events until the first of the deadlines (of the monotonic clock), and take them in."""
         files, now = self.workers.read_files(), time.monotonic()

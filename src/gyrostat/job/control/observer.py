@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from gyrostat.core.events import Event
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
@@ -37,6 +38,9 @@ class Observer(Protocol):
 
     def recovered(self, done: SurvivorsGoOn) -> None:
         """A worker has died; the others go on."""
+
+    def happened(self, event: Event) -> None:
+        """An event of a job with parameter servers: all of them come here."""
 
     def stood_still(self, found: Standstill) -> None:
         """No step has been completed for too long."""
@@ -76,6 +80,9 @@ class NullObserver:
         pass
 
     def recovered(self, done: SurvivorsGoOn) -> None:
+        pass
+
+    def happened(self, event: Event) -> None:
         pass
 
     def stood_still(self, found: Standstill) -> None:

@@ -103,6 +103,13 @@ class Outcome:
     """The user asked for it by `gyrostat stop`, not by a signal."""
     cut: bool
     """It ended early at the step that the request had named (`stop_after`)."""
+    servers: int | None = None
+    """Parameter servers at the end; None: the job had none. With servers a step is an update, by one batch."""
+
+    @property
+    def began(self) -> bool:
+        """Training has begun."""
+        return self.reduction is not None or (self.servers is not None and self.steps > self.first_step)
 
     @property
     def ok(self) -> bool:

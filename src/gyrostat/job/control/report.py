@@ -25,6 +25,7 @@ def report(outcome: Outcome, request: RunRequest | None = None) -> dict[str, obj
     return _asked(request) | {
         "virtual_workers": outcome.virtual_workers,
         "workers": outcome.workers,
+        "servers": outcome.servers,
         "steps": outcome.steps,
         "first_step": outcome.first_step,
         "reported_from": outcome.reported_from,

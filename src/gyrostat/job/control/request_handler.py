@@ -27,6 +27,7 @@ from gyrostat.job.control.requests import (
     RequestResult,
     Scale,
     ScaleBy,
+    ScaleRoles,
     Status,
     Vacate,
 )
@@ -34,6 +35,7 @@ from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, PullShard, QueuesRecord, ShardService
 
 _NO_CHECKPOINTS = "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
+_NO_SERVERS = "the job has no parameter servers: it was started without --servers; give a number of workers: scale JOB 4"
 _NO_DEVICES = "this job's devices are nobody's to choose: it was started without any"
 _BUSY = {
     JobPhase.WAITING_FOR_NODES: "the job has not begun yet; retry",
@@ -97,6 +99,9 @@ class RequestHandler:
             case Vacate(devices=devices):
                 self._vacate(devices, now)
                 requester.answer(self._job.status())
+            case ScaleRoles(request=name):
+                if self.replies.is_new(name, requester):
+                    self._actions.carry_out([ReplyTo(name, RequestResult(False, _NO_SERVERS, invalid=True))])
             case Scale() | ScaleBy() | Migrate() | Occupy() | ProfileJob():
                 if self.replies.is_new(request.request, requester):
                     self._handle_change(request, now)

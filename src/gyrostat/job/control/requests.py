@@ -29,6 +29,17 @@ class Scale(msgspec.Struct, frozen=True, tag=True):
     workers: int
 
 
+class ScaleRoles(msgspec.Struct, frozen=True, tag=True):
+    """Run on this number of workers and of parameter servers. For a job with servers."""
+
+    request: RequestId
+    workers: int | None = None
+    """None: as many as now."""
+    servers: int | None = None
+    relative: bool = False
+    """The numbers are more (fewer, if negative) than now, not in all."""
+
+
 class Migrate(msgspec.Struct, frozen=True, tag=True):
     """Replace these workers by new ones, in one switch."""
 
@@ -104,6 +115,20 @@ class ProfileTable(msgspec.Struct, frozen=True, tag=True):
     rows: tuple[SizeMeasured, ...]
 
 
+class ServerInfo(msgspec.Struct, frozen=True):
+    """One parameter server of a job."""
+
+    name: str
+    cores: int
+    slots: int
+    """Of parameters, that it owns."""
+    pids: tuple[int, ...] = ()
+    busy: float | None = None
+    """Share of time in which its cores worked, over the last seconds."""
+    memory: int | None = None
+    """Bytes of memory that its processes use."""
+
+
 class Status(msgspec.Struct, frozen=True, tag=True):
     """The state of a job."""
 
@@ -129,6 +154,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """The device of each of `members`, if a scheduler assigns devices."""
     profiling: bool = False
     """It is measured on several numbers of workers, and returns to the one it had."""
+    servers: tuple[ServerInfo, ...] | None = None
+    """Its parameter servers; None: it has none, and is synchronous. `step` counts updates otherwise."""
 
     @property
     def is_steady(self) -> bool:
@@ -140,6 +167,7 @@ class Status(msgspec.Struct, frozen=True, tag=True):
 Request = (
     Scale
     | ScaleBy
+    | ScaleRoles
     | Migrate
     | Occupy
     | Vacate

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from gyrostat.core.checkpoint_names import newest_step
 from gyrostat.core.errors import UsageError
-from gyrostat.core.job import Assignment, TrainingOptions
+from gyrostat.core.job import Assignment, ServerAccess, TrainingOptions
 from gyrostat.core.placement import Placement
+from gyrostat.core.roles import ServerRole
 from gyrostat.core.secrets import without_secrets
 from gyrostat.job import environment
 from gyrostat.job.control.device_assignment import DeviceAssignment
@@ -20,6 +21,7 @@ from gyrostat.job.control.schedule import scheduled
 from gyrostat.job.processes.protocol import Program, WorkerSpec
 
 FIRST_GENERATION = 1
+MOST_WORKERS = 1 << 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +57,20 @@ class WorkerOverrides:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ServerSettings:
+    """The parameter servers of a job, and the number of its workers, which is independent of its virtual workers."""
+
+    role: ServerRole
+    workers: int = 1
+    record: Path | None = None
+    """The file of the recorded order of updates (`gyrostat replay-async`)."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise UsageError(f"a server job begins with 1 to {MOST_WORKERS} workers, got {self.workers}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RunRequest:
     """A program, where it runs, how it trains, and what happens when it fails."""
 
@@ -64,8 +80,10 @@ class RunRequest:
     failures: FailurePolicy = field(default_factory=FailurePolicy)
     output: OutputFiles = field(default_factory=OutputFiles)
     overrides: WorkerOverrides = field(default_factory=WorkerOverrides)
+    servers: ServerSettings | None = None
+    """None: a synchronous job, without parameter servers."""
     schedule: Sequence[tuple[int, int]] = ()
-    """(step, workers): the number of workers from that step's boundary on."""
+    """(step, workers): the number of workers from that step's boundary on; in a server job, from that update on."""
     device_assignment: DeviceAssignment | None = None
     """Which worker runs on which device, if a scheduler assigns devices."""
     name: str | None = None
@@ -151,6 +169,18 @@ class RunRequest:
             store=store,
             trace=None if self.output.trace is None else str(traces),
             paced=self.overrides.pace(member) if slot is None else slot.paced,
+        )
+
+    def server_worker(self, member: int, access: ServerAccess) -> Assignment:
+        """The assignment of a worker of a job with parameter servers: it is alone, and writes no checkpoints."""
+        slot = None if self.device_assignment is None else self.device_assignment.slot(member)
+        threads = self.overrides.threads.get(member, self.options.threads)
+        return Assignment(
+            placement=Placement.even(self.placement.virtual_workers, 1),
+            options=replace(self.options, threads=threads, checkpoint=None),
+            member=member,
+            paced=self.overrides.pace(member) if slot is None else slot.paced,
+            servers=access,
         )
 
     def spec(self, assignment: Assignment, local_rank: int | None = None) -> WorkerSpec:

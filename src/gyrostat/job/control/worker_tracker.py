@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from gyrostat.core.evidence import NO_EVIDENCE, Evidence
+from gyrostat.core.roles import ProcessRole
 from gyrostat.job.diagnostics.poison import LIMIT, Death, poison
 from gyrostat.job.processes.protocol import Failed, FailureKind, WorkerEnded
 
@@ -84,9 +85,12 @@ class JobFailure:
     """The exit code of the command."""
     evidence: Evidence = NO_EVIDENCE
     """What is known of its last moments."""
+    role: ProcessRole = ProcessRole.WORKER
+    """SERVER: the job's parameter servers failed; `worker` has no meaning."""
 
     def __str__(self) -> str:
-        return self.summary if self.cause is FailureCause.REFUSED else f"worker {self.worker} {self.summary}"
+        whole = self.cause is FailureCause.REFUSED or self.role is ProcessRole.SERVER
+        return self.summary if whole else f"worker {self.worker} {self.summary}"
 
 
 @dataclass(frozen=True)

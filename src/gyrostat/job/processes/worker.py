@@ -10,7 +10,8 @@ Threads: the main thread runs the script; `gyrostat-listener` handles messages o
 Signals. SIGUSR1 requests a checkpoint at the next boundary. SIGTERM asks this worker to leave a job that the other workers
 continue: it reports that to the coordinator and trains on until it is released. SIGINT, and SIGTERM to the only worker, make a
 job with checkpoints save one at the next boundary and stop; without checkpoints they have their usual effect on a Python
-program. The launcher sends `Terminate` to all workers for the same purpose. `WorkerEnded` names the signal that caused it.
+program. The launcher sends `Terminate` to all workers for the same purpose. `WorkerEnded` names the signal that caused it. A
+worker of a job with parameter servers leaves after the batch that it runs, whichever of these signals it gets.
 """
 
 from __future__ import annotations
@@ -204,7 +205,7 @@ def _run(spec: WorkerSpec, messenger: Messenger, connection: AgentConnection, ex
     _install_signal_handlers(
         session,
         exits,
-        stops=assignment.options.checkpoint is not None,
+        stops=assignment.options.checkpoint is not None or assignment.servers is not None,
         elastic=not assignment.options.reference,
     )
     try:
@@ -292,7 +293,8 @@ def _exit_code(exit: SystemExit) -> int:
 
 
 def _install_signal_handlers(session: ModuleType, exits: Exits, *, stops: bool, elastic: bool) -> None:
-    """`stops`: the job can save a checkpoint at a boundary and stop there. `elastic`: a worker can leave the job."""
+    """`stops`: the job can save a checkpoint at a boundary and stop there, or this worker of a job with parameter servers can
+    leave after a batch. `elastic`: a worker can leave the job."""
 
     def checkpoint(number: int, frame: FrameType | None) -> None:
         session.request_checkpoint()

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from itertools import count
 
+from gyrostat.core.roles import ServerRecovery as ServerRecovery
 from gyrostat.data.shards.messages import Answer, AskShard, Request
 from gyrostat.data.shards.queues import Queues
 from gyrostat.ps.protocol.checkpoint import CheckpointInTheMaking, PsCheckpoint
@@ -34,17 +34,6 @@ from gyrostat.ps.protocol.messages import (
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
 from gyrostat.ps.protocol.step_commits import committed_steps, wait_for_steps
 from gyrostat.ps.store.spec import StepOrder
-
-
-class ServerRecovery(StrEnum):
-    """What happens when a server is lost."""
-
-    EXACT = "exact"
-    """All slots and the queues go back to the last checkpoint."""
-    PARTIAL = "partial"
-    """The slots of the lost server and the queues go back."""
-    REPLICA = "replica"
-    """Its slots' mirrors take over, and nothing goes back; if a mirror is missing too, as `exact`."""
 
 
 @dataclass(frozen=True)
@@ -153,7 +142,13 @@ class ServerCoordinator:
             and self._making is None
             and not any(server.assuming for server in self._servers.values())
             and all(ready for _, _, ready in self._mirrors.values())
+            and (not self._mirrored or len(self._mirrors) == len(self._owners))
         )
+
+    @property
+    def _mirrored(self) -> bool:
+        """Every slot should have a mirror."""
+        return self.recovery is ServerRecovery.REPLICA and len(self._servers) > 1
 
     # Workers.
 
@@ -329,7 +324,7 @@ class ServerCoordinator:
         return begun
 
     def _set_mirrors(self) -> list[Instruction]:
-        if self.recovery is not ServerRecovery.REPLICA or len(self._servers) < 2:
+        if not self._mirrored:
             return []
         done: list[Instruction] = []
         for slot, owner in enumerate(self._owners):

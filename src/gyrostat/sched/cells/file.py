@@ -56,6 +56,13 @@ class PinnedEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     ]
 
 
+class ServersEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What the parameter servers of one tenant's jobs may use together, beside its cells."""
+
+    cores: Annotated[Positive, Meta(description="CPU cores.")]
+    memory: Annotated[Positive | None, Meta(description="Bytes of memory; by default not limited.")] = None
+
+
 class VirtualClusterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """The cells and the weight of one tenant."""
 
@@ -69,6 +76,10 @@ class VirtualClusterEntry(msgspec.Struct, forbid_unknown_fields=True, kw_only=Tr
             description="Cells that are always bound to the same physical cells, by the name that jobs request them with."
         ),
     ] = {}
+    servers: Annotated[
+        ServersEntry | None,
+        Meta(description="Cores and memory for parameter servers; by default it has none."),
+    ] = None
     weight: Annotated[
         float, Meta(gt=0, description="Its share of opportunistic devices, relative to other tenants.")
     ] = 1.0

@@ -11,7 +11,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
-from gyrostat.sched.cells.file import CellFile, CellFileProblem, LineIndex, TopCellEntry, read
+from gyrostat.core.roles import ServerCapacity
+from gyrostat.sched.cells.file import (
+    CellFile,
+    CellFileProblem,
+    LineIndex,
+    ServersEntry,
+    TopCellEntry,
+    read,
+)
 from gyrostat.sched.cells.spec import (
     CellQuota,
     CellSpec,
@@ -205,7 +213,9 @@ class _Reader:
                     pinned.append(PinnedCell(pin_name, kind[0].name, kind[1], pin.at))
             if len({(cell.hierarchy, cell.level) for cell in cells}) < len(cells):
                 self._problem(f"{name} has the same cell type under two names", *path, "cells")
-            yield VirtualCluster(name, tuple(cells), tuple(pinned), entry.weight)
+            servers = entry.servers or ServersEntry(cores=0)
+            capacity = ServerCapacity(cores=servers.cores, memory=servers.memory)
+            yield VirtualCluster(name, tuple(cells), tuple(pinned), entry.weight, capacity)
         if not self.content.virtual_clusters:
             self._problem("there are no virtual clusters", "virtual_clusters")
 

@@ -11,6 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.roles import ServerCapacity
 from gyrostat.sched.cells.file import CellFileProblem, LineIndex
 from gyrostat.sched.cells.shortfall import gaps, missing_by_tenant
 
@@ -80,6 +81,8 @@ class VirtualCluster:
     cells: tuple[CellQuota, ...] = ()
     pinned: tuple[PinnedCell, ...] = ()
     weight: float = 1.0
+    servers: ServerCapacity = field(default_factory=ServerCapacity)
+    """For parameter servers, beside its cells."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,11 @@ class CellSpec:
 
     def hierarchy(self, name: str) -> Hierarchy:
         return self._by_name[name]
+
+    @property
+    def servers(self) -> dict[str, ServerCapacity]:
+        """For parameter servers, by tenant."""
+        return {vc.name: vc.servers for vc in self.virtual_clusters}
 
     def priority(self, name: str) -> int:
         """The priority that a job names: a name of the file, a number, or `opportunistic`."""
