@@ -83,7 +83,7 @@ def table(found: Sequence[JobRecord], now: float) -> Table:
             job.tenant if job.vc in ("default", job.tenant) else f"{job.tenant} in {job.vc}",
             str(job.state),
             f"{len(job.devices)} of {job.spec.min}-{job.spec.largest}",
-            servers(job),
+            *((servers(job),) if with_servers else ()),
             str(job.step),
             loss(job),
             rate(job),
