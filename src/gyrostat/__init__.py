@@ -1,7 +1,7 @@
 """gyrostat: elastic PyTorch training with the bits of plain DDP on N fixed workers.
 
 `init` joins this process's job; `digest` fingerprints any training state; `shards` and `batch_end` feed the loop of any other
-framework. Importing this module does not import torch.
+framework; `servers` keeps parameters on servers. Importing this module does not import torch.
 """
 
 from __future__ import annotations
@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     from gyrostat.engine.script.job import Job
     from gyrostat.engine.script.session import init
     from gyrostat.engine.state.digest import digest
+    from gyrostat.ps.script.servers import servers
 
 __version__ = "0.1.0"
-__all__ = ["GyrostatError", "Job", "__version__", "batch_end", "digest", "init", "shards", "tree_hook"]
+__all__ = [
+    "GyrostatError",
+    "Job",
+    "__version__",
+    "batch_end",
+    "digest",
+    "init",
+    "servers",
+    "shards",
+    "tree_hook",
+]
 
 _HOMES = {
     "GyrostatError": "gyrostat.core.errors",
@@ -26,6 +37,7 @@ _HOMES = {
     "batch_end": "gyrostat.data.shards.loop",
     "digest": "gyrostat.engine.state.digest",
     "init": "gyrostat.engine.script.session",
+    "servers": "gyrostat.ps.script.servers",
     "shards": "gyrostat.data.shards.loop",
     "tree_hook": "gyrostat.engine.reduce.hook",
 }

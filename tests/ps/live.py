@@ -1,8 +1,9 @@
 """A job with real processes: a leader whose loop runs in a thread of the test, server processes, and workers that are processes
 or threads of the test.
 
-Batch b of epoch e adds 1 to element (e, b) of every slot's dense piece and to one row in every slot, and 1 to the row of each
-of its samples. With SGD, lr 1 and gradients of -1, values are counts.
+Batch b of epoch e adds the epoch's weight to element b of every slot's dense piece and of one row in every slot, and to the row
+of each of its samples: SGD, lr 1 and negative gradients. So the values show which updates were applied how often: a missing one
+and a double one of another epoch do not cancel out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,6 @@ class CountingJob(msgspec.Struct, frozen=True):
     samples: int = 256
     batch_size: int = 4
     shard_size: int = 16
-    epochs: int = 2
 
     @property
     def batches(self) -> int:
@@ -52,14 +52,13 @@ class CountingJob(msgspec.Struct, frozen=True):
 
     @property
     def spec(self) -> StoreSpec:
-        width = self.epochs * self.batches
         return StoreSpec(
             slots=self.slots,
             tables=(
-                TableSpec(name="batches", width=width, optimizer=SGD(lr=1.0), initial_scale=0.0),
+                TableSpec(name="batches", width=self.batches, optimizer=SGD(lr=1.0), initial_scale=0.0),
                 TableSpec(name="samples", width=2, optimizer=SGD(lr=1.0), initial_scale=0.0),
             ),
-            dense=(DenseSpec(name="model", size=self.slots * width, optimizer=SGD(lr=1.0)),),
+            dense=(DenseSpec(name="model", size=self.slots * self.batches, optimizer=SGD(lr=1.0)),),
         )
 
     @property
@@ -73,14 +72,13 @@ class CountingJob(msgspec.Struct, frozen=True):
         return (np.arange(self.slots, dtype=np.uint64) << shift) + np.uint64(7)
 
     def update(self, epoch: int, batch: int) -> WholeUpdate:
-        width = self.epochs * self.batches
-        gradient = np.zeros((self.slots, width), np.float32)
-        gradient[:, epoch * self.batches + batch] = -1
+        gradient = np.zeros((self.slots, self.batches), np.float32)
+        gradient[:, batch] = -weight(epoch)
         samples = np.arange(batch * self.batch_size, (batch + 1) * self.batch_size)
         keys = np.sort(keys_of(samples, "samples"))
-        ones = np.full((len(keys), 2), -1, np.float32)
+        rows = np.full((len(keys), 2), -weight(epoch), np.float32)
         return WholeUpdate(
-            Batch(epoch, batch), {0: (self.slot_keys, gradient.copy()), 1: (keys, ones)}, {0: gradient}
+            Batch(epoch, batch), {0: (self.slot_keys, gradient.copy()), 1: (keys, rows)}, {0: gradient}
         )
 
     def pull(self) -> Pull:
@@ -88,43 +86,50 @@ class CountingJob(msgspec.Struct, frozen=True):
         return Pull({0: self.slot_keys, 1: keys}, (0,))
 
 
-def open_worker(job: CountingJob, address: tuple[str, int], token: bytes, name: str) -> RemoteServers:
-    servers = RemoteServers(address, token, name)
+def weight(epoch: int) -> int:
+    return 1 + 37 * epoch % 64
+
+
+def open_worker(servers: RemoteServers, job: CountingJob) -> None:
     servers.open(job.spec, job.data)
-    servers.begin_dense({0: np.zeros((job.slots, job.epochs * job.batches), np.float32)})
-    return servers
+    servers.begin_dense({0: np.zeros((job.slots, job.batches), np.float32)})
 
 
 def train(
-    servers: RemoteServers, job: CountingJob, *, before: Callable[[int, int], None] | None = None
+    servers: RemoteServers,
+    job: CountingJob,
+    epochs: Callable[[], int],
+    at: Callable[[str], None] = lambda point: None,
 ) -> int:
-    """All epochs. Returns the number of batches trained by this worker. `before`: called with each update."""
-    trained = 0
-    for epoch in range(job.epochs):
-        while True:
-            try:
-                shard = servers.next_shard(epoch)
-                if isinstance(shard, EpochOver):
-                    break
-                work = ShardBatches(shard, job.batch_size)
-                work.skip(servers.which_applied(work.asked).tolist())
-                for number, _ in work:
-                    if before is not None:
-                        before(epoch, number)
-                    servers.exchange(job.update(epoch, number), job.pull())
-                    trained += 1
-                servers.report(shard, len(shard))
-            except TermOver:
+    """Train epochs until there are enough. Returns the number of batches that this worker has trained."""
+    trained = epoch = 0
+    while epoch < epochs():
+        try:
+            at("worker asks")
+            shard = servers.next_shard(epoch)
+            if isinstance(shard, EpochOver):
+                epoch += 1
                 continue
+            work = ShardBatches(shard, job.batch_size)
+            work.skip(servers.which_applied(work.asked).tolist())
+            for number, _ in work:
+                servers.exchange(job.update(epoch, number), job.pull())
+                at("worker has pushed")
+                trained += 1
+            at("worker reports")
+            servers.report(shard, len(shard))
+        except TermOver:
+            continue
     return trained
 
 
-def check_counts(servers: RemoteServers, job: CountingJob) -> None:
-    """Every batch once in every slot, and every sample once per epoch."""
+def check_counts(servers: RemoteServers, job: CountingJob, epochs: int) -> None:
+    """Every batch of every epoch once, in every slot and in the row of each of its samples."""
     pulled = servers.exchange(None, job.pull())
-    assert (pulled.dense[0] == 1).all(), "dense pieces"
-    assert (pulled.rows[0] == 1).all(), "a row of every slot"
-    assert (pulled.rows[1] == job.epochs).all(), "rows of samples"
+    total = sum(map(weight, range(epochs)))
+    assert (pulled.dense[0] == total).all(), "dense pieces"
+    assert (pulled.rows[0] == total).all(), "a row of every slot"
+    assert (pulled.rows[1] == total).all(), "rows of samples"
 
 
 @dataclass
@@ -209,17 +214,13 @@ class LiveJob:
         raise AssertionError(f"not reached: {what}; {self.status()}; {self.events[-10:]}")
 
     def connect(self, job: CountingJob, name: str = "test") -> RemoteServers:
-        return open_worker(job, self.leader.address, self.leader.token, name)
+        servers = RemoteServers(self.leader.address, self.leader.token, name)
+        open_worker(servers, job)
+        return servers
 
-    def start_worker(self, job: CountingJob, name: str) -> subprocess.Popen[bytes]:
-        """A process that trains all epochs."""
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tests.ps.live"], stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]
-        )
-        assert process.stdin is not None
-        settings = WorkerSettings(job, self.leader.address, self.leader.token, name)
-        process.stdin.write(msgspec.json.encode(settings) + b"\n")
-        process.stdin.close()
+    def start_worker(self, job: CountingJob, name: str, directory: Path) -> subprocess.Popen[bytes]:
+        """A process that trains as many epochs as the file `epochs` in the directory says."""
+        process = start_worker(job, self.leader.address, self.leader.token, name, directory)
         self.workers.append(process)
         return process
 
@@ -247,6 +248,21 @@ class WorkerSettings(msgspec.Struct, frozen=True):
     address: tuple[str, int]
     token: bytes
     name: str
+    directory: str
+    """With a file `epochs`, and the points at which the worker kills itself (`kill_points`)."""
+
+
+def start_worker(
+    job: CountingJob, address: tuple[str, int], token: bytes, name: str, directory: Path
+) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.ps.live"], stdin=subprocess.PIPE, cwd=Path(__file__).parents[2]
+    )
+    assert process.stdin is not None
+    settings = WorkerSettings(job, address, token, name, str(directory))
+    process.stdin.write(msgspec.json.encode(settings) + b"\n")
+    process.stdin.close()
+    return process
 
 
 def settings(directory: Path, **changes: Any) -> PsSettings:
@@ -254,9 +270,14 @@ def settings(directory: Path, **changes: Any) -> PsSettings:
 
 
 def main() -> None:
+    from tests.ps.kill_points import Armed, KilledWorker
+
     mine = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerSettings)
-    servers = open_worker(mine.job, mine.address, mine.token, mine.name)
-    train(servers, mine.job)
+    directory = Path(mine.directory)
+    armed = KilledWorker.armed = Armed(directory)
+    servers = KilledWorker(mine.address, mine.token, mine.name)
+    open_worker(servers, mine.job)
+    train(servers, mine.job, lambda: int((directory / "epochs").read_text()), armed.reach)
     servers.close()
 
 

@@ -114,6 +114,22 @@ class Queues:
         return self.layout.samples - self.todo - self.doing
 
     @property
+    def next_start(self) -> int:
+        """The first sample of what the next request gets. TODO must not be empty."""
+        if self._returned:
+            return self._returned[0][0]
+        return self.layout.bounds(self._shard_number())[0]
+
+    @property
+    def first_left(self) -> int:
+        """Of shards in their own order: the first sample that is not reported."""
+        starts = [start for start, _ in self._returned]
+        starts += [held.start + held.offset for held in self._held.values()]
+        if self._next_shard < self.layout.shards:
+            starts.append(self.layout.bounds(self._shard_number())[0])
+        return min(starts, default=self.layout.samples)
+
+    @property
     def over(self) -> bool:
         """Every sample of the epoch has been reported."""
         return self._todo == 0 and not self._held

@@ -62,7 +62,7 @@ class BuiltJob:
 
     job: Job
     """What the script gets."""
-    training: TrainingLoop
+    assignment: Assignment
     generation: CurrentGeneration
     membership: Membership | None
     """None in jobs that cannot be resized."""
@@ -290,6 +290,7 @@ def _build_loop(
             reduced=lambda: runner.parts.gradients.reduced,
             evaluator=evaluator,
             loops=common.loops,
+            loaders=common.loaders,
             tracked=common.tracked,
             reports=common.reports,
             checkpoints=checkpoints,
@@ -300,16 +301,14 @@ def _build_loop(
     )
     job = Job(
         training,
-        runner,
-        contexts=runner.parts.contexts,
         generation=common.generation,
-        tracked=common.tracked,
         loaders=common.loaders,
         device=common.device,
         seed=common.seed,
-        reference=common.assignment.options.reference,
     )
-    return BuiltJob(job=job, training=training, generation=common.generation, membership=membership)
+    return BuiltJob(
+        job=job, assignment=common.assignment, generation=common.generation, membership=membership
+    )
 
 
 def _make_membership(common: _Common, workers: VirtualWorkers) -> Membership:

@@ -1,4 +1,4 @@
-"""`Job`: what a training script may call. `training_loop.py` does the work."""
+"""`Job`: what a training script may call. `training_loop.py` does the work, or other loops (`job_loops.py`)."""
 
 from __future__ import annotations
 
@@ -8,20 +8,15 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from gyrostat.core.errors import Misuse, UsageError
+from gyrostat.core.errors import UsageError
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import Shuffle
-from gyrostat.data.shard_loader import ShardLoader
 from gyrostat.engine.reduce.buckets import DdpOptions
-from gyrostat.engine.script.checks import check_no_process_group
+from gyrostat.engine.script.job_loops import JobLoops
 from gyrostat.engine.script.loaders import Loaders
-from gyrostat.engine.script.step import Step
-from gyrostat.engine.script.tracked import Tracked
-from gyrostat.engine.script.training_loop import TrainingLoop
+from gyrostat.engine.script.step import AnyStep
 from gyrostat.engine.training.generation import CurrentGeneration
 from gyrostat.engine.training.mean import Mean
-from gyrostat.engine.training.mini_batch import MiniBatchRunner
-from gyrostat.engine.training.parts import Contexts
 
 
 class Job:
@@ -29,22 +24,15 @@ class Job:
 
     def __init__(
         self,
-        training: TrainingLoop,
-        runner: MiniBatchRunner,
+        loops: JobLoops,
         *,
-        contexts: Contexts,
         generation: CurrentGeneration,
-        tracked: Tracked,
         loaders: Loaders,
         device: torch.device,
         seed: int,
-        reference: bool,
     ) -> None:
-        """`reference`: the job runs as plain DDP, in torch's process group."""
         self.device, self.seed = device, seed
-        self._training, self._runner, self._contexts = training, runner, contexts
-        self._generation, self._tracked, self._loaders = generation, tracked, loaders
-        self._reference = reference
+        self._loops, self._generation, self._loaders = loops, generation, loaders
 
     # Where the job is.
 
@@ -56,31 +44,31 @@ class Job:
     @property
     def is_main(self) -> bool:
         """True on the worker that runs virtual worker 0."""
-        return self._generation.is_main
+        return self._loops.is_main
 
     @property
     def step(self) -> int:
         """The number of steps completed before the one that is running."""
-        return self._training.progress.step
+        return self._loops.step
 
     @property
     def epoch(self) -> int:
         """The epoch that is running; 0 outside `job.epochs`."""
-        return self._training.epoch
+        return self._loops.epoch
 
     @property
     def state(self) -> dict[str, Any]:
         """Shared values of the script: equal on all workers, saved in checkpoints."""
-        return self._tracked.state
+        return self._loops.tracked.state
 
     @state.setter
     def state(self, values: dict[str, Any]) -> None:
-        self._tracked.set_state(values)
+        self._loops.tracked.set_state(values)
 
     @property
     def tracked(self) -> dict[str, Any]:
         """The tracked objects, by name."""
-        return self._tracked.objects
+        return self._loops.tracked.objects
 
     # Setting up.
 
@@ -131,15 +119,16 @@ class Job:
         collate_fn: Callable[[list[Any]], Any] | None = None,
         name: str = "shards",
         **others: Any,
-    ) -> ShardLoader:
+    ) -> OrderedLoader:
         """A loader whose virtual workers pull shards of `shard_size` samples when they need one; every sample exactly once.
 
         Its queues are tracked under `name`, and saved and restored with everything else that is tracked. All other options are
         those of `job.dataloader`.
         """
-        loader = self._loaders.shards(
+        return self._loops.shards(
             dataset,
             batch_size,
+            name,
             others,
             shard_size=shard_size,
             shuffle=shuffle,
@@ -148,22 +137,10 @@ class Job:
             pin_memory=pin_memory,
             collate_fn=collate_fn,
         )
-        tracked: dict[str, Any] = {name: loader.queues}
-        self.track(**tracked)
-        return loader
 
     def track(self, *, ddp: dict[str, Any] | None = None, **things: Any) -> None:
         """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP."""
-        if self._training.started:
-            raise Misuse("job.track after the first job.steps; track everything before training begins")
-        options = DdpOptions.parse(ddp or {})
-        if not self._reference:
-            check_no_process_group()
-        first = not self._tracked.objects
-        for name, module in self._tracked.add(things).items():
-            self._runner.add_module(name, module, options)
-        if first:
-            self._contexts.start()
+        self._loops.track(things, DdpOptions.parse(ddp or {}))
 
     # The loops.
 
@@ -171,9 +148,11 @@ class Job:
         """The epochs 0 … count-1, less those that a resumed job has behind it."""
         if not isinstance(count, int) or count < 0:
             raise UsageError(f"job.epochs needs a whole number of epochs, got {count!r}")
-        return self._training.epochs(count)
+        return self._loops.epochs(count)
 
-    def steps(self, loader: OrderedLoader, accumulate: int = 1, limit: int | None = None) -> Iterator[Step]:
+    def steps(
+        self, loader: OrderedLoader, accumulate: int = 1, limit: int | None = None
+    ) -> Iterator[AnyStep]:
         """The steps of one epoch over `loader`; at most `limit`; `accumulate` micro-batches each per virtual worker."""
         if not isinstance(loader, OrderedLoader):
             raise UsageError(
@@ -185,13 +164,13 @@ class Job:
             raise UsageError(f"limit must be a whole number of at least 0, or None, got {limit!r}")
         if accumulate > 1 and loader.sizes is not None:
             raise UsageError("accumulate needs equal batch sizes; this loader has shards, or a list of them")
-        return self._training.steps(loader, accumulate, limit)
+        return self._loops.steps(loader, accumulate, limit)
 
     # During and after an epoch.
 
     def mean(self, value: torch.Tensor | float) -> Mean:
         """In a micro-batch: a handle to the mean of `value` over all N, readable after the inner loop."""
-        return self._runner.mean(value)
+        return self._loops.mean(value)
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         """fn(micro-batch) for every micro-batch of the loader's dataset, in dataset order, on every worker.
@@ -203,15 +182,27 @@ class Job:
             raise UsageError(
                 f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}"
             )
-        return self._training.evaluate(loader, fn)
+        return self._loops.evaluate(loader, fn)
 
     def log(self, **metrics: float) -> None:
         """Report numbers of the script: shown live by `gyrostat run`, and part of its report."""
-        self._training.log(metrics)
+        self._loops.log(metrics)
 
     def save(self) -> None:
         """Checkpoint at the next boundary. Call it on all workers alike."""
-        self._training.save()
+        self._loops.save()
 
     def __repr__(self) -> str:
-        return f"Job(virtual_workers={self.virtual_workers}, {self._training.progress})"
+        return f"Job(virtual_workers={self.virtual_workers}, step={self.step})"
+
+    # Of gyrostat itself.
+
+    @property
+    def loops(self) -> JobLoops:
+        """What this job's calls are forwarded to."""
+        return self._loops
+
+    def replace_loops(self, loops: JobLoops) -> None:
+        """Before training begins: other loops take the place of these."""
+        self._loops.hand_over()
+        self._loops = loops

@@ -71,6 +71,12 @@ def supervise(wrap: Callable[[Supervisor], Supervisor]) -> None:
     _Process.supervisor = wrap(_Process.supervisor)
 
 
+def surroundings() -> tuple[Assignment, Supervisor, RequestBox]:
+    """Of this process's job: its assignment, who is reported to, and requests from outside."""
+    assert _Process.built is not None
+    return _Process.built.assignment, _Process.supervisor, _Process.requests
+
+
 def current() -> Job | None:
     """This process's job, once the script has called `init`."""
     return None if _Process.built is None else _Process.built.job
@@ -93,9 +99,7 @@ def init(
     if not isinstance(seed, int) or seed < 0:
         raise UsageError(f"seed must be a whole number of at least 0, got {seed!r}")
     alone = _Process.assignment is None
-    assignment = _Process.assignment or Assignment(
-        placement=Placement.even(1, 1), options=TrainingOptions(virtual_workers_given=False)
-    )
+    assignment = _Process.assignment or _alone()
     assignment = _with_virtual_workers(assignment, virtual_workers)
     assignment = _with_checkpoints(assignment, checkpoint_dir, checkpoint_every)
     device = determinism.prepare(assignment.options)
@@ -124,7 +128,7 @@ def finish(exit: SystemExit | None = None) -> None:
     """Called by the worker's bootstrap when the script has ended well, maybe by an `exit` of its own."""
     try:
         if _Process.built is not None:
-            _Process.built.training.finish(exit)
+            _Process.built.job.loops.finish(exit)
     finally:
         _Process.built, _Process.assignment = None, None
 
@@ -164,6 +168,10 @@ def set_agent(agent: AgentPresence) -> None:
     """Whether this worker has an agent. The job stops, with a checkpoint, if a worker is orphaned and no worker has an agent;
     if any worker has, it goes on without the orphaned ones when they are lost, unless it cannot recover from peers."""
     _Process.requests.set_agent(agent)
+
+
+def _alone() -> Assignment:
+    return Assignment(placement=Placement.even(1, 1), options=TrainingOptions(virtual_workers_given=False))
 
 
 def _finish_alone() -> None:

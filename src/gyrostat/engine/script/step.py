@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -23,6 +23,26 @@ if TYPE_CHECKING:
     from gyrostat.data.loader import OrderedLoader
     from gyrostat.data.order import EpochOrder
     from gyrostat.engine.script.training_loop import TrainingLoop
+
+
+class AnyStep(Protocol):
+    """What a script may do with a step, whichever loops hand it out."""
+
+    number: int
+    passes: int
+
+    def __iter__(self) -> Iterator[Any]: ...
+
+    @property
+    def micro_batches(self) -> int: ...
+
+    def backward(self, loss: torch.Tensor, **options: Any) -> None: ...
+
+    @property
+    def local(self) -> dict[str, Any]: ...
+
+    @property
+    def virtual_rank(self) -> int: ...
 
 
 class Step:

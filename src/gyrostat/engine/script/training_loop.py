@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import torch
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -22,8 +23,10 @@ from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.shard_loader import ShardLoader
 from gyrostat.engine.checkpoint.manager import Boundary, NoCheckpoints
 from gyrostat.engine.reconfigure.transition import NoTransition
-from gyrostat.engine.script.checks import check_update
+from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.checks import check_no_process_group, check_update
 from gyrostat.engine.script.exits import Place, places_of, script_place
+from gyrostat.engine.script.loaders import Loaders
 from gyrostat.engine.script.loops import Loops
 from gyrostat.engine.script.step import LoopData, Step, StepLoop
 from gyrostat.engine.script.step_reporter import StepReporter
@@ -32,6 +35,7 @@ from gyrostat.engine.state.digest import digest_of, tensor_digests
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.training.evaluation import Evaluator
 from gyrostat.engine.training.generation import CurrentGeneration
+from gyrostat.engine.training.mean import Mean
 from gyrostat.engine.training.reports import Requests
 
 _COMPARE_EVERY = 100
@@ -54,6 +58,7 @@ class TrainingParts:
     """The identities of all parameters whose gradients are reduced; None: DDP checks that itself."""
     evaluator: Evaluator
     loops: Loops
+    loaders: Loaders
     tracked: Tracked
     reports: StepReporter
     checkpoints: NoCheckpoints
@@ -84,14 +89,47 @@ class TrainingLoop:
         return self._parts.loops.progress
 
     @property
+    def step(self) -> int:
+        """`job.step`."""
+        return self.progress.step
+
+    @property
+    def is_main(self) -> bool:
+        """`job.is_main`."""
+        return self._parts.generation.is_main
+
+    @property
+    def tracked(self) -> Tracked:
+        """What the script has handed over, and `job.state`."""
+        return self._parts.tracked
+
+    @property
     def epoch(self) -> int:
         """The epoch that is running; 0 outside `job.epochs`."""
         return max(self.progress.epoch, 0)
 
-    @property
-    def started(self) -> bool:
-        """The first loop has begun."""
-        return self._started
+    # Setting up.
+
+    def shards(
+        self, dataset: Any, batch_size: Any, name: str, others: dict[str, Any], **options: Any
+    ) -> OrderedLoader:
+        """`job.shards`: its queues are tracked under `name`."""
+        loader = self._parts.loaders.shards(dataset, batch_size, others, **options)
+        self.track({name: loader.queues}, DdpOptions.parse({}))
+        return loader
+
+    def track(self, things: dict[str, Any], options: DdpOptions) -> None:
+        """`job.track`."""
+        if self._started:
+            raise Misuse("job.track after the first job.steps; track everything before training begins")
+        parts, runner = self._parts, self._parts.data.runner
+        if not parts.options.reference:
+            check_no_process_group()
+        first = not parts.tracked.objects
+        for name, module in parts.tracked.add(things).items():
+            runner.add_module(name, module, options)
+        if first:
+            runner.parts.contexts.start()
 
     # The start.
 
@@ -274,7 +312,11 @@ class TrainingLoop:
         }
         return Boundary(tracked.objects, tracked.state, self.progress, self._evaluated)
 
-    # What the script may ask for between steps.
+    # What the script may ask for between steps, and in them.
+
+    def mean(self, value: torch.Tensor | float) -> Mean:
+        """`job.mean`."""
+        return self._parts.data.runner.mean(value)
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         """`job.evaluate`."""
@@ -315,6 +357,14 @@ class TrainingLoop:
         return self._parts.generation.joining or self._parts.loops.resuming
 
     # The end.
+
+    def hand_over(self) -> None:
+        """Other loops take the place of these."""
+        if self._started or self._parts.tracked.objects:
+            raise Misuse(
+                "gyrostat.servers after job.track or the first loop; call it directly after gyrostat.init"
+            )
+        self._hook.remove()
 
     def finish(self, exit: SystemExit | None = None) -> None:
         """The script has ended, which is a boundary: workers agree that they are equal, and a last checkpoint is written.

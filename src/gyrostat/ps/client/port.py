@@ -10,11 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
+
 from gyrostat.data.shards.messages import EpochOver, Shard
 from gyrostat.ps.protocol.data_spec import DataSpec as DataSpec
+from gyrostat.ps.protocol.evaluation import EvaluationKey
 from gyrostat.ps.protocol.exchange import BatchRange
 from gyrostat.ps.store.hashing import Keys, Rows
-from gyrostat.ps.store.ledger import Flags
+from gyrostat.ps.store.ledger import Flags, Versions
 from gyrostat.ps.store.spec import StoreSpec
 
 
@@ -39,6 +42,8 @@ class WholeUpdate:
     """By number of the table: distinct ascending keys and their gradients."""
     dense: Mapping[int, Rows] = field(default_factory=dict)
     """By number of the tensor: one row per slot."""
+    origin: bytes = b""
+    """If updates are recorded: what it was computed from (`record.py`)."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,6 @@ class Pull:
     rows: Mapping[int, Keys] = field(default_factory=dict)
     """By number of the table: distinct ascending keys."""
     dense: tuple[int, ...] = ()
-    for_batch: Batch | None = None
-    """The batch that is computed with it. In ordered jobs (`StoreSpec.staleness`) the reply waits until all updates are applied
-    that this batch must have seen."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class PulledValues:
     dense: Mapping[int, Rows]
     duplicates: int = 0
     """Slots that had the pushed update already."""
+    versions: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
+    """If updates are recorded: how many updates each slot had applied at the pull."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +72,18 @@ class WorkerProgress:
     updates: int = 0
     """Batches reported as trained, in all epochs."""
     epoch: int = 0
+    committed: int = 0
+    """Of ordered jobs: steps whose batches are all reported."""
+    is_main: bool = True
+    """This is the oldest worker that lives."""
 
 
 class ParameterServers(Protocol):
     """A job's servers and shard queues."""
 
     @property
-    def progress(self) -> WorkerProgress: ...
+    def progress(self) -> WorkerProgress:
+        """Known before `open`, too: the job may have been running for long."""
 
     def open(self, spec: StoreSpec, data: DataSpec) -> None:
         """Begin. All workers bring the same; the first one decides, and another one is refused (`UsageError`)."""
@@ -95,16 +104,14 @@ class ParameterServers(Protocol):
     def report(self, shard: Shard, samples: int) -> None:
         """The first `samples` samples of a shard are trained: all slots have acknowledged their batches. Raises `TermOver`."""
 
-    def evaluate_next(self, number: int, samples: int, shard_size: int) -> range | None:
-        """A part of evaluation `number` for this worker; None: all parts have results. Waits while others hold the last ones.
+    def evaluate_next(self, key: EvaluationKey, items: int, part_size: int) -> range | None:
+        """A part of an evaluation for this worker; None: all parts have results. Waits until the epoch is over, and while
+        others hold the last parts."""
 
-        The first evaluation of a job has number 0. It begins when no worker trains: all have reached the end of the epoch.
-        """
-
-    def evaluate_report(self, number: int, part: range, result: bytes) -> None:
+    def evaluate_report(self, key: EvaluationKey, part: range, result: bytes) -> None:
         """The result of one part."""
 
-    def evaluate_results(self, number: int) -> list[bytes]:
+    def evaluate_results(self, key: EvaluationKey) -> list[bytes]:
         """All results, in the order of parts. Equal on all workers."""
 
     def save(self) -> None:
@@ -112,6 +119,9 @@ class ParameterServers(Protocol):
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Metrics of the script, for the job's events."""
+
+    def digest(self) -> str:
+        """The digest of all rows, dense values and optimizer state. Equal content gives equal digests, on any servers."""
 
     def close(self) -> None:
         """This worker has finished its script; what it holds is returned."""

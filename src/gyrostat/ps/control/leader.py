@@ -161,6 +161,7 @@ class PsLeader:
             term=slot_map.term if slot_map else 0,
             version=slot_map.version if slot_map else 0,
             moving=job.coordinator.moving if job else 0,
+            settled=job.coordinator.settled if job else False,
             epoch=queues.epoch if queues else 0,
             todo=queues.todo if queues else 0,
             doing=queues.doing if queues else 0,

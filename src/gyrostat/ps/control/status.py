@@ -76,6 +76,8 @@ class PsStatus:
     """Of the map."""
     moving: int
     """Slots that move, or wait for it."""
+    settled: bool
+    """Nothing moves or is being saved, and every slot has its mirror, if it should."""
     epoch: int
     todo: int
     """Samples of the epoch."""

@@ -5,12 +5,19 @@
     slot_map       slots → servers, with a version; which slots should move
     slot_server    one server process: admits, applies, holds back and forwards; gives slots away and takes them
     checkpoint     a checkpoint: the queues and a file per slot; one in the making
+    data_spec      the training data, as shard queues
+    evaluation     parts of a dataset that is evaluated, and their results
     coordinator    all servers and the shard queues of a job: assignment, moves, checkpoints, recovery
     delivery       the worker's side: an exchange with all slots, repeated until each has answered
 
 **Exactly once.** An update is (epoch, first sample // batch size). Every slot has a bitmap of those it has applied and
 refuses them. A worker reports a shard when all slots have acknowledged its batches. A shard that was returned is handed
 out again: its batches that all slots have are skipped; those that some have are trained again, and refused there.
+
+**Order.** With bounded staleness a slot keeps the gradients of a step (N consecutive batches) until all are known to be in
+every slot: the leader counts a step as committed when all its batches are reported, hands out a batch of step s only when the
+steps before s - k are committed, and every request carries the number of committed steps, which slots then apply. So no slot
+applies a step that another may still lack, and a batch that is trained again sees what it saw before.
 
 **Terms.** Parameters go back only together with the queues, under a new term. Requests and reports of another term are
 refused, so that nothing of an abandoned past, or of a server that was given up and lives, reaches the new one.

@@ -32,6 +32,8 @@ from gyrostat.ps.protocol.messages import (
     ToServer,
 )
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
+from gyrostat.ps.protocol.step_commits import committed_steps, wait_for_steps
+from gyrostat.ps.store.spec import StepOrder
 
 
 @dataclass(frozen=True)
@@ -78,12 +80,14 @@ class ServerCoordinator:
         recovery: ServerRecovery,
         *,
         servers: int = 1,
+        order: StepOrder | None = None,
         checkpoint: PsCheckpoint | None = None,
         first_checkpoint: int = 1,
     ) -> None:
-        """`servers`: how many to wait for before slots are assigned. `checkpoint`: the one to begin from, to which the queues
-        have been restored. `first_checkpoint`: the least number of those to come."""
-        self.queues, self.recovery = queues, recovery
+        """`servers`: how many to wait for before slots are assigned. `order`: of a job with bounded staleness, whose queues
+        hand out one batch after the other. `checkpoint`: the one to begin from, to which the queues have been restored.
+        `first_checkpoint`: the least number of those to come."""
+        self.queues, self.recovery, self.order = queues, recovery, order
         self._awaited = servers
         self._servers: dict[str, _Server] = {}
         self._owners: list[str | None] = [None] * slots
@@ -96,6 +100,17 @@ class ServerCoordinator:
         self._numbers = count(max(first_checkpoint, self._checkpoint.number + 1))
         self._making: CheckpointInTheMaking | None = None
         self._checkpoint_due = False
+        self._saved_step: int | None = None
+        """While slots are being saved, no further step is committed: all files are of one step."""
+
+    @property
+    def committed(self) -> int:
+        """Of ordered jobs: the steps whose batches are all reported. Every slot has them."""
+        if self.order is None:
+            return 0
+        if self._saved_step is not None:
+            return self._saved_step
+        return committed_steps(self.order, self.queues)
 
     @property
     def map(self) -> SlotMap:
@@ -127,7 +142,13 @@ class ServerCoordinator:
             and self._making is None
             and not any(server.assuming for server in self._servers.values())
             and all(ready for _, _, ready in self._mirrors.values())
+            and (not self._mirrored or len(self._mirrors) == len(self._owners))
         )
+
+    @property
+    def _mirrored(self) -> bool:
+        """Every slot should have a mirror."""
+        return self.recovery is ServerRecovery.REPLICA and len(self._servers) > 1
 
     # Workers.
 
@@ -138,8 +159,15 @@ class ServerCoordinator:
         any more.
         """
         queues = self.queues
-        if isinstance(request, AskShard) and request.epoch > queues.epoch and not queues.over:
-            request = AskShard(request.worker, queues.epoch)
+        if not isinstance(request, AskShard):
+            return queues.answer(request, now)
+        if request.epoch > queues.epoch:
+            # One epoch after the other: the queues may have gone back by more than one.
+            request = AskShard(request.worker, queues.epoch + queues.over)
+        if self.order is not None and request.epoch == queues.epoch:
+            wait = wait_for_steps(self.order, queues, self.committed)
+            if wait is not None:
+                return wait
         return queues.answer(request, now)
 
     def worker_lost(self, worker: str) -> None:
@@ -171,7 +199,7 @@ class ServerCoordinator:
         lost = [slot for slot, owner in enumerate(self._owners) if owner == name]
         self._version += 1
         done = self._cancel_moves(name)
-        self._making = None
+        self._making = self._saved_step = None
         done += self._drop_mirrors_on(name)
         if not lost:
             return done + self._next()
@@ -249,7 +277,10 @@ class ServerCoordinator:
         if self._making is None or self._making.number != message.checkpoint:
             return []
         complete = self._making.saved(message.slot, message.file)
-        return [] if complete is None else [WriteManifest(complete)]
+        if complete is None:
+            return []
+        self._saved_step = None
+        return [WriteManifest(complete)]
 
     # What may begin now.
 
@@ -266,8 +297,11 @@ class ServerCoordinator:
         number = next(self._numbers)
         queues = self.queues.to_state()
         self._making = CheckpointInTheMaking(number, self.queues.epoch, queues, len(self._owners))
+        self._saved_step = self.committed if self.order is not None else None
         return [
-            SendToServer(owner, SaveSlot(number, slot)) for slot, owner in enumerate(self._owners) if owner
+            SendToServer(owner, SaveSlot(number, slot, self.committed))
+            for slot, owner in enumerate(self._owners)
+            if owner
         ]
 
     def _begin_moves(self) -> list[Instruction]:
@@ -290,7 +324,7 @@ class ServerCoordinator:
         return begun
 
     def _set_mirrors(self) -> list[Instruction]:
-        if self.recovery is not ServerRecovery.REPLICA or len(self._servers) < 2:
+        if not self._mirrored:
             return []
         done: list[Instruction] = []
         for slot, owner in enumerate(self._owners):

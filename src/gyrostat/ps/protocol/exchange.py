@@ -10,7 +10,7 @@ from enum import IntEnum
 import numpy as np
 
 from gyrostat.ps.store.hashing import Keys, Rows
-from gyrostat.ps.store.ledger import Flags, Slots
+from gyrostat.ps.store.ledger import Flags, Slots, Versions
 from gyrostat.ps.store.slot_store import Update
 
 
@@ -54,6 +54,9 @@ class Exchange:
     """Initial values, for pieces that have none."""
     which_applied: BatchRange | None = None
     """Asks which of these batches all the slots have."""
+    committed: int = 0
+    """In ordered jobs: all batches of the steps before this one are reported, so that every slot has them. The slots apply
+    these steps before they push and pull."""
 
 
 @dataclass(frozen=True)
@@ -65,3 +68,5 @@ class ExchangeReply:
     applied: Flags = field(default_factory=lambda: np.zeros(0, bool))
     duplicates: int = 0
     """Slots that had the update already."""
+    versions: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
+    """If updates are recorded: how many updates each slot has applied."""

@@ -75,6 +75,8 @@ class SaveSlot(msgspec.Struct, frozen=True, tag=True):
 
     checkpoint: int
     slot: int
+    committed: int = 0
+    """In ordered jobs: apply the steps before this one first, so that all files are of one step."""
 
 
 class ForgetEpochs(msgspec.Struct, frozen=True, tag=True):

@@ -138,6 +138,9 @@ class SlotServer:
         if self._frozen and not self._frozen.isdisjoint(exchange.slots.tolist()):
             self._waiting.append((caller, exchange))
             return []
+        if not self.store.commit(exchange.slots, exchange.committed):
+            # An update that was acknowledged is not here: another server has become the owner.
+            return [AnswerCaller(caller, ExchangeReply(ExchangeStatus.MOVED))]
         reply = self._carry_out(exchange)
         changes = exchange.push is not None or exchange.begin_dense
         if not self._mirrors or not changes:
@@ -152,6 +155,7 @@ class SlotServer:
             return [refused]
         slots = exchange.slots.tolist()
         mine = [place for place, slot in enumerate(slots) if self._roles.get(slot) is SlotRole.MIRROR]
+        self.store.commit(exchange.slots[mine], exchange.committed)
         if len(mine) == len(slots):
             return [AnswerCaller(caller, self._carry_out(exchange))]
         if mine:
@@ -200,6 +204,7 @@ class SlotServer:
             {tensor: self.store.pull_dense(tensor, exchange.slots) for tensor in exchange.pull_dense},
             applied,
             duplicates,
+            self.store.ledger.versions[exchange.slots] if self.store.spec.record else np.zeros(0, np.int64),
         )
 
     def _forward(self, caller: Caller, exchange: Exchange, reply: ExchangeReply) -> list[Action]:
@@ -258,6 +263,7 @@ class SlotServer:
             case SaveSlot():
                 if message.slot not in self._roles:
                     return []
+                self.store.commit(np.array([message.slot]), message.committed)
                 return [WriteSlot(message.checkpoint, self.store.to_state(message.slot))]
             case ForgetEpochs():
                 slots = np.array(self.store.slots, np.int64)
@@ -366,4 +372,4 @@ def _restrict(exchange: Exchange, places: Slots) -> Exchange:
     if push is not None:
         push = replace(push, slots=slots, dense={tensor: each[places] for tensor, each in push.dense.items()})
     begin = {tensor: each[places] for tensor, each in exchange.begin_dense.items()}
-    return Exchange(exchange.term, slots, push, begin_dense=begin)
+    return Exchange(exchange.term, slots, push, begin_dense=begin, committed=exchange.committed)

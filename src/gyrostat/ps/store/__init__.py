@@ -7,6 +7,8 @@ dense        `DensePieces`: a dense tensor, cut into one piece per slot
 optimizers   kernels over (rows, state, gradients); `schedules`: learning rates by the number of updates
 coalesce     gradients of the same id, summed in a fixed order
 ledger       which updates every slot has applied
+update       `Update`: the gradients of one batch
+pending_steps    of ordered jobs: updates that wait for the other batches of their step
 slot_store   `SlotStore`: all of this, for the slots of one process
 slot_state   the state of one slot as named arrays, for checkpoints (safetensors) and for its way to another server
 """

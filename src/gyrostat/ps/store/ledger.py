@@ -1,4 +1,4 @@
-"""Which updates every slot of a process has applied: a bit per slot and batch, and a count per slot.
+"""Which updates every slot of a process has applied, or keeps for its step: a bit per slot and batch; and a count per slot.
 
 An update is named (epoch, first sample // batch size), so that a batch that is trained again has the name it had before,
 and a slot that has it refuses it. Epochs before `forgotten` are complete: all of their updates count as applied, and
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 Slots = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+Versions = NDArray[np.int64]
 
 
 class UpdateLedger:
@@ -22,7 +23,7 @@ class UpdateLedger:
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self.versions = np.zeros(slots, np.int64)
-        """Updates that each slot has applied."""
+        """Updates that each slot has applied; of ordered jobs, steps."""
         self.forgotten = np.zeros(slots, np.int64)
         """All updates of epochs before this one have been applied."""
         self._bits: dict[int, NDArray[np.uint8]] = {}
@@ -48,7 +49,7 @@ class UpdateLedger:
         return everywhere
 
     def record(self, slots: Slots, epoch: int, batch: int) -> None:
-        """These slots have applied an update that they did not have."""
+        """These slots have an update that they did not have."""
         bits = self._bits.get(epoch)
         if bits is None:
             bits = self._bits[epoch] = np.zeros((self._slots, 64), np.uint8)
@@ -57,6 +58,9 @@ class UpdateLedger:
             wider[:, : bits.shape[1]] = bits
             bits = self._bits[epoch] = wider
         bits[slots, batch >> 3] |= np.uint8(1 << (batch & 7))
+
+    def advance(self, slots: Slots) -> None:
+        """These slots have applied an update; of ordered jobs, a step."""
         self.versions[slots] += 1
 
     def forget(self, slots: Slots, epoch: int) -> None:

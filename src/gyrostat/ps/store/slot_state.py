@@ -6,7 +6,7 @@ as one. The arrays are written from where they are and read as views: neither di
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -38,7 +38,7 @@ class SlotState:
     slots: int
     """V."""
     version: int
-    """Updates applied."""
+    """Updates applied; of ordered jobs, steps."""
     forgotten: int
     arrays: Mapping[str, NDArray[Any]]
 
@@ -48,6 +48,17 @@ class SlotState:
         hasher = sha256()
         for part in self.parts():
             hasher.update(part)
+        return hasher.hexdigest()
+
+    @property
+    def content_digest(self) -> str:
+        """SHA-256 of rows, dense values and optimizer state alone: versions and bitmaps depend on checkpoints."""
+        hasher = sha256()
+        for name in sorted(self.arrays):
+            if name.startswith(("table.", "dense.")):
+                array = np.ascontiguousarray(self.arrays[name])
+                hasher.update(f"{name} {array.dtype} {array.shape} ".encode())
+                hasher.update(array.reshape(-1).view(np.uint8).data)
         return hasher.hexdigest()
 
     @property
@@ -77,6 +88,11 @@ class SlotState:
             array = self.arrays[name]
             if array.nbytes:
                 yield np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def job_digest(content_digests: Iterable[str]) -> str:
+    """The digest of a job's parameters, from those of its slots in their order."""
+    return sha256(" ".join(content_digests).encode()).hexdigest()
 
 
 def parse_slot_state(data: memoryview | bytes) -> SlotState:

@@ -8,7 +8,7 @@ cost more than the rows. The result is the same as if every slot were alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,24 +19,11 @@ from gyrostat.ps.store.dense import DensePieces
 from gyrostat.ps.store.hashing import Keys, Rows, slots_of
 from gyrostat.ps.store.ledger import Slots, UpdateLedger
 from gyrostat.ps.store.optimizers import coefficient_columns
+from gyrostat.ps.store.pending_steps import PendingSteps
 from gyrostat.ps.store.rows import Columns, RowTable
 from gyrostat.ps.store.slot_state import SlotState
 from gyrostat.ps.store.spec import StoreSpec
-
-
-@dataclass(frozen=True)
-class Update:
-    """The gradients of one batch, for some slots."""
-
-    epoch: int
-    batch: int
-    """First sample // batch size."""
-    slots: Slots
-    """The slots that it is for, ascending. Rows of other slots are ignored."""
-    rows: Mapping[int, tuple[Keys, Rows]] = field(default_factory=dict)
-    """By number of the table: keys and their gradients."""
-    dense: Mapping[int, Rows] = field(default_factory=dict)
-    """By number of the tensor: one row per slot."""
+from gyrostat.ps.store.update import Update as Update
 
 
 class SlotStore:
@@ -48,6 +35,7 @@ class SlotStore:
         self._tables = [RowTable(each, spec.slots) for each in spec.tables]
         self._dense = [DensePieces(each, spec.slots) for each in spec.dense]
         self._here = np.zeros(spec.slots, bool)
+        self._steps = None if spec.order is None else PendingSteps(spec, spec.order)
 
     @property
     def slots(self) -> list[int]:
@@ -74,16 +62,39 @@ class SlotStore:
     # Updates.
 
     def apply(self, update: Update) -> NDArray[np.bool_]:
-        """Apply an update in the slots that do not have it. Returns which of `update.slots` had not: the others are
-        duplicates."""
+        """Apply an update in the slots that do not have it; in an ordered job, keep it until `commit`. Returns which of
+        `update.slots` did not have it: for the others it is a duplicate."""
         new = ~self.ledger.applied(update.slots, update.epoch, update.batch)
         if not new.any():
             return new
         slots = update.slots[new]
+        dense = {tensor: pieces[new] for tensor, pieces in update.dense.items()}
+        self.ledger.record(slots, update.epoch, update.batch)
+        if self._steps is None:
+            self._change(slots, update.rows, dense)
+        else:
+            self._steps.add(replace(update, slots=slots, dense=dense))
+        return new
+
+    def commit(self, slots: Slots, step: int) -> bool:
+        """Of an ordered job: apply all steps before this one. False: some slot lacks batches of them, so that it is not the
+        owner any more."""
+        if self._steps is None or not len(slots):
+            return True
+        versions = self.ledger.versions
+        for number in range(int(versions[slots].min()), step):
+            behind = slots[versions[slots] == number]
+            whole = behind[self._steps.has_all(behind, number)]
+            if len(whole):
+                self._change(whole, *self._steps.take(whole, number))
+        return bool(np.all(versions[slots] >= step))
+
+    def _change(self, slots: Slots, rows: Mapping[int, tuple[Keys, Rows]], dense: Mapping[int, Rows]) -> None:
+        """One update of these slots. Rows of others are ignored."""
         wanted = np.zeros(self.spec.slots, bool)
         wanted[slots] = True
         numbers = self.ledger.versions + 1
-        for table, (keys, gradients) in update.rows.items():
+        for table, (keys, gradients) in rows.items():
             keys, gradients = coalesce(keys, gradients)
             owners = slots_of(keys, self.spec.slots)
             mine = wanted[owners]
@@ -93,14 +104,13 @@ class SlotStore:
                 versions = numbers[owners]
                 columns = coefficient_columns(self._tables[table].spec.optimizer, versions, dense=False)
                 self._tables[table].push(keys, gradients, columns, versions)
-        for tensor, pieces in update.dense.items():
+        for tensor, pieces in dense.items():
             optimizer = self._dense[tensor].spec.optimizer
             self._dense[tensor].push(
-                slots, pieces[new], coefficient_columns(optimizer, numbers[slots], dense=True)
+                slots, pieces, coefficient_columns(optimizer, numbers[slots], dense=True)
             )
-        self.ledger.record(slots, update.epoch, update.batch)
+        self.ledger.advance(slots)
         self._expire(slots)
-        return new
 
     def pull(self, table: int, keys: Keys) -> Rows:
         """Rows; initial values for ids that have none. Changes nothing."""
@@ -133,6 +143,8 @@ class SlotStore:
                 table.remove(slot)
             for dense in self._dense:
                 dense.remove(slot)
+            if self._steps is not None:
+                self._steps.remove(slot)
             self.ledger.clear(slot)
             self._here[slot] = False
 
@@ -147,6 +159,8 @@ class SlotStore:
             arrays |= {f"table.{table.spec.name}.{name}": each for name, each in table.state_of(slot).items()}
         for dense in self._dense:
             arrays |= {f"dense.{dense.spec.name}.{name}": each for name, each in dense.state_of(slot).items()}
+        if self._steps is not None:
+            arrays |= self._steps.state_of(slot)
         arrays |= {f"applied.{epoch}": bits for epoch, bits in self.ledger.bits_of(slot).items()}
         version, forgotten = int(self.ledger.versions[slot]), int(self.ledger.forgotten[slot])
         return SlotState(slot, self.spec.slots, version, forgotten, arrays)
@@ -158,6 +172,8 @@ class SlotStore:
             table.install(state.slot, groups[f"table.{table.spec.name}"])
         for dense in self._dense:
             dense.install(state.slot, groups.get(f"dense.{dense.spec.name}", {}))
+        if self._steps is not None:
+            self._steps.install(state.slot, state.arrays)
         bits = [(int(epoch), each) for epoch, each in groups.get("applied", {}).items()]
         self.ledger.restore(state.slot, version=state.version, forgotten=state.forgotten, bits=bits)
         self._here[state.slot] = True
@@ -189,6 +205,9 @@ class SlotStore:
         for name, array in state.arrays.items():
             group, _, column = name.rpartition(".")
             wanted = optional.get(name)
+            if name.startswith("pending.") and self._steps is not None:
+                self._steps.check(state.slot, name, array)
+                continue
             if group == "applied":
                 fits = column.isdigit() and array.dtype == np.uint8 and array.ndim == 1
             elif wanted is None:

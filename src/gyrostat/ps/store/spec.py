@@ -61,6 +61,35 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
         return -(-self.size // slots)
 
 
+class StepOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a job with bounded staleness: which batches form a step. Steps are numbered over all epochs."""
+
+    staleness: int
+    """A batch of step s is computed with all steps before s - staleness applied."""
+    virtual_workers: int
+    """Batches of a step; the last step of an epoch may have fewer."""
+    batches: int
+    """Of an epoch."""
+
+    def __post_init__(self) -> None:
+        _check_range("staleness", self.staleness, 0, 2**20)
+        _check_range("virtual_workers", self.virtual_workers, 1, 2**20)
+        _check_range("batches", self.batches, 1, 2**62)
+
+    @property
+    def steps(self) -> int:
+        """Of an epoch."""
+        return -(-self.batches // self.virtual_workers)
+
+    def place(self, epoch: int, batch: int) -> tuple[int, int]:
+        """The step and the virtual rank of a batch."""
+        return epoch * self.steps + batch // self.virtual_workers, batch % self.virtual_workers
+
+    def size(self, step: int) -> int:
+        """The number of batches of a step."""
+        return min(self.virtual_workers, self.batches - step % self.steps * self.virtual_workers)
+
+
 class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All that the slots of a job hold. Positions in these tuples name tables in frames."""
 
@@ -68,6 +97,10 @@ class StoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     """V: a power of two, at least four times the most server cores that the job may get."""
     tables: tuple[TableSpec, ...] = ()
     dense: tuple[DenseSpec, ...] = ()
+    order: StepOrder | None = None
+    """None: every update is applied when it comes."""
+    record: bool = False
+    """Servers write down which updates they apply (`record.py`)."""
 
     def __post_init__(self) -> None:
         _check_range("slots", self.slots, 1, MAX_SLOTS)
