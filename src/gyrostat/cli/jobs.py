@@ -62,20 +62,9 @@ def jobs(
 def table(found: Sequence[JobRecord], now: float) -> Table:
     from rich.table import Table
 
-    rows = Table(
-        "job",
-        "name",
-        "tenant",
-        "state",
-        "devices",
-        "servers",
-        "step",
-        "loss",
-        "speed",
-        "age",
-        "why",
-        box=None,
-    )
+    with_servers = any(job.spec.servers for job in found)
+    size = ("devices", "servers") if with_servers else ("devices",)
+    rows = Table("job", "name", "tenant", "state", *size, "step", "loss", "speed", "age", "why", box=None)
     for job in found:
         rows.add_row(
             job.id,
