@@ -187,7 +187,7 @@ class ServerAccess:
     """How a worker reaches the leader of a job with parameter servers."""
 
     address: tuple[str, int]
-    token: str
+    token: bytes
     worker: str
     """The worker's name there. No process of the job ever had the same."""
     record: bool = False

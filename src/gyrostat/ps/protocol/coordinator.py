@@ -164,8 +164,8 @@ class ServerCoordinator:
         if request.epoch > queues.epoch:
             # One epoch after the other: the queues may have gone back by more than one.
             request = AskShard(request.worker, queues.epoch + queues.over)
-        if self.order is not None and request.epoch == queues.epoch:
-            wait = wait_for_steps(self.order, queues, self.committed)
+        if self.order is not None:
+            wait = wait_for_steps(self.order, queues, request.epoch, self.committed)
             if wait is not None:
                 return wait
         return queues.answer(request, now)
