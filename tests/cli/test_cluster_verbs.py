@@ -102,6 +102,10 @@ def test_submit_with_all_options(quiet: Quiet) -> None:
         "straggler_pause": 8.0,
         "steps": 1000,
         "workload": "resnet",
+        "servers": 0,
+        "server_cores": 1,
+        "server_memory": None,
+        "server_recovery": "exact",
     }
 
 

@@ -19,7 +19,6 @@ from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
 
 ONLY_RUN = {
-    "workers": "the scheduler decides it, within --min and --max",
     "placement": "the scheduler decides how many workers there are",
     "schedule": "the scheduler decides when it changes",
     "min_workers": "is --min, which the scheduler sees to",
@@ -38,28 +37,32 @@ ONLY_RUN = {
     "report": "the cluster keeps records: `gyrostat status`, `events`",
     "log_dir": "the cluster keeps output: `gyrostat logs`",
     "trace": "would be written on the cluster's machine",
+    "record": "would be written on the cluster's machine",
     "quiet": "output goes to the cluster's logs",
     "verbose": "log records are the daemon's",
     "log_format": "log records are the daemon's",
 }
+OTHER_NAMES = {"workers": "max"}
+"""Options whose field in a job file has another name: the scheduler decides the number of workers, up to this."""
 ONLY_SUBMIT_DEFAULTS = {"checkpoint_interval": (0.0, 300.0)}
 """On a cluster nobody watches a job, and its machine may go down."""
 
 
 def parameters(command: Any) -> dict[str, Any]:
-    return {name: parameter.default for name, parameter in inspect.signature(command).parameters.items()}
+    found = inspect.signature(command).parameters.items()
+    return {name: parameter.default for name, parameter in found if name != "context"}
 
 
 def test_every_other_option_of_run_is_on_submit_and_in_job_files() -> None:
     of_run, of_submit = parameters(run), parameters(submit)
     assert ONLY_RUN.keys() == of_run.keys() - of_submit.keys()
     both = of_run.keys() & of_submit.keys()
-    assert both <= set(JobSpec.__struct_fields__)
+    assert {OTHER_NAMES.get(name, name) for name in both} <= set(JobSpec.__struct_fields__)
 
 
 def test_their_defaults_are_the_same() -> None:
     spec, of_run = JobSpec(script="train.py"), parameters(run)
-    both = of_run.keys() & parameters(submit).keys() - {"script", "args", "virtual_workers"}
+    both = of_run.keys() & parameters(submit).keys() - {"script", "args", "virtual_workers", "workers"}
     different = {
         name: (of_run[name], getattr(spec, name)) for name in both if of_run[name] != getattr(spec, name)
     }

@@ -156,7 +156,9 @@ def _tenants(spec: CellSpec) -> Table:
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table("virtual cluster", "weight", "cells", "devices", "servers", box=None)
+    with_servers = any(vc.servers.cores for vc in spec.virtual_clusters)
+    columns = ("devices", "servers") if with_servers else ("devices",)
+    table = Table("virtual cluster", "weight", "cells", *columns, box=None)
     owned: dict[str, int] = {}
     for vc in spec.virtual_clusters:
         devices = _devices(spec, vc)
@@ -169,15 +171,15 @@ def _tenants(spec: CellSpec) -> Table:
         cells += [
             f"{pin.name} ({spec.hierarchy(pin.hierarchy).types[pin.level]} at {pin.at})" for pin in vc.pinned
         ]
-        servers = str(vc.servers) if vc.servers.cores else "none"
-        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _devices_text(devices), servers)
+        servers = (str(vc.servers) if vc.servers.cores else "none",) if with_servers else ()
+        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _devices_text(devices), *servers)
     spare: dict[str, int] = {}
     for hierarchy in spec.hierarchies:
         nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
         kind = hierarchy.device_type
         spare[kind] = spare.get(kind, 0) + nodes * hierarchy.sizes[hierarchy.node_level]
     rest = {kind: number - owned.get(kind, 0) for kind, number in spare.items()}
-    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _devices_text(rest), "")
+    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _devices_text(rest))
     return table
 
 

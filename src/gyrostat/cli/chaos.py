@@ -19,6 +19,7 @@ from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
 from gyrostat.core.files import check_writable, make_directory
+from gyrostat.core.roles import ServerRecovery, ServerRole
 from gyrostat.job.chaos.plan import StoreKind
 
 _GYROSTAT = (sys.executable, "-P", "-c", "from gyrostat.cli.main import main; main()")
@@ -28,11 +29,14 @@ _HELP = "\n\n".join(
         "  gyrostat chaos -n 8 -w 4 --minutes 5 --seed 1 train.py --epochs 2",
         "  gyrostat chaos -n 8 -w 4 --nodes 3 --store etcd --minutes 5 train.py --epochs 2",
         "  gyrostat chaos -n 8 -w 4 --cluster --minutes 5 train.py --epochs 2",
+        "  gyrostat chaos --servers 2 -w 3 --minutes 5 recommender.py --epochs 2",
         "The job runs once undisturbed, then repeatedly while its processes are killed and stopped and the job is resized: "
         "from its start on, with and without checkpoints, under one leader, several agents or a cluster. Choose arguments "
         "with which one run takes at least ten seconds.",
         "The runs are equal if each ends with the digest of the undisturbed run, every step has the same loss and samples, and "
-        "exit codes say so. Exit code: 0 if they are equal, otherwise 1: wrong results, hangs, untrue exit codes. A seed fixes "
+        "exit codes say so. Of a job with parameter servers, every batch must be counted once; digests are compared if two "
+        "undisturbed runs of different sizes give the same one. Exit code: 0 if they are equal, otherwise 1: wrong results, "
+        "hangs, untrue exit codes. A seed fixes "
         "the faults and their times; the processes they hit depend on the state of the job. Round R of seed S is round 0 of "
         "seed S + R.",
     ]
@@ -77,6 +81,8 @@ def chaos(
             "--cluster", help="Submit the job to a cluster of its own, twice; P is its number of devices."
         ),
     ] = False,
+    servers: given.Servers = 0,
+    server_recovery: given.ServerRecovery = ServerRecovery.EXACT,
     checkpoint_every: given.CheckpointEvery = 20,
     paced: given.Paced = None,
     json: Annotated[
@@ -110,7 +116,11 @@ def chaos(
         raise UsageError(
             "--cluster runs the job in a cluster, --nodes and --store run it under agents; give one of them"
         )
-    agents = _agents(nodes)
+    if servers:
+        _check_servers(servers, server_recovery, nodes=nodes, cluster=cluster, paced=paced)
+    elif server_recovery is not ServerRecovery.EXACT:
+        raise UsageError("--server-recovery is for a job with parameter servers: --servers S")
+    agents = 0 if servers else _agents(nodes)
     make_target: MakeTarget
     if cluster:
         check_pace(paced)
@@ -123,7 +133,7 @@ def chaos(
     directory = (keep or Path(tempfile.mkdtemp(prefix="gyrostat-chaos-"))).absolute()
     request = ChaosRequest(
         program=Program(name=script, module=module, args=tuple(args or ())),
-        virtual_workers=virtual_workers or workers or 2,
+        virtual_workers=virtual_workers or (1 if servers else workers or 2),
         workers=workers or 2,
         directory=directory,
         seed=seed,
@@ -132,6 +142,8 @@ def chaos(
         every=every,
         paced=paced,
         checkpoint_every=checkpoint_every,
+        servers=servers,
+        server_recovery=server_recovery,
         keep=keep is not None,
     )
     try:
@@ -148,6 +160,21 @@ def chaos(
         raise typer.Exit(1)
     if keep is None:
         shutil.rmtree(directory)
+
+
+def _check_servers(
+    servers: int, recovery: ServerRecovery, *, nodes: int | None, cluster: bool, paced: str | None
+) -> None:
+    ServerRole(count=servers, recovery=recovery)  # checks itself
+    for name, is_given in (
+        ("--nodes", nodes not in (None, 1)),
+        ("--cluster", cluster),
+        ("--paced", bool(paced)),
+    ):
+        if is_given:
+            raise UsageError(
+                f"{name} does not go together with --servers: its job runs under one `gyrostat run`"
+            )
 
 
 def _agents(nodes: int | None) -> int:

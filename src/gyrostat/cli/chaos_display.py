@@ -18,6 +18,14 @@ class Printer(ChaosObserver):
     """Prints events as they happen."""
 
     def undisturbed(self, recorded: RecordedRun) -> None:
+        if (totals := recorded.totals) is not None:
+            compared = (
+                "" if recorded.digests else ", which depends on the order of updates and is not compared"
+            )
+            note(
+                f"undisturbed: {totals.updates:,} updates, {totals.samples:,} samples, digest {totals.digest}{compared}"
+            )
+            return
         note(
             f"undisturbed: {len(recorded.steps):,} steps, {recorded.samples:,} samples, digest {_digest(recorded)}"
         )
@@ -26,6 +34,13 @@ class Printer(ChaosObserver):
         note(f"    {fault}")
 
     def round_over(self, round: Round) -> None:
+        if (totals := round.jobs[0].totals) is not None:
+            batches = len(round.jobs[0].steps)
+            note(
+                f"round over: {len(round.faults)} faults, {totals.updates:,} updates by {batches:,} batches that workers ran, "
+                f"digest {totals.digest}"
+            )
+            return
         note(
             f"round over: {len(round.faults)} faults, {round.samples:,} samples, recovered {round.recovered} times from peers "
             f"and {round.restored} times from a checkpoint, begun again {round.begun_again} times, digest "
@@ -58,7 +73,9 @@ def print_verdict(verdict: ChaosVerdict) -> None:
     restored = sum(round.restored for round in verdict.rounds)
     recovered = sum(round.recovered for round in verdict.rounds)
     begun_again = sum(round.begun_again for round in verdict.rounds)
-    if verdict.ok:
+    if verdict.ok and (totals := verdict.undisturbed.totals) is not None:
+        console.print(_verdict_on_servers(verdict, totals.updates), soft_wrap=True)
+    elif verdict.ok:
         console.print(
             f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step with "
             f"the same loss and samples; {recovered} times they recovered from peers, {restored} times from a checkpoint, and "
@@ -67,3 +84,16 @@ def print_verdict(verdict: ChaosVerdict) -> None:
         )
     else:
         console.print("verdict: NOT EQUAL")
+
+
+def _verdict_on_servers(verdict: ChaosVerdict, updates: int) -> str:
+    again = sum(len(round.jobs[0].steps) - updates for round in verdict.rounds)
+    digest = (
+        f"and digest {_digest(verdict.undisturbed)}"
+        if verdict.undisturbed.digests
+        else "; digests depend on the order of updates and were not compared"
+    )
+    return (
+        f"verdict: equal. All {len(verdict.rounds)} runs ended with {updates:,} updates, every batch counted once, {digest}; "
+        f"workers ran {again:,} batches more than that, which were refused or had gone back."
+    )

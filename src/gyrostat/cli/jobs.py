@@ -62,20 +62,9 @@ def jobs(
 def table(found: Sequence[JobRecord], now: float) -> Table:
     from rich.table import Table
 
-    rows = Table(
-        "job",
-        "name",
-        "tenant",
-        "state",
-        "devices",
-        "servers",
-        "step",
-        "loss",
-        "speed",
-        "age",
-        "why",
-        box=None,
-    )
+    with_servers = any(job.spec.servers for job in found)
+    size = ("devices", "servers") if with_servers else ("devices",)
+    rows = Table("job", "name", "tenant", "state", *size, "step", "loss", "speed", "age", "why", box=None)
     for job in found:
         rows.add_row(
             job.id,
@@ -83,7 +72,7 @@ def table(found: Sequence[JobRecord], now: float) -> Table:
             job.tenant if job.vc in ("default", job.tenant) else f"{job.tenant} in {job.vc}",
             str(job.state),
             f"{len(job.devices)} of {job.spec.min}-{job.spec.largest}",
-            servers(job),
+            *((servers(job),) if with_servers else ()),
             str(job.step),
             loss(job),
             rate(job),

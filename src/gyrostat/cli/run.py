@@ -64,7 +64,7 @@ def run(
     virtual_workers: given.VirtualWorkers = None,
     workers: given.Workers = None,
     placement: given.Placement = None,
-    servers: given.Servers = None,
+    servers: given.Servers = 0,
     server_cores: given.ServerCores = 1,
     server_recovery: given.ServerRecovery = ServerRecovery.EXACT,
     record: given.Record = None,
@@ -115,7 +115,7 @@ def run(
     log_format = logs.configure(verbose, log_format)
     server_options.check_options(_set_by_user(context), servers)
     settings = None
-    if servers is not None:
+    if servers:
         settings, entries = server_options.choose_servers(
             servers, server_cores, server_recovery, workers, schedule, record
         )

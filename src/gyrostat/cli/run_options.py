@@ -41,11 +41,11 @@ Workers = Annotated[
     ),
 ]
 Servers = Annotated[
-    int | None,
+    int,
     typer.Option(
         metavar="S",
-        show_default=False,
-        help="Number of parameter servers: workers train asynchronously, and come and go at any time.",
+        min=0,
+        help="Number of parameter servers: workers train asynchronously, and come and go at any time; 0: none.",
         rich_help_panel=_SERVERS,
     ),
 ]

@@ -42,9 +42,9 @@ REFUSED = {
 ONLY_WITH_SERVERS = ("server_cores", "server_recovery", "record")
 
 
-def check_options(given: Collection[str], servers: int | None) -> None:
+def check_options(given: Collection[str], servers: int) -> None:
     """`given`: the parameters that the user has set. Raises `UsageError` for the first that does not apply."""
-    if servers is None:
+    if not servers:
         for name in ONLY_WITH_SERVERS:
             if name in given:
                 raise UsageError(f"{_option(name)} is for a job with parameter servers: --servers S")

@@ -67,20 +67,9 @@ def _word(device: Device) -> str:
 
 
 def _running(jobs: list[JobRecord], now: float) -> Table:
-    rows = Table(
-        "job",
-        "name",
-        "tenant",
-        "state",
-        "devices",
-        "servers",
-        "step",
-        "speed",
-        "loss",
-        "time",
-        "why",
-        box=None,
-    )
+    with_servers = any(job.spec.servers for job in jobs)
+    size = ("devices", "servers") if with_servers else ("devices",)
+    rows = Table("job", "name", "tenant", "state", *size, "step", "speed", "loss", "time", "why", box=None)
     for job in jobs:
         lent = f" ({len(job.borrowed)}*)" if job.borrowed else ""
         rows.add_row(
@@ -89,7 +78,7 @@ def _running(jobs: list[JobRecord], now: float) -> Table:
             job.tenant,
             str(job.state),
             f"{len(job.devices)}{lent} of {job.spec.min}-{job.spec.largest}",
-            servers(job),
+            *((servers(job),) if with_servers else ()),
             str(job.step),
             rate(job),
             loss(job),

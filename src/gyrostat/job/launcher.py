@@ -1,7 +1,8 @@
 """Runs one job on this machine, from the start of its workers to the result.
 
 `run_job` is the entry. The job is led (`leader`) in the process whose event loop (`event_loop`) listens to its workers; several
-machines need an `agent` each instead. However it ends, also by an exception, no worker is left running.
+machines need an `agent` each instead. A job with parameter servers is led by `server_job`. However it ends, also by an
+exception, no worker is left running.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from gyrostat.job.processes.output import LogFiles, OutputStream
 from gyrostat.job.processes.protocol import FromWorker, WorkerId
 from gyrostat.job.processes.signals import SignalQueue, caught
 from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
+from gyrostat.job.server_job.run import ServerJobMachine
 
 __all__ = ["RunRequest", "run_job"]
 
@@ -51,11 +53,16 @@ def run_job(
         signals = stack.enter_context(caught()) if forward_signals else None
         source = parent if parent is not None else stack.enter_context(WorkerForkServer())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-")))
-        machine = _OneMachine(request, source, observer, signals, directory)
-        stack.callback(machine.close)
-        outcome = machine.run()
-        if request.output.trace is not None:
-            join_traces(machine.traces(machine.attempts), request.output.trace)
+        if request.servers is not None:
+            server_job = ServerJobMachine(request, source, observer, signals, directory)
+            stack.callback(server_job.close)
+            outcome = server_job.run()
+        else:
+            machine = _OneMachine(request, source, observer, signals, directory)
+            stack.callback(machine.close)
+            outcome = machine.run()
+            if request.output.trace is not None:
+                join_traces(machine.traces(machine.attempts), request.output.trace)
     observer.over(outcome)
     return outcome
 

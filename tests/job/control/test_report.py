@@ -28,6 +28,7 @@ def test_it_says_what_the_design_promises(tmp_path: Path) -> None:
     assert json.loads(path.read_text()) == {
         "virtual_workers": 4,
         "workers": 1,
+        "servers": None,
         "steps": 2,
         "first_step": 0,
         "reported_from": 0,
@@ -65,6 +66,7 @@ def test_a_failed_run_has_one_too(tmp_path: Path) -> None:
         "traceback": "Traceback",
         "exit_code": 1,
         "evidence": {"running": None, "lines": [], "out_of_memory": None},
+        "role": "worker",
     }
     assert report["events"] == [
         {"kind": "failure", "step": 0, "at": 4.0, "from": 1, "to": 0, "reason": "worker 0 raised E: x"}

@@ -198,7 +198,6 @@ def test_when_one_has_finished_the_dead_are_not_replaced() -> None:
     found = started(2)
     found.reported_end(0, WorkerEnded(stopped=False))
     assert found.exited(0, 0, NO_EVIDENCE, None, 100, 5.0).fate is WorkerFate.FINISHED
-    assert not found.over
     assert dies(found, 1, updates=100, now=5.0) is WorkerFate.DIED
     assert found.orders(100, now=6.0) == []
     assert found.over

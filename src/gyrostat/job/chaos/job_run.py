@@ -55,7 +55,7 @@ class JobRun:
         for directory in target.records:
             directory.mkdir(parents=True)
         self._readers = [RecordReader(directory) for directory in target.records]
-        self._jobs = [RecordedRun() for _ in target.records]
+        self._jobs = [RecordedRun(on_servers=settings.servers > 0) for _ in target.records]
         self._processes = RunProcesses(settings.directory)
         self._members: dict[int, int] = {}
         self._trains: set[int] = set()
@@ -121,6 +121,9 @@ class JobRun:
         """An exit code of 0 means a complete result, and any other one means none."""
         self._read()  # a worker records the digest before it reports it
         job = self._jobs[ended.job]
+        if ended.totals is not None:
+            job.totals = ended.totals
+            job.digests.add(ended.totals.digest)
         complete = bool(job.digests)
         if ended.digest is not None:
             job.digests.add(ended.digest)
@@ -193,17 +196,19 @@ class JobRun:
 
     def _may_lose(self, left: set[int]) -> bool:
         """Whether the job may lose all but these workers: one that trains, or a checkpoint, must be left."""
+        if self._settings.servers:
+            return True  # parameters and shards are elsewhere
         return self._settings.checkpoints or not self._trains or bool(left & self._trains)
 
     def _resize(self, fault: Fault) -> None:
         """In a thread: the reply arrives when the job is resized."""
         at = time.monotonic()
-        reply = self._target.resize(fault.size(self._settings.virtual_workers))
+        reply = self._target.resize(fault.size(self._settings.most_workers))
         self._record(fault, [] if reply is None else [reply], at)
 
     def _kill_newcomer(self, fault: Fault) -> None:
         """In a thread: request as many workers as possible, and kill one of those that do not train yet."""
-        self._pool.submit(self._target.resize, self._settings.virtual_workers)
+        self._pool.submit(self._target.resize, self._settings.most_workers)
         until = time.monotonic() + _NEWCOMER_S
         while time.monotonic() < until:
             newcomers = [pid for pid in self._workers() if pid not in self._trains]
@@ -218,7 +223,8 @@ class JobRun:
 
     def _inject_into_target(self, fault: Fault) -> None:
         """In a thread."""
-        killed = self._kill_workers(fault, 1) if fault.kind is FaultKind.LEADER_AND_WORKER else []
+        with_worker = fault.kind in (FaultKind.LEADER_AND_WORKER, FaultKind.SERVER_AND_WORKER)
+        killed = self._kill_workers(fault, 1) if with_worker else []
         hit = self._target.inject(fault)
         self._record(fault, [*([] if hit is None else [hit]), *killed])
 

@@ -43,6 +43,10 @@ class FaultKind(StrEnum):
     HOST_FORK_SERVER = "kill the host fork server"
     MIGRATE = "migrate"
     PAUSE = "pause and resume"
+    SERVER = "kill a server"
+    SERVER_AND_WORKER = "kill a server and a worker"
+    SERVER_STOP = "stop a server for a while"
+    SERVER_RESIZE = "resize the servers"
 
 
 _WEIGHTS = {
@@ -64,6 +68,10 @@ _WEIGHTS = {
     FaultKind.HOST_FORK_SERVER: 1,
     FaultKind.MIGRATE: 2,
     FaultKind.PAUSE: 2,
+    FaultKind.SERVER: 5,
+    FaultKind.SERVER_AND_WORKER: 2,
+    FaultKind.SERVER_STOP: 3,
+    FaultKind.SERVER_RESIZE: 4,
 }
 OF_WORKERS = (
     FaultKind.KILL,
@@ -72,6 +80,12 @@ OF_WORKERS = (
     FaultKind.RESIZE,
     FaultKind.NEWCOMER,
     FaultKind.FORK_SERVER,
+)
+OF_SERVERS = (
+    FaultKind.SERVER,
+    FaultKind.SERVER_AND_WORKER,
+    FaultKind.SERVER_STOP,
+    FaultKind.SERVER_RESIZE,
 )
 OF_AGENTS = (FaultKind.LEADER, FaultKind.LEADER_AND_WORKER, FaultKind.AGENT, FaultKind.RENDEZVOUS)
 OF_ETCD = (FaultKind.ETCD, FaultKind.ETCD_DATA, FaultKind.ETCD_STOP)

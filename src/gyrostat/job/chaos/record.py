@@ -97,6 +97,16 @@ class RecordReader:
                 yield _decoder.decode(line)
 
 
+@dataclass(frozen=True, kw_only=True)
+class JobTotals:
+    """What the report of a job with parameter servers adds up to."""
+
+    updates: int
+    samples: int | None
+    """None: it was resumed, and the report has those since then only."""
+    digest: str
+
+
 @dataclass
 class RecordedRun:
     """One run, as its workers recorded it."""
@@ -116,9 +126,19 @@ class RecordedRun:
     """Micro-batches run again by peers."""
     contradictions: list[str] = field(default_factory=list)
     """Steps that differed when they were repeated."""
+    on_servers: bool = False
+    """Its parameters are on servers: steps are the batches that workers have run, also those that were run again, in the order
+    in which they were read."""
+    totals: JobTotals | None = None
+    """What it reports, once it has ended well. Only with servers."""
 
     def add(self, entry: Entry) -> None:
         match entry:
+            case StepDone(at=at, loss=loss, samples=samples) if self.on_servers:
+                self.times.append(at)
+                self.steps[len(self.times)] = loss, samples
+            case WorkerEnd() if self.on_servers:
+                pass  # the servers have the result
             case StepDone(at=at, step=step, loss=loss, samples=samples):
                 self.times.append(at)
                 before = self.steps.setdefault(step, (loss, samples))

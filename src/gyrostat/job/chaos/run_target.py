@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gyrostat.core.errors import GyrostatError, UsageError
-from gyrostat.job.chaos.plan import OF_AGENTS, OF_ETCD, OF_WORKERS, Fault, FaultKind, StoreKind
+from gyrostat.core.roles import ServerRecovery
+from gyrostat.job.chaos.plan import OF_AGENTS, OF_ETCD, OF_SERVERS, OF_WORKERS, Fault, FaultKind, StoreKind
 from gyrostat.job.chaos.processes import RunProcesses
+from gyrostat.job.chaos.record import JobTotals
 from gyrostat.job.chaos.target import Ended, ManagedProcess, RoundSettings
 from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.requests import RequestResult
 from gyrostat.job.processes.fork_server import STORE_NAME
 
 _LEASE_S = 2.0
@@ -24,6 +29,9 @@ _POLL_S = 0.02
 _BUSY_S = 5.0
 """A resize is repeated for this long while the job is busy."""
 _READY_S = 60.0
+_SILENT_S = 2.0
+"""A worker or server of a job with servers that is stopped for longer is given up."""
+_SERVER = "gyrostat.ps.server"
 
 
 class EtcdProcess:
@@ -99,6 +107,9 @@ class RunTarget:
         self.kinds: Sequence[FaultKind] = (*OF_WORKERS, *OF_AGENTS, *etcd) if agents else OF_WORKERS
         self.records: Sequence[Path] = [settings.directory]
         self.timeouts_s = 2 * _LEASE_S + _NODE_TIMEOUT_S if agents else 0.0
+        if settings.servers:
+            self.kinds = (*OF_WORKERS, *OF_SERVERS, FaultKind.LEADER)
+            self.timeouts_s = 2 * _SILENT_S
 
     def start(self, processes: RunProcesses) -> None:
         self._processes = processes
@@ -115,7 +126,21 @@ class RunTarget:
     def supervise(self) -> list[Ended]:
         if self._etcd is not None:
             self._etcd.supervise()
-        return [ended for node in self._nodes for ended in node.supervise()]
+        found = [ended for node in self._nodes for ended in node.supervise()]
+        return [replace(ended, totals=self._totals()) for ended in found] if self._settings.servers else found
+
+    def _totals(self) -> JobTotals | None:
+        """Of a job with servers: its report. None: it has not ended well."""
+        with contextlib.suppress(OSError, ValueError):
+            report = json.loads(self._report.read_text())
+            if report["digest"] is not None:
+                samples = report["samples"] if not report["first_step"] else None
+                return JobTotals(updates=report["steps"], samples=samples, digest=report["digest"])
+        return None
+
+    @property
+    def _report(self) -> Path:
+        return self._settings.directory / "report.json"
 
     @property
     def over(self) -> bool:
@@ -125,6 +150,8 @@ class RunTarget:
         return self._processes.fork_servers()
 
     def inject(self, fault: Fault) -> str | None:
+        if fault.kind in OF_SERVERS:
+            return self._inject_into_servers(fault)
         if fault.kind in OF_ETCD:
             assert self._etcd is not None
             return self._etcd.inject(fault)
@@ -140,14 +167,30 @@ class RunTarget:
             return None
         return f"{node.name} for {fault.seconds:.2f} s"
 
+    def _inject_into_servers(self, fault: Fault) -> str | None:
+        if fault.kind is FaultKind.SERVER_RESIZE:
+            least = 2 if self._settings.server_recovery is ServerRecovery.REPLICA else 1
+            servers = max(least, fault.size(self._settings.most_servers))
+            return self._scale(lambda job_client: job_client.scale_roles(servers=servers))
+        servers_now = [one.pid for one in self._processes.living() if _SERVER in one.command]
+        for pid in fault.victims(servers_now, 1):
+            if fault.kind is FaultKind.SERVER_STOP:
+                stopped = self._processes.stop(pid, fault.seconds)
+                return f"process {pid} for {fault.seconds:.2f} s" if stopped else None
+            return f"process {pid}" if self._processes.signal(pid, signal.SIGKILL) else None
+        return None
+
     def resize(self, workers: int) -> str | None:
+        return self._scale(lambda job_client: job_client.scale(workers))
+
+    def _scale(self, scale: Callable[[JobClient], RequestResult]) -> str | None:
         until = time.monotonic() + _BUSY_S
         try:
             with JobClient(self._job) as job_client:
-                result = job_client.scale(workers)
+                result = scale(job_client)
                 while not result.done and time.monotonic() < until:
                     time.sleep(_POLL_S)
-                    result = job_client.scale(workers)
+                    result = scale(job_client)
         except GyrostatError:
             return None  # it is starting, or has ended meanwhile
         return result.text if result.done else None
@@ -173,6 +216,9 @@ class RunTarget:
         if settings.checkpoints:
             command += ["--checkpoint-dir", str(settings.directory / "checkpoints")]
             command += ["--checkpoint-every", str(settings.checkpoint_every)]
+        if settings.servers:
+            command += ["--servers", str(settings.servers), "--server-recovery", settings.server_recovery]
+            command += ["--heartbeat-timeout", str(_SILENT_S), "--report", str(self._report)]
         if settings.paced is not None:
             command += ["--paced", settings.paced]
         if self._agents:

@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from gyrostat.core.roles import ServerRecovery
 from gyrostat.job.chaos.plan import Fault, FaultKind
 from gyrostat.job.chaos.processes import RunProcesses
+from gyrostat.job.chaos.record import JobTotals
 from gyrostat.job.processes.protocol import Program
 
 _LAST_LINES = 20
@@ -31,6 +33,18 @@ class RoundSettings:
     checkpoints: bool
     checkpoint_every: int
     paced: str | None = None
+    servers: int = 0
+    """Parameter servers; 0: a synchronous job."""
+    server_recovery: ServerRecovery = ServerRecovery.EXACT
+
+    @property
+    def most_workers(self) -> int:
+        """The most that a resize requests."""
+        return self.virtual_workers if not self.servers else 2 * self.workers
+
+    @property
+    def most_servers(self) -> int:
+        return 2 * self.servers
 
     def recording_program(self, directory: Path) -> tuple[str, tuple[str, ...]]:
         """The module that runs the program and records it in `directory`, and its arguments."""
@@ -49,6 +63,8 @@ class Ended:
     """Which of the target's jobs."""
     digest: str | None = None
     """The one it reported, if it reports one."""
+    totals: JobTotals | None = None
+    """Of a job with parameter servers that has ended well."""
     last_lines: Sequence[str] = ()
 
 

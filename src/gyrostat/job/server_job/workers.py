@@ -253,12 +253,11 @@ class ServerWorkers:
     def _leave_orders(self, now: float) -> list[Order]:
         done: list[Order] = []
         for member, process in self._processes.items():
-            if process.leave_by is None:
+            if process.leave_by is None or process.killed is not None:
                 continue
             if now >= process.leave_by:
-                if process.killed is None:
-                    process.killed = "was killed: it had not left within its grace"
-                    done.append(SignalMember(member, signal.SIGKILL))
+                process.killed = "was killed: it had not left within its grace"
+                done.append(SignalMember(member, signal.SIGKILL))
             elif not process.asked:
                 process.asked = True
                 done.append(SignalMember(member, signal.SIGTERM))

@@ -274,6 +274,13 @@ class ServerCoordinator:
         ]
         return forget + self._next()
 
+    def checkpoint_failed(self, number: int) -> list[Instruction]:
+        """A file or the manifest cannot be written: the last checkpoint stays the valid one."""
+        if self.making != number:
+            return []
+        self._making = self._saved_step = None
+        return self._next()
+
     def _saved(self, message: SlotSaved) -> list[Instruction]:
         if self._making is None or self._making.number != message.checkpoint:
             return []
