@@ -260,8 +260,10 @@ class ServerLoops:
         return self._evaluator.run(loader, fn)
 
     def log(self, metrics: dict[str, float]) -> None:
-        self._parts.supervisor.logged(self.step, metrics)
-        self._parts.servers.log(metrics)
+        """Of the main worker, as elsewhere: what all workers know after an evaluation is shown once."""
+        if self.is_main:
+            self._parts.supervisor.logged(self.step, metrics)
+            self._parts.servers.log(metrics)
 
     def save(self) -> None:
         """A checkpoint of all servers and the queues; any worker may request it, at any time."""
