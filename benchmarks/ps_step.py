@@ -1,6 +1,6 @@
 """CPU time of a step of one worker and one parameter server, 512 × 26 ids and width 16, Adagrad: against one process with the
-same kernels, against `nn.Embedding(sparse=True)` with `torch.optim.Adagrad` in one process, and against a plain parameter server
-over torch.distributed.rpc; and how many such steps a core of the server can serve per second.
+same kernels, against `nn.Embedding(sparse=True)` with `torch.optim.Adagrad` in one process, and against a plain parameter
+server over torch.distributed.rpc; and how many such steps a core of the server can serve per second.
 
 Worker and server are processes of their own. All sides stay alive and take turns in blocks of steps; the CPU time of all
 processes of a side counts, so that others on the machine hardly matter.

@@ -1,9 +1,9 @@
 """One side of `ps_step.py`: a process that makes steps when it is told to, and tells the CPU seconds that they took.
 
 A step is that of a table of embeddings: 512 × 26 ids are looked up, every occurrence gets a gradient (of half the sum of
-squares times a constant), and Adagrad changes the rows. Modes: `remote` (a worker of a job with one server process), `local` (the same
-kernels in this process), `embedding` (torch.nn.Embedding(sparse=True) with torch.optim.Adagrad), `rpc` and `rpc-server` (a
-plain parameter server over torch.distributed.rpc: look-up and update are remote calls).
+squares times a constant), and Adagrad changes the rows. Modes: `remote` (a worker of a job with one server process), `local`
+(the same kernels in this process), `embedding` (torch.nn.Embedding(sparse=True) with torch.optim.Adagrad), `rpc` and
+`rpc-server` (a plain parameter server over torch.distributed.rpc: look-up and update are remote calls).
 
 Protocol: a line with a number of steps on stdin, a line with CPU seconds on stdout. The ids are made before.
 """

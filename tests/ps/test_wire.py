@@ -234,7 +234,7 @@ class Hostile:
         self.shard = self.servers.next_shard(0)
         self.addresses = [
             self.job.leader.address,
-            *self.job.call(lambda: list(self.job.leader._job.coordinator.map.addresses.values())),
+            *self.job.call(lambda: [record.address for record in self.job.leader._fleet.records.values()]),
         ]
         self.memory = self._memory()
         self.sent = 0
