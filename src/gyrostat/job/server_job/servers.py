@@ -43,6 +43,7 @@ class PsServers:
         self._on_event = on_event
         self._leader = PsLeader(_settings(request, directory), selector, self)
         self._opened = False
+        self._shows_checkpoints = request.options.checkpoint is not None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -148,7 +149,7 @@ class PsServers:
                 self._opened = True
             case PsEventKind.CHECKPOINT_FAILED:
                 self._happened(EventKind.CHECKPOINT_FAILED, event.reason)
-            case PsEventKind.CHECKPOINT:
+            case PsEventKind.CHECKPOINT if self._shows_checkpoints:
                 self._on_event(
                     ServersCheckpointed(path=event.reason, seconds=event.numbers.get("seconds", 0.0))
                 )
