@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 
 from gyrostat.data.shards.messages import EpochOver
-from gyrostat.ps.client.port import Batch, Pull, TermOver, WholeUpdate
+from gyrostat.ps.client.port import Batch, ParameterServers, Pull, TermOver, WholeUpdate
 from gyrostat.ps.client.remote import RemoteServers
 from gyrostat.ps.control.leader import PsLeader
 from gyrostat.ps.control.settings import PsSettings
@@ -90,13 +90,13 @@ def weight(epoch: int) -> int:
     return 1 + 37 * epoch % 64
 
 
-def open_worker(servers: RemoteServers, job: CountingJob) -> None:
+def open_worker(servers: ParameterServers, job: CountingJob) -> None:
     servers.open(job.spec, job.data)
     servers.begin_dense({0: np.zeros((job.slots, job.batches), np.float32)})
 
 
 def train(
-    servers: RemoteServers,
+    servers: ParameterServers,
     job: CountingJob,
     epochs: Callable[[], int],
     at: Callable[[str], None] = lambda point: None,
@@ -123,7 +123,7 @@ def train(
     return trained
 
 
-def check_counts(servers: RemoteServers, job: CountingJob, epochs: int) -> None:
+def check_counts(servers: ParameterServers, job: CountingJob, epochs: int) -> None:
     """Every batch of every epoch once, in every slot and in the row of each of its samples."""
     pulled = servers.exchange(None, job.pull())
     total = sum(map(weight, range(epochs)))
@@ -139,6 +139,7 @@ class LiveJob:
     settings: PsSettings
     events: list[PsEvent] = field(default_factory=list)
     workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    clients: list[RemoteServers] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -159,6 +160,8 @@ class LiveJob:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for client in self.clients:
+            client.close()
         for worker in self.workers:
             worker.kill()
             worker.wait()
@@ -215,6 +218,7 @@ class LiveJob:
 
     def connect(self, job: CountingJob, name: str = "test") -> RemoteServers:
         servers = RemoteServers(self.leader.address, self.leader.token, name)
+        self.clients.append(servers)
         open_worker(servers, job)
         return servers
 

@@ -4,6 +4,9 @@ schedule says so.
 The machines are the product's own; only sockets, files and processes are replaced. Channels keep the order of messages,
 as TCP does, and are lost with either end. Each slot's content is counted: batch b of epoch e adds 1 to element (e, b) of
 the slot's dense piece and to a row of the slot, whatever the bitmaps say.
+
+In an ordered job a batch is pulled for, computed, and then pushed. With staleness 0 its gradient depends on what was pulled, so
+that the result is that of `reference` only if every pull saw the right steps.
 """
 
 from __future__ import annotations
@@ -45,18 +48,28 @@ from gyrostat.ps.protocol.slot_server import (
 from gyrostat.ps.store.hashing import Keys
 from gyrostat.ps.store.optimizers import SGD
 from gyrostat.ps.store.slot_state import SlotState
-from gyrostat.ps.store.slot_store import Update
-from gyrostat.ps.store.spec import DenseSpec, StoreSpec, TableSpec
+from gyrostat.ps.store.slot_store import SlotStore, Update
+from gyrostat.ps.store.spec import DenseSpec, StepOrder, StoreSpec, TableSpec
 
 SLOTS = 4
 BATCH, SHARD, SAMPLES, EPOCHS = 2, 6, 18, 2
 BATCHES = SAMPLES // BATCH
 WIDTH = EPOCHS * BATCHES
-SPEC = StoreSpec(
-    slots=SLOTS,
-    tables=(TableSpec(name="rows", width=WIDTH, optimizer=SGD(lr=1.0), initial_scale=0.0),),
-    dense=(DenseSpec(name="model", size=SLOTS * WIDTH, optimizer=SGD(lr=1.0)),),
-)
+RANKS = 2
+
+
+def spec_of(staleness: int | None) -> StoreSpec:
+    order = None
+    if staleness is not None:
+        order = StepOrder(staleness=staleness, virtual_workers=RANKS, batches=BATCHES)
+    return StoreSpec(
+        slots=SLOTS,
+        tables=(TableSpec(name="rows", width=WIDTH, optimizer=SGD(lr=1.0), initial_scale=0.0),),
+        dense=(DenseSpec(name="model", size=SLOTS * WIDTH, optimizer=SGD(lr=1.0)),),
+        order=order,
+    )
+
+
 # One key in every slot.
 KEYS: Keys = (np.arange(SLOTS, dtype=np.uint64) << np.uint64(62)) + np.uint64(7)
 
@@ -71,14 +84,44 @@ class Worker:
     batches: list[int] | None = None
     """Of the shard, those still to be trained; None: not known yet."""
     delivery: Delivery | None = None
-    pushing: int | None = None
+    committed: int = 0
+    computed: bool = False
+    """Of ordered jobs: all slots have been pulled from, and the batch is being pushed."""
     applied: np.ndarray | None = None
     map: SlotMap | None = None
+    pulled: dict[int, np.ndarray] = field(default_factory=dict)
+    """Of ordered jobs, by slot: what the batch is computed with."""
+
+
+def gradients(staleness: int | None, epoch: int, batch: int, pulled: np.ndarray) -> np.ndarray:
+    """By slot. With staleness 0 they depend on the parameters of all slots."""
+    gradient = np.zeros((SLOTS, WIDTH), np.float32)
+    gradient[:, epoch * BATCHES + batch] = 1
+    return gradient + pulled.sum(axis=0) * np.float32(0.1) if staleness == 0 else gradient
+
+
+def reference() -> dict[int, Any]:
+    """The contents after all steps in order, with staleness 0."""
+    spec, every = spec_of(0), np.arange(SLOTS)
+    assert spec.order is not None
+    store = SlotStore(spec)
+    store.own(range(SLOTS))
+    store.begin_dense(0, every, np.zeros((SLOTS, WIDTH), np.float32))
+    for epoch in range(EPOCHS):
+        for first in range(0, BATCHES, RANKS):
+            pulled = store.pull_dense(0, every)
+            for batch in range(first, min(first + RANKS, BATCHES)):
+                each = gradients(0, epoch, batch, pulled)
+                store.apply(Update(epoch, batch, every, {0: (KEYS, each)}, {0: each}))
+            assert store.commit(every, spec.order.place(epoch, first)[0] + 1)
+    dense, rows = -store.pull_dense(0, every), -store.pull(0, KEYS)
+    return {slot: (dense[slot].tolist(), rows[slot].tolist()) for slot in range(SLOTS)}
 
 
 @dataclass
 class World:
     recovery: ServerRecovery
+    staleness: int | None = None
     servers: dict[str, SlotServer] = field(default_factory=dict)
     workers: dict[str, Worker] = field(default_factory=dict)
     channels: dict[tuple[str, str], deque[Callable[[], None]]] = field(default_factory=dict)
@@ -87,8 +130,15 @@ class World:
     counts: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        queues = Queues(ShardLayout.of_indices(SAMPLES, SHARD), grain=BATCH, lease_seconds=float("inf"))
-        self.coordinator = ServerCoordinator(SLOTS, queues, self.recovery)
+        self.spec = spec_of(self.staleness)
+        ordered = self.spec.order is not None
+        queues = Queues(
+            ShardLayout.of_indices(SAMPLES, BATCH if ordered else SHARD),
+            grain=BATCH,
+            shuffle=not ordered,
+            lease_seconds=float("inf"),
+        )
+        self.coordinator = ServerCoordinator(SLOTS, queues, self.recovery, order=self.spec.order)
         self.add_server()
         self.add_server()
         self.add_worker()
@@ -113,15 +163,17 @@ class World:
                 for name in known
                 for fault in (self.kill_server, self.abandon_server, self.leave)
             ]
-        found += [
+        return [*found, *self.worker_faults(), self.save, self.save, self.spread]
+
+    def worker_faults(self) -> list[Callable[[], None]]:
+        return [
             partial(fault, name) for name in self.workers for fault in (self.kill_worker, self.abandon_worker)
         ]
-        return [*found, self.save, self.save, self.spread]
 
     def add_server(self) -> None:
         self._count("server joins")
         name = self._name("server")
-        self.servers[name] = SlotServer(SPEC)
+        self.servers[name] = SlotServer(self.spec)
         self._follow(self.coordinator.server_joined(name, (name, 0)))
 
     def add_worker(self) -> None:
@@ -175,6 +227,7 @@ class World:
         for slot, owner in enumerate(self.coordinator.map.owners):
             assert owner is not None
             store = self.servers[owner].store
+            assert store.commit(np.array([slot]), self.coordinator.committed)
             dense = -store.pull_dense(0, np.array([slot]))[0]
             row = -store.pull(0, KEYS[slot : slot + 1])[0]
             found[slot] = (dense.tolist(), row.tolist())
@@ -297,10 +350,12 @@ class World:
         match self.coordinator.answer(AskShard(worker.name, worker.epoch), 0.0):
             case Shard() as shard:
                 worker.work, worker.batches = ShardBatches(shard, BATCH), None
+                worker.pulled, worker.computed = {}, False
+                worker.committed = self.coordinator.committed
             case EpochOver(epoch=epoch):
                 worker.epoch = epoch + 1
             case WaitForShard():
-                pass
+                self._count("waits")
 
     def _delivered(self, worker: Worker) -> None:
         assert worker.delivery is not None
@@ -314,8 +369,11 @@ class World:
             worker.work.skip(worker.applied.tolist())
             worker.batches = [number for number, _ in worker.work]
             self._count("batches skipped", int(worker.applied.sum()))
-        else:
+        elif self.staleness is None or worker.computed:
             worker.batches.pop(0)
+            worker.pulled, worker.computed = {}, False
+        else:
+            worker.computed = True
         if not worker.batches:
             shard = worker.work.shard
             report = ShardReport(worker.name, shard.term, ((shard.lease, len(shard)),))
@@ -350,6 +408,11 @@ class World:
             self._count(reply.status.name)
             if reply.status is ExchangeStatus.DONE and exchange.which_applied is not None:
                 worker.applied = reply.applied if worker.applied is None else worker.applied & reply.applied
+            if reply.status is ExchangeStatus.DONE and exchange.pull_dense and exchange.push is None:
+                pulled = reply.dense[0]
+                assert (pulled == reply.rows[0]).all(), "a row and the dense piece of its slot differ"
+                self._check_staleness(worker, pulled)
+                worker.pulled.update(zip(exchange.slots.tolist(), pulled, strict=True))
             delivery.answered(name, reply.status)
 
         def answer(reply: ExchangeReply) -> None:
@@ -362,16 +425,33 @@ class World:
         assert worker.work is not None
         assert worker.delivery is not None
         term = worker.work.shard.term
+        if term == self.coordinator.queues.term:
+            worker.committed = self.coordinator.committed
+        committed = worker.committed
         if worker.batches is None:
             asked = worker.work.asked
             return Exchange(term, slots, which_applied=BatchRange(asked.epoch, asked.first, asked.count))
         epoch, batch = worker.work.shard.epoch, worker.batches[0]
-        gradient = np.zeros((len(slots), WIDTH), np.float32)
-        gradient[:, epoch * BATCHES + batch] = 1
         keys = KEYS[slots]
         begin = {0: np.zeros((len(slots), WIDTH), np.float32)} if worker.delivery.lacks_values else {}
+        if self.staleness is not None and not worker.computed:
+            return Exchange(term, slots, None, {0: keys}, (0,), begin, committed=committed)
+        pulled = np.zeros((SLOTS, WIDTH), np.float32)
+        for slot, values in worker.pulled.items():
+            pulled[slot] = values
+        gradient = gradients(self.staleness, epoch, batch, pulled)[slots]
         push = Update(epoch, batch, slots, {0: (keys, gradient.copy())}, {0: gradient})
-        return Exchange(term, slots, push, {0: keys}, (0,), begin)
+        return Exchange(term, slots, push, {0: keys}, (0,), begin, committed=committed)
+
+    def _check_staleness(self, worker: Worker, pulled: np.ndarray) -> None:
+        """All steps that the batch must be computed with are in what was pulled."""
+        assert self.spec.order is not None
+        assert worker.work is not None
+        assert worker.batches
+        step, _ = self.spec.order.place(worker.work.shard.epoch, worker.batches[0])
+        for place in range(WIDTH):
+            if self.spec.order.place(*divmod(place, BATCHES))[0] < step - self.spec.order.staleness:
+                assert (pulled[:, place] != 0).all(), f"batch of step {step} does not see {place}"
 
     # Small things.
 

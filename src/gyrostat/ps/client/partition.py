@@ -11,11 +11,23 @@ from numpy.typing import NDArray
 from gyrostat.ps.client.port import Pull, PulledValues, WholeUpdate
 from gyrostat.ps.protocol.exchange import BatchRange, Exchange, ExchangeReply
 from gyrostat.ps.store.hashing import Keys, Rows, slots_of
-from gyrostat.ps.store.ledger import Flags, Slots
+from gyrostat.ps.store.ledger import Flags, Slots, Versions
 from gyrostat.ps.store.slot_store import Update
 from gyrostat.ps.store.spec import StoreSpec
 
 Places = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class WholeExchange:
+    """An exchange with all slots."""
+
+    term: int
+    push: WholeUpdate | None
+    pull: Pull
+    batches: BatchRange | None
+    begin: Mapping[int, Rows]
+    committed: int
 
 
 @dataclass(frozen=True)
@@ -27,45 +39,43 @@ class SlotPart:
     """By table, which of the pulled keys belong to these slots; None: all slots are here."""
 
     @staticmethod
-    def of(
-        spec: StoreSpec,
-        term: int,
-        slots: Sequence[int],
-        push: WholeUpdate | None,
-        pull: Pull,
-        batches: BatchRange | None,
-        begin: Mapping[int, Rows],
-    ) -> SlotPart:
+    def of(spec: StoreSpec, whole: WholeExchange, slots: Sequence[int]) -> SlotPart:
+        push, pull = whole.push, whole.pull
         numbers = np.array(slots, np.int64)
-        if len(slots) == spec.slots:
-            update = None
-            if push is not None:
-                update = Update(push.batch.epoch, push.batch.number, numbers, push.rows, push.dense)
-            exchange = Exchange(term, numbers, update, pull.rows, pull.dense, begin, batches)
-            return SlotPart(exchange, None)
+        everything = len(slots) == spec.slots
         mine = np.zeros(spec.slots, bool)
         mine[numbers] = True
 
         def places_of(keys: Keys) -> Places:
             return np.flatnonzero(mine[slots_of(keys, spec.slots)])
 
+        def pieces(dense: Mapping[int, Rows]) -> Mapping[int, Rows]:
+            return dense if everything else {tensor: each[numbers] for tensor, each in dense.items()}
+
         update = None
         if push is not None:
-            rows = {}
-            for table, (keys, gradients) in push.rows.items():
-                places = places_of(keys)
-                rows[table] = keys[places], np.take(gradients, places, axis=0)
-            dense = {tensor: each[numbers] for tensor, each in push.dense.items()}
-            update = Update(push.batch.epoch, push.batch.number, numbers, rows, dense)
-        pulled = {table: places_of(keys) for table, keys in pull.rows.items()}
+            rows = push.rows
+            if not everything:
+                places = {table: places_of(keys) for table, (keys, _) in rows.items()}
+                rows = {
+                    table: (keys[places[table]], np.take(gradients, places[table], axis=0))
+                    for table, (keys, gradients) in rows.items()
+                }
+            batch = push.batch
+            update = Update(batch.epoch, batch.number, numbers, rows, pieces(push.dense), push.origin)
+        pulled = None if everything else {table: places_of(keys) for table, keys in pull.rows.items()}
+        keys = pull.rows
+        if pulled is not None:
+            keys = {table: keys[table][places] for table, places in pulled.items()}
         exchange = Exchange(
-            term,
+            whole.term,
             numbers,
             update,
-            {table: pull.rows[table][places] for table, places in pulled.items()},
+            keys,
             pull.dense,
-            {tensor: each[numbers] for tensor, each in begin.items()},
-            batches,
+            pieces(whole.begin),
+            whole.batches,
+            committed=whole.committed,
         )
         return SlotPart(exchange, pulled)
 
@@ -79,9 +89,12 @@ class Gathered:
         self._dense: dict[int, Rows] = {}
         self._applied: Flags | None = None
         self._duplicates = 0
+        self._versions: Versions = np.zeros(spec.slots if spec.record else 0, np.int64)
 
     def take(self, part: SlotPart, reply: ExchangeReply) -> None:
         self._duplicates += reply.duplicates
+        if len(self._versions):
+            self._versions[part.exchange.slots] = reply.versions
         if part.exchange.which_applied is not None:
             self._applied = reply.applied if self._applied is None else self._applied & reply.applied
         if part.places is None:
@@ -100,7 +113,7 @@ class Gathered:
             self._dense[tensor][slots] = pieces
 
     def values(self) -> PulledValues:
-        return PulledValues(self._rows, self._dense, self._duplicates)
+        return PulledValues(self._rows, self._dense, self._duplicates, self._versions)
 
     def applied(self, count: int) -> Flags:
         return np.zeros(count, bool) if self._applied is None else self._applied

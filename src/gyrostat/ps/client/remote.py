@@ -16,10 +16,11 @@ import numpy as np
 
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.data.shards.messages import EpochOver, Shard
-from gyrostat.ps.client.partition import Gathered, SlotPart
+from gyrostat.ps.client.partition import Gathered, SlotPart, WholeExchange
 from gyrostat.ps.client.port import Pull, PulledValues, TermOver, WholeUpdate, WorkerProgress
 from gyrostat.ps.protocol.data_spec import DataSpec
 from gyrostat.ps.protocol.delivery import Delivery
+from gyrostat.ps.protocol.evaluation import EvaluationKey
 from gyrostat.ps.protocol.exchange import BatchRange, ExchangeReply, ExchangeStatus
 from gyrostat.ps.protocol.slot_map import SlotMap
 from gyrostat.ps.store.hashing import Rows
@@ -29,6 +30,8 @@ from gyrostat.ps.wire.codec import ExchangeCodec
 from gyrostat.ps.wire.connection import PsConnection, connect
 from gyrostat.ps.wire.control import (
     Answered,
+    AskDigest,
+    AskProgress,
     CloseWorker,
     EvaluateNext,
     EvaluateReport,
@@ -74,14 +77,15 @@ class RemoteServers:
         self._shards = _HeldShards()
         self._progress = WorkerProgress()
         self._renew_at = 0.0
+        self._ask(AskProgress(self._next_number()))
 
     @property
     def progress(self) -> WorkerProgress:
         return self._progress
 
     def open(self, spec: StoreSpec, data: DataSpec) -> None:
-        self._job = _Job(spec, data)
         self._ask(OpenJob(self._next_number(), spec, data))
+        self._job = _Job(spec, data)
 
     def begin_dense(self, values: Mapping[int, Rows]) -> None:
         self._opened.initial |= {tensor: np.array(each, np.float32) for tensor, each in values.items()}
@@ -118,15 +122,15 @@ class RemoteServers:
             self._shards.done(shard)
         self._ask(ReportShard(self._next_number(), shard.term, shard.lease, samples))
 
-    def evaluate_next(self, number: int, samples: int, shard_size: int) -> range | None:
-        answer, _ = self._ask(EvaluateNext(self._next_number(), number, samples, shard_size))
+    def evaluate_next(self, key: EvaluationKey, items: int, part_size: int) -> range | None:
+        answer, _ = self._ask(EvaluateNext(self._next_number(), key, items, part_size))
         return None if answer.part is None else range(*answer.part)
 
-    def evaluate_report(self, number: int, part: range, result: bytes) -> None:
-        self._ask(EvaluateReport(self._next_number(), number, part.start, part.stop), result)
+    def evaluate_report(self, key: EvaluationKey, part: range, result: bytes) -> None:
+        self._ask(EvaluateReport(self._next_number(), key, part.start, part.stop), result)
 
-    def evaluate_results(self, number: int) -> list[bytes]:
-        answer, data = self._ask(EvaluateResults(self._next_number(), number))
+    def evaluate_results(self, key: EvaluationKey) -> list[bytes]:
+        answer, data = self._ask(EvaluateResults(self._next_number(), key))
         results, start = [], 0
         for length in answer.results:
             results.append(data[start : start + length])
@@ -136,12 +140,16 @@ class RemoteServers:
     def save(self) -> None:
         self._ask(SaveJob(self._next_number()))
 
+    def digest(self) -> str:
+        answer, _ = self._ask(AskDigest(self._next_number()))
+        return answer.digest
+
     def log(self, metrics: Mapping[str, float]) -> None:
         send_control(self._leader, LogMetrics(dict(metrics)))
 
     def close(self) -> None:
         """Safe to call twice, and when the leader has gone."""
-        if not self._leader.closed:
+        if self._job is not None and not self._leader.closed:
             with contextlib.suppress(GyrostatError):
                 self._ask(CloseWorker(self._next_number()))
         for connection in (self._leader, *self._servers.values()):
@@ -169,7 +177,8 @@ class RemoteServers:
                 self._shards.drop()
                 raise TermOver(answer.reason)
             raise UsageError(answer.reason)
-        self._progress = WorkerProgress(answer.progress.updates, answer.progress.epoch)
+        told = answer.progress
+        self._progress = WorkerProgress(told.updates, told.epoch, told.committed, told.is_main)
         return answer, data
 
     def _renew(self) -> None:
@@ -252,7 +261,8 @@ class RemoteServers:
             if connection is None:
                 delivery.disconnected(name)
                 continue
-            part = current.part(name, slots, slot_map.term if term is None else term, begin)
+            part_term = slot_map.term if term is None else term
+            part = current.part(name, slots, part_term, begin, self._progress.committed)
             encoded = self._opened.codec.encode_exchange(current.number, part.exchange)
             connection.send(FrameKind.EXCHANGE, *encoded)
 
@@ -380,10 +390,11 @@ class _CurrentExchange:
         self.gathered = Gathered(self._spec, self._pull)
         self._parts: dict[str, SlotPart] = {}
 
-    def part(self, server: str, slots: list[int], term: int, begin: Mapping[int, Rows]) -> SlotPart:
-        part = SlotPart.of(
-            self._spec, term, slots, self._push, self._pull, self._batches, begin or self._begin
-        )
+    def part(
+        self, server: str, slots: list[int], term: int, begin: Mapping[int, Rows], committed: int
+    ) -> SlotPart:
+        whole = WholeExchange(term, self._push, self._pull, self._batches, begin or self._begin, committed)
+        part = SlotPart.of(self._spec, whole, slots)
         self._parts[server] = part
         return part
 

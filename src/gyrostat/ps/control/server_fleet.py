@@ -94,6 +94,16 @@ class ServerFleet:
     def staying(self) -> list[ServerGroup]:
         return [group for group in self.groups.values() if not group.leaving]
 
+    @property
+    def complete(self) -> bool:
+        """All servers that should exist have joined, and none is leaving."""
+        return all(
+            not group.leaving
+            and len(self.processes(group.name)) == group.cores
+            and all(record.joined for record in self.processes(group.name))
+            for group in self.groups.values()
+        )
+
     def find(self, name: str) -> ServerGroup:
         group = self.groups.get(name)
         if group is None or group.leaving:
@@ -114,6 +124,16 @@ class ServerFleet:
             if old is not None and not old.leaving and processes and all(each.joined for each in processes):
                 found.append(old)
         return found
+
+    def slot_loads(self, slots: int) -> list[float]:
+        """By slot, its busy seconds of the last seconds."""
+        loads = [0.0] * slots
+        for record in self.records.values():
+            if len(record.loads) >= 2:
+                first, last = record.loads[0], record.loads[-1]
+                for slot, seconds in last.slots.items():
+                    loads[slot] = max(0.0, seconds - first.slots.get(slot, seconds))
+        return loads
 
     def status(self, slot_map: SlotMap | None) -> tuple[ServerStatus, ...]:
         return tuple(self._status(group, slot_map) for group in self.groups.values())

@@ -12,7 +12,7 @@ from functools import partial
 
 import msgspec
 
-from gyrostat.ps.server.process import ServerSettings
+from gyrostat.ps.server.process import ServerProcessSettings
 
 
 class ServerProcesses:
@@ -27,7 +27,7 @@ class ServerProcesses:
         self._selector, self._command, self._on_exit = selector, tuple(command), on_exit
         self._processes: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
-    def start(self, settings: ServerSettings) -> None:
+    def start(self, settings: ServerProcessSettings) -> None:
         process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
         descriptor = os.pidfd_open(process.pid)
         self._processes[settings.name] = process, descriptor

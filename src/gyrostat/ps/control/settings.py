@@ -25,6 +25,8 @@ class PsSettings:
     keep: int = 2
     """Checkpoints that are kept."""
     checkpoint_seconds: float = 60.0
+    checkpoint_updates: int | None = None
+    """A checkpoint after so many batches, too."""
     host: str = "127.0.0.1"
     server_timeout: float = 10.0
     """A server that is silent for so long is given up."""
@@ -41,6 +43,8 @@ class PsSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise UsageError(f"{name} must be a whole number of at least 1, got {value!r}")
+        if self.checkpoint_updates is not None and self.checkpoint_updates < 1:
+            raise UsageError(f"checkpoint_updates must be at least 1, got {self.checkpoint_updates!r}")
         for name in ("checkpoint_seconds", "server_timeout", "lease_seconds", "load_seconds"):
             value = getattr(self, name)
             if not value > 0:

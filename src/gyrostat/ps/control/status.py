@@ -18,6 +18,8 @@ class PsEventKind(StrEnum):
     ROLLED_BACK = "rolled back"
     """Parameters and queues have gone back to the last checkpoint."""
     CHECKPOINT = "checkpoint"
+    """It is valid: the manifest is `reason`, its number and seconds are in `numbers`."""
+    CHECKPOINT_FAILED = "checkpoint failed"
     WORKER_JOINED = "worker joined"
     WORKER_LEFT = "worker left"
     WORKER_LOST = "worker lost"
@@ -70,19 +72,21 @@ class PsWorkerStatus:
 @dataclass(frozen=True, kw_only=True)
 class PsStatus:
     servers: tuple[ServerStatus, ...]
-    workers: tuple[PsWorkerStatus, ...]
-    term: int
-    version: int
+    workers: tuple[PsWorkerStatus, ...] = ()
+    term: int = 0
+    version: int = 0
     """Of the map."""
-    moving: int
+    moving: int = 0
     """Slots that move, or wait for it."""
-    settled: bool
+    settled: bool = False
     """Nothing moves or is being saved, and every slot has its mirror, if it should."""
-    epoch: int
-    todo: int
+    epoch: int = 0
+    todo: int = 0
     """Samples of the epoch."""
-    doing: int
-    done: int
-    updates: int
-    checkpoint: int
+    doing: int = 0
+    done: int = 0
+    updates: int = 0
+    samples: int = 0
+    """Reported in this run, in all epochs; goes back with the queues."""
+    checkpoint: int = 0
     """The number of the last valid one; 0: none."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gyrostat.core.errors import GyrostatError
+from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.data.shards.messages import AskShard, EpochOver, LeaveShards, ReportVerdict, Shard, ShardReport
-from gyrostat.ps.control.evaluations import EvaluationDesk
+from gyrostat.ps.control.pending import number_after_now
 from gyrostat.ps.control.status import PsWorkerStatus
 from gyrostat.ps.protocol.coordinator import ServerCoordinator
 from gyrostat.ps.protocol.data_spec import DataSpec
+from gyrostat.ps.protocol.evaluation import Evaluations, PartState
 from gyrostat.ps.wire.connection import PsConnection
 from gyrostat.ps.wire.control import (
     Answered,
@@ -31,6 +32,9 @@ from gyrostat.ps.wire.control import (
     SaveJob,
     send_control,
 )
+
+_MOST_HELD = 1000
+_MOST_PARTS = 1 << 20
 
 
 @dataclass
@@ -51,9 +55,12 @@ class WorkerDesk:
 
     def __init__(self, coordinator: ServerCoordinator, data: DataSpec, lease_seconds: float) -> None:
         self._coordinator, self._data, self._lease_seconds = coordinator, data, lease_seconds
-        self._evaluations = EvaluationDesk()
+        self._evaluations = Evaluations()
         self._workers: dict[str, _Worker] = {}
+        self._held: dict[str, Shard] = {}
+        """The last shard of each worker, also of some that have gone: evidence if it made them fail."""
         self._sent_version = -1
+        self._gone: set[str] = set()
         self.checkpoint_wanted = False
         """Somebody waits for one."""
 
@@ -67,10 +74,24 @@ class WorkerDesk:
         per_epoch = -(-data.samples // data.batch_size)
         return queues.epoch * per_epoch + (per_epoch if queues.over else queues.done // data.batch_size)
 
+    @property
+    def samples(self) -> int:
+        """Reported, in all epochs."""
+        queues = self._coordinator.queues
+        return queues.epoch * self._data.samples + queues.done
+
+    def progress(self, name: str) -> JobProgress:
+        """`name`: of the worker that is told."""
+        oldest = next(iter(self._workers), name)
+        coordinator = self._coordinator
+        return JobProgress(self.updates, coordinator.queues.epoch, coordinator.committed, oldest == name)
+
     # Workers come and go.
 
     def join(self, name: str, connection: PsConnection, now: float) -> None:
         """A worker whose name is in use takes the place of the other."""
+        if name in self._gone:
+            raise UsageError(f"worker {name!r} was given up; a worker that joins needs another name")
         known = self._workers.get(name)
         if known is not None and known.connection is not connection:
             self.lose(name, now)
@@ -83,10 +104,22 @@ class WorkerDesk:
 
     def lose(self, name: str, now: float) -> None:
         """What it holds goes to others."""
-        del self._workers[name]
+        self._workers.pop(name, None)
         self._coordinator.worker_lost(name)
-        self._evaluations.release(name)
+        self._evaluations.worker_lost(name)
         self.retry(now)
+
+    def give_up(self, name: str, now: float) -> None:
+        """It has ended, or hangs: it cannot come back under this name."""
+        self._gone.add(name)
+        worker = self._workers.get(name)
+        if worker is not None:
+            worker.connection.close()
+        self.lose(name, now)
+
+    def held_by(self, name: str) -> Shard | None:
+        """The shard that a worker holds, or held when it was lost."""
+        return self._held.get(name)
 
     # Requests.
 
@@ -97,8 +130,7 @@ class WorkerDesk:
             self._coordinator.queues.renew(name, now)
             return
         if isinstance(request, SaveJob):
-            making = self._coordinator.making
-            worker.save_number = (self._coordinator.checkpoint.number if making is None else making) + 1
+            worker.save_number = number_after_now(self._coordinator)
         worker.waiting = request
         changes = self._try(worker, data, now)
         if changes:
@@ -117,7 +149,7 @@ class WorkerDesk:
             worker.name for worker in self._workers.values() if now - worker.heard >= self._lease_seconds
         ]
         for name in silent:
-            self._evaluations.release(name)
+            self._evaluations.worker_lost(name)
         if returned or silent:
             self.retry(now)
 
@@ -155,23 +187,26 @@ class WorkerDesk:
                 case ReportShard():
                     return self._report(worker, request, now)
                 case EvaluateNext():
-                    return self._evaluate(worker, request, now)
+                    return self._evaluate(worker, request)
                 case EvaluateReport():
-                    self._evaluations.report(request.evaluation, request.start, data)
-                    self._answer(worker, self._plain(request.number))
+                    self._evaluations.report(request.key, range(request.start, request.stop), data)
+                    self._answer(worker, self._plain(worker))
                     return True
                 case EvaluateResults():
-                    results = self._evaluations.results(request.evaluation)
-                    answer = Answered(request.number, self._progress, results=tuple(map(len, results)))
+                    if not self._evaluations.knows(request.key):
+                        raise UsageError(f"there are no results of {request.key}")
+                    results = self._evaluations.results(request.key)
+                    lengths = tuple(map(len, results))
+                    answer = Answered(request.number, self.progress(worker.name), results=lengths)
                     self._answer(worker, answer, b"".join(results))
                 case SaveJob():
                     if self._coordinator.checkpoint.number >= worker.save_number:
-                        self._answer(worker, self._plain(request.number))
+                        self._answer(worker, self._plain(worker))
                     else:
                         self.checkpoint_wanted = True
                 case CloseWorker():
                     self._coordinator.answer(LeaveShards(worker.name), now)
-                    self._answer(worker, self._plain(request.number))
+                    self._answer(worker, self._plain(worker))
                     return True
                 case _:
                     raise AssertionError(request)
@@ -180,12 +215,20 @@ class WorkerDesk:
         return False
 
     def _next_shard(self, worker: _Worker, request: NextShard, now: float) -> bool:
+        queues = self._coordinator.queues
+        if self._evaluations.under_way and request.epoch > queues.epoch:
+            return False
         match self._coordinator.answer(AskShard(worker.name, request.epoch), now):
             case Shard() as shard:
-                self._answer(worker, Answered(request.number, self._progress, shard=shard))
+                self._held[worker.name] = shard
+                for old in list(self._held)[:-_MOST_HELD]:
+                    del self._held[old]
+                self._answer(worker, Answered(request.number, self.progress(worker.name), shard=shard))
             case EpochOver(epoch=epoch):
                 if self._is_saved(epoch):
-                    self._answer(worker, Answered(request.number, self._progress, epoch_over=True))
+                    self._answer(
+                        worker, Answered(request.number, self.progress(worker.name), epoch_over=True)
+                    )
                 else:
                     self.checkpoint_wanted = True
         return False
@@ -198,20 +241,25 @@ class WorkerDesk:
             self._answer(worker, RequestRefused(request.number, verdict.reason, term_over=True))
             return False
         worker.samples += request.samples
-        self._answer(worker, self._plain(request.number))
+        held = self._held.get(worker.name)
+        if held is not None and (held.lease, len(held)) == (request.lease, request.samples):
+            del self._held[worker.name]
+        self._answer(worker, self._plain(worker))
         return True
 
-    def _evaluate(self, worker: _Worker, request: EvaluateNext, now: float) -> bool:
-        live = {each.name for each in self._workers.values() if now - each.heard < self._lease_seconds}
-        part = self._evaluations.ask(
-            worker.name, request.evaluation, request.samples, request.shard_size, live
-        )
-        if part is None:
-            self._answer(worker, self._plain(request.number))
-        elif part:
-            answer = Answered(request.number, self._progress, part=(part.start, part.stop))
-            self._answer(worker, answer)
-            return True
+    def _evaluate(self, worker: _Worker, request: EvaluateNext) -> bool:
+        key = request.key
+        if not self._evaluations.knows(key) and key.epoch >= 0 and not self._is_saved(key.epoch):
+            self.checkpoint_wanted = True
+            return False
+        if request.items > _MOST_PARTS * request.part_size:
+            raise UsageError(f"an evaluation of {request.items} samples in parts of {request.part_size}")
+        part = self._evaluations.next_part(worker.name, key, request.items, request.part_size)
+        if part is PartState.COMPLETE:
+            self._answer(worker, self._plain(worker))
+        elif isinstance(part, range):
+            progress = self.progress(worker.name)
+            self._answer(worker, Answered(request.number, progress, part=(part.start, part.stop)))
         return False
 
     def _is_saved(self, epoch: int) -> bool:
@@ -221,12 +269,8 @@ class WorkerDesk:
         over = queues["todo"] == 0 and not queues["doing"]
         return checkpoint.epoch > epoch or (checkpoint.epoch == epoch and over)
 
-    @property
-    def _progress(self) -> JobProgress:
-        return JobProgress(self.updates, self._coordinator.queues.epoch)
-
-    def _plain(self, number: int) -> Answered:
-        return Answered(number, self._progress)
+    def _plain(self, worker: _Worker) -> Answered:
+        return Answered(getattr(worker.waiting, "number", 0), self.progress(worker.name))
 
     def _answer(self, worker: _Worker, answer: Answered | RequestRefused, data: bytes = b"") -> None:
         worker.waiting = None

@@ -164,8 +164,8 @@ class ServerCoordinator:
         if request.epoch > queues.epoch:
             # One epoch after the other: the queues may have gone back by more than one.
             request = AskShard(request.worker, queues.epoch + queues.over)
-        if self.order is not None and request.epoch == queues.epoch:
-            wait = wait_for_steps(self.order, queues, self.committed)
+        if self.order is not None:
+            wait = wait_for_steps(self.order, queues, request.epoch, self.committed)
             if wait is not None:
                 return wait
         return queues.answer(request, now)
@@ -272,6 +272,13 @@ class ServerCoordinator:
             SendToServer(name, ForgetEpochs(checkpoint.epoch)) for name in self._servers
         ]
         return forget + self._next()
+
+    def checkpoint_failed(self, number: int) -> list[Instruction]:
+        """A file or the manifest cannot be written: the last checkpoint stays the valid one."""
+        if self.making != number:
+            return []
+        self._making = self._saved_step = None
+        return self._next()
 
     def _saved(self, message: SlotSaved) -> list[Instruction]:
         if self._making is None or self._making.number != message.checkpoint:

@@ -18,11 +18,12 @@ def committed_steps(order: StepOrder, queues: Queues) -> int:
     return order.place(queues.epoch, queues.first_left // queues.layout.shard_size)[0]
 
 
-def wait_for_steps(order: StepOrder, queues: Queues, committed: int) -> WaitForShard | None:
-    """Why the next batch of the queues has to wait; None: it can be computed with what is committed."""
-    if not queues.todo:
+def wait_for_steps(order: StepOrder, queues: Queues, epoch: int, committed: int) -> WaitForShard | None:
+    """Why a request for this epoch has to wait; None: the next batch can be computed with what is committed."""
+    if epoch < queues.epoch or (epoch == queues.epoch and not queues.todo):
         return None
-    step, _ = order.place(queues.epoch, queues.next_start // queues.layout.shard_size)
+    start = queues.next_start if epoch == queues.epoch else 0
+    step, _ = order.place(epoch, start // queues.layout.shard_size)
     if step <= committed + order.staleness:
         return None
     return WaitForShard(

@@ -1,6 +1,6 @@
 """One server process: `python -m gyrostat.ps.server`, started by the leader (`control/server_processes.py`). No torch.
 
 process      the event loop: connections, and the actions that `protocol.slot_server` decides on
-slot_files   files of slots, written and read by a thread
+file_thread  files are written and read by a thread
 load         what the process has done, by slot
 """

@@ -6,11 +6,11 @@ import sys
 
 import msgspec
 
-from gyrostat.ps.server.process import ServerProcess, ServerSettings
+from gyrostat.ps.server.process import ServerProcess, ServerProcessSettings
 
 
 def main(process: type[ServerProcess] = ServerProcess) -> None:
-    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerSettings)
+    settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerProcessSettings)
     process(settings).run()
 
 

@@ -19,10 +19,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
 from gyrostat.core.errors import MalformedState
+from gyrostat.ps.checkpoint.checkpoint_files import slot_file_name
+from gyrostat.ps.checkpoint.slot_files import read_slot, write_slot
 from gyrostat.ps.protocol.exchange import ExchangeReply
-from gyrostat.ps.protocol.messages import AssumeTerm, SaveSlot, SetMirror, ToServer
+from gyrostat.ps.protocol.messages import AssumeTerm, SaveSlot, SetMirror, SlotRole, ToServer
 from gyrostat.ps.protocol.slot_server import (
     Action,
     AnswerCaller,
@@ -33,17 +36,20 @@ from gyrostat.ps.protocol.slot_server import (
     ToCoordinator,
     WriteSlot,
 )
+from gyrostat.ps.server.file_thread import FileThread
 from gyrostat.ps.server.load import LoadMeter
-from gyrostat.ps.server.slot_files import FileThread, read_slot, write_slot
 from gyrostat.ps.wire.codec import ExchangeCodec
 from gyrostat.ps.wire.connection import PsConnection, PsListener, connect
 from gyrostat.ps.wire.control import (
+    DigestSlot,
     EndServer,
     LinkLost,
     OpenStore,
     ServerAddresses,
     ServerProblem,
     ServerReady,
+    SlotDigest,
+    SlotNotSaved,
     control_numbers,
     send_control,
     to_server,
@@ -54,7 +60,7 @@ from gyrostat.ps.wire.handshake import PeerIdentity, PeerRole
 _SHRINK_ROWS = 4096
 
 
-class ServerSettings(msgspec.Struct, frozen=True):
+class ServerProcessSettings(msgspec.Struct, frozen=True):
     name: str
     leader: tuple[str, int]
     token: bytes
@@ -75,7 +81,7 @@ class _Caller(msgspec.Struct, frozen=True):
 class ServerProcess:
     """The process. Its store exists when the leader has sent `OpenStore`."""
 
-    def __init__(self, settings: ServerSettings) -> None:
+    def __init__(self, settings: ServerProcessSettings) -> None:
         self._settings = settings
         self._selector = selectors.DefaultSelector()
         self._files = FileThread()
@@ -95,7 +101,7 @@ class ServerProcess:
         self._addresses: dict[str, tuple[str, int]] = {}
         self._peers: dict[str, PsConnection] = {}
         self._opened: _Opened | None = None
-        self._later: deque[SaveSlot | SetMirror] = deque()
+        self._later: deque[SaveSlot | SetMirror | DigestSlot] = deque()
         self._ended = False
 
     def run(self) -> None:
@@ -158,6 +164,8 @@ class ServerProcess:
                 self._addresses = addresses
                 for name in self._peers.keys() - addresses.keys():
                     self._peer_lost(name)
+            case DigestSlot():
+                self._later.append(message)
             case EndServer():
                 self._ended = True
             case _:
@@ -195,9 +203,19 @@ class ServerProcess:
             peers_busy = any(peer.busy for peer in self._peers.values())
             if self._files.pending or peers_busy:
                 return False
-            self._act(self._opened.server.control(self._later.popleft()))
+            message = self._later.popleft()
+            if isinstance(message, DigestSlot):
+                self._digest(self._opened.server, message)
+            else:
+                self._act(self._opened.server.control(message))
             return True
         return self._opened.server.store.shrink(_SHRINK_ROWS) > 0
+
+    def _digest(self, server: SlotServer, message: DigestSlot) -> None:
+        slot = np.array([message.slot])
+        if server.roles.get(message.slot) is SlotRole.OWNER and server.store.commit(slot, message.committed):
+            digest = server.store.to_state(message.slot).content_digest
+            send_control(self._leader, SlotDigest(message.number, message.slot, digest))
 
     # Actions.
 
@@ -270,12 +288,12 @@ class ServerProcess:
         opened = self._opened
         assert opened is not None
         checkpoint, slot = action.checkpoint, action.state.slot
-        file = f"{checkpoint:08d}-slot-{slot:04d}-{self._settings.name.replace('/', '_')}.safetensors"
+        file = slot_file_name(checkpoint, slot, self._settings.name)
         try:
             write_slot(opened.directory / file, action.state)
         except OSError as error:
-            problem = ServerProblem(f"slot {slot} cannot be saved in {opened.directory}: {error.strerror}")
-            return lambda: send_control(self._leader, problem)
+            failed = SlotNotSaved(checkpoint, f"slot {slot}, in {opened.directory}: {error.strerror}")
+            return lambda: send_control(self._leader, failed)
         return lambda: self._act(opened.server.written(checkpoint, slot, file))
 
     def _read(self, action: ReadSlots) -> Callable[[], None]:

@@ -7,7 +7,7 @@ size of the frame: nothing in a frame can make its reader take memory beyond tha
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -43,6 +43,8 @@ class _ExchangeNumbers(msgspec.Struct, frozen=True, array_like=True):
     pull_dense: tuple[int, ...]
     begin_dense: tuple[int, ...]
     which_applied: tuple[int, int, int] | None
+    committed: int
+    origin: Annotated[bytes, msgspec.Meta(max_length=1 << 20)]
 
 
 class _ReplyNumbers(msgspec.Struct, frozen=True, array_like=True):
@@ -53,6 +55,7 @@ class _ReplyNumbers(msgspec.Struct, frozen=True, array_like=True):
     dense: tuple[int, ...]
     applied: int
     duplicates: int
+    versions: int
 
 
 class _CopyNumbers(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +91,8 @@ class ExchangeCodec:
             exchange.pull_dense,
             tuple(exchange.begin_dense),
             None if asked is None else (asked.epoch, asked.first, asked.count),
+            exchange.committed,
+            b"" if push is None else push.origin,
         )
         arrays: list[NDArray[Any]] = [exchange.slots]
         if push is not None:
@@ -116,7 +121,7 @@ class ExchangeCodec:
         if numbers.batch is not None:
             epoch, batch = numbers.batch
             self._check_batches(epoch, batch, 1)
-            push = Update(epoch, batch, slots, push_rows, push_dense)
+            push = Update(epoch, batch, slots, push_rows, push_dense, numbers.origin)
         elif push_rows or push_dense:
             raise MalformedFrame("gradients without the number of their batch")
         asked = None
@@ -124,7 +129,14 @@ class ExchangeCodec:
             asked = BatchRange(*numbers.which_applied)
             self._check_batches(asked.epoch, asked.first, asked.count)
         exchange = Exchange(
-            numbers.term, slots, push, pull_rows, numbers.pull_dense, begin_dense, which_applied=asked
+            numbers.term,
+            slots,
+            push,
+            pull_rows,
+            numbers.pull_dense,
+            begin_dense,
+            which_applied=asked,
+            committed=numbers.committed,
         )
         return numbers.number, exchange
 
@@ -140,8 +152,14 @@ class ExchangeCodec:
             tuple(reply.dense),
             len(reply.applied),
             reply.duplicates,
+            len(reply.versions),
         )
-        arrays: list[NDArray[Any]] = [*reply.rows.values(), *reply.dense.values(), reply.applied]
+        arrays: list[NDArray[Any]] = [
+            *reply.rows.values(),
+            *reply.dense.values(),
+            reply.applied,
+            reply.versions,
+        ]
         return msgspec.msgpack.encode(numbers), _padded(arrays)
 
     def decode_reply(self, frame: PsFrame) -> tuple[int, ExchangeReply]:
@@ -151,8 +169,10 @@ class ExchangeCodec:
         rows = {table: self._rows(arrays, table, count) for table, count in numbers.rows}
         dense = self._dense(arrays, numbers.dense, numbers.slots)
         applied = arrays.take(np.uint8, numbers.applied).view(np.bool_)
+        versions = arrays.take(np.int64, numbers.versions)
         arrays.end()
-        return numbers.number, ExchangeReply(numbers.status, rows, dense, applied, numbers.duplicates)
+        reply = ExchangeReply(numbers.status, rows, dense, applied, numbers.duplicates, versions)
+        return numbers.number, reply
 
     # Slots on their way to another server.
 

@@ -12,6 +12,7 @@ import msgspec
 
 from gyrostat.data.shards.messages import Shard
 from gyrostat.ps.protocol.data_spec import DataSpec
+from gyrostat.ps.protocol.evaluation import EvaluationKey
 from gyrostat.ps.protocol.messages import (
     AssumeTerm,
     CancelMove,
@@ -35,6 +36,12 @@ _Text = Annotated[str, msgspec.Meta(max_length=10_000)]
 
 
 # Worker → leader.
+
+
+class AskProgress(msgspec.Struct, frozen=True, tag=True):
+    """Answered before the job is open, too."""
+
+    number: int
 
 
 class OpenJob(msgspec.Struct, frozen=True, tag=True):
@@ -61,26 +68,30 @@ class RenewShards(msgspec.Struct, frozen=True, tag=True):
 
 class EvaluateNext(msgspec.Struct, frozen=True, tag=True):
     number: int
-    evaluation: int
-    samples: int
-    shard_size: int
+    key: EvaluationKey
+    items: Annotated[int, msgspec.Meta(ge=0)]
+    part_size: Annotated[int, msgspec.Meta(ge=1)]
 
 
 class EvaluateReport(msgspec.Struct, frozen=True, tag=True):
     """The result follows as bytes."""
 
     number: int
-    evaluation: int
+    key: EvaluationKey
     start: int
     stop: int
 
 
 class EvaluateResults(msgspec.Struct, frozen=True, tag=True):
     number: int
-    evaluation: int
+    key: EvaluationKey
 
 
 class SaveJob(msgspec.Struct, frozen=True, tag=True):
+    number: int
+
+
+class AskDigest(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
@@ -97,7 +108,8 @@ class CloseWorker(msgspec.Struct, frozen=True, tag=True):
 
 
 FromWorker = (
-    OpenJob
+    AskProgress
+    | OpenJob
     | NextShard
     | ReportShard
     | RenewShards
@@ -105,6 +117,7 @@ FromWorker = (
     | EvaluateReport
     | EvaluateResults
     | SaveJob
+    | AskDigest
     | LogMetrics
     | CloseWorker
 )
@@ -116,6 +129,8 @@ FromWorker = (
 class JobProgress(msgspec.Struct, frozen=True):
     updates: int
     epoch: int
+    committed: int = 0
+    is_main: bool = True
 
 
 class Answered(msgspec.Struct, frozen=True, tag=True):
@@ -128,6 +143,7 @@ class Answered(msgspec.Struct, frozen=True, tag=True):
     part: tuple[int, int] | None = None
     """Of an evaluation; None: it is complete. Its results follow as bytes, of these lengths."""
     results: tuple[int, ...] = ()
+    digest: str = ""
 
 
 class RequestRefused(msgspec.Struct, frozen=True, tag=True):
@@ -174,6 +190,19 @@ class ServerLoad(msgspec.Struct, frozen=True, tag=True):
     """By slot, its part of `busy`."""
 
 
+class SlotNotSaved(msgspec.Struct, frozen=True, tag=True):
+    """A slot cannot be written: the disk is full, for example."""
+
+    checkpoint: int
+    reason: str
+
+
+class SlotDigest(msgspec.Struct, frozen=True, tag=True):
+    number: int
+    slot: int
+    digest: str
+
+
 class LinkLost(msgspec.Struct, frozen=True, tag=True):
     """The connection to another server has ended: a copy on its way there may be lost."""
 
@@ -181,13 +210,22 @@ class LinkLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServerProblem(msgspec.Struct, frozen=True, tag=True):
-    """Something that the server cannot do, such as writing to a disk that is full."""
+    """Something that the server needs and cannot do, such as reading a checkpoint."""
 
     reason: str
 
 
 FromServerProcess = (
-    TermAssumed | SlotArrived | MirrorReady | SlotSaved | ServerReady | ServerLoad | LinkLost | ServerProblem
+    TermAssumed
+    | SlotArrived
+    | MirrorReady
+    | SlotSaved
+    | SlotNotSaved
+    | SlotDigest
+    | ServerReady
+    | ServerLoad
+    | LinkLost
+    | ServerProblem
 )
 
 
@@ -210,6 +248,14 @@ class ServerAddresses(msgspec.Struct, frozen=True, tag=True):
     addresses: dict[str, tuple[str, int]]
 
 
+class DigestSlot(msgspec.Struct, frozen=True, tag=True):
+    """Answered with `SlotDigest`, by the slot's owner."""
+
+    number: int
+    slot: int
+    committed: int
+
+
 class EndServer(msgspec.Struct, frozen=True, tag=True):
     """The process ends."""
 
@@ -225,6 +271,7 @@ ToServerProcess = (
     | ForgetEpochs
     | OpenStore
     | ServerAddresses
+    | DigestSlot
     | EndServer
 )
 

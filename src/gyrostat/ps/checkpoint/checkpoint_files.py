@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from gyrostat.core.errors import DamagedCheckpoint, ForeignCheckpoint
+from gyrostat.core.errors import DamagedCheckpoint, ForeignCheckpoint, GyrostatError
 from gyrostat.core.files import write_atomically
 from gyrostat.ps.protocol.checkpoint import PsCheckpoint
 from gyrostat.ps.protocol.data_spec import DataSpec
@@ -21,7 +22,7 @@ from gyrostat.ps.store.spec import StoreSpec
 
 FORMAT = 1
 _NAME = re.compile(r"servers-(\d{8})\.json")
-_SLOT_FILE = re.compile(r"(\d{8})-slot-\d{4}-.*\.safetensors")
+_SLOT_FILE = re.compile(r"(\d{8})-slot-\d{4}-[\w.-]+\.safetensors")
 
 
 class PsManifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,6 +34,16 @@ class PsManifest(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: PsCheckpoint
 
 
+@dataclass(frozen=True)
+class FoundCheckpoint:
+    """What a directory has to begin from."""
+
+    manifest: PsManifest | None
+    path: Path | None
+    refused: tuple[str, ...]
+    """Why newer ones were not taken."""
+
+
 class CheckpointFiles:
     """The checkpoints in a directory."""
 
@@ -41,31 +52,38 @@ class CheckpointFiles:
 
     def write(self, manifest: PsManifest) -> None:
         """Make a checkpoint valid, and delete those that are not kept."""
-        path = self.directory / f"servers-{manifest.checkpoint.number:08d}.json"
-        write_atomically(path, msgspec.json.encode(manifest))
+        write_atomically(self.path(manifest.checkpoint.number), msgspec.json.encode(manifest))
         self._prune()
 
-    def newest(self) -> PsManifest | None:
-        """Raises `DamagedCheckpoint` if it cannot be read."""
-        numbers = self._numbers()
-        if not numbers:
-            return None
-        path = self.directory / f"servers-{numbers[-1]:08d}.json"
+    def newest(self) -> FoundCheckpoint:
+        """The newest one that can be read; damaged ones are refused, with the reason."""
+        refused: list[str] = []
+        for number in reversed(self._numbers()):
+            path = self.path(number)
+            try:
+                return FoundCheckpoint(self._read(path), path, tuple(refused))
+            except DamagedCheckpoint as error:
+                refused.append(str(error))
+        return FoundCheckpoint(None, None, tuple(refused))
+
+    def path(self, number: int) -> Path:
+        return self.directory / f"servers-{number:08d}.json"
+
+    def _read(self, path: Path) -> PsManifest:
         try:
             manifest = msgspec.json.decode(path.read_bytes(), type=PsManifest)
-        except (OSError, msgspec.DecodeError) as error:
-            raise DamagedCheckpoint(
-                f"{path} cannot be read: {error}; delete it to resume from the one before it"
-            ) from error
+        except (OSError, msgspec.DecodeError, GyrostatError) as error:
+            raise DamagedCheckpoint(f"{path} cannot be read: {error}") from error
         if manifest.format != FORMAT:
             raise DamagedCheckpoint(f"{path} has format {manifest.format}; this version reads {FORMAT}")
-        missing = [
-            file for file in manifest.checkpoint.files.values() if not (self.directory / file).is_file()
-        ]
-        if missing:
-            raise DamagedCheckpoint(
-                f"{path} names {missing[0]}, which does not exist; delete it to resume from the one before it"
-            )
+        files = manifest.checkpoint.files
+        if sorted(files) != list(range(manifest.spec.slots)):
+            raise DamagedCheckpoint(f"{path} names files of {len(files)} slots of {manifest.spec.slots}")
+        for slot, file in files.items():
+            if not _SLOT_FILE.fullmatch(file):
+                raise DamagedCheckpoint(f"{path} names {file!r}, which is no file of a slot")
+            if not (self.directory / file).is_file():
+                raise DamagedCheckpoint(f"{path} names {file} for slot {slot}, which does not exist")
         return manifest
 
     def highest(self) -> int:
@@ -83,12 +101,17 @@ class CheckpointFiles:
         numbers = self._numbers()
         oldest = numbers[-self._keep :][0]
         for number in numbers[: -self._keep]:
-            (self.directory / f"servers-{number:08d}.json").unlink(missing_ok=True)
+            self.path(number).unlink(missing_ok=True)
         for path in self.directory.iterdir():
             match = _SLOT_FILE.fullmatch(path.name)
             if match and int(match[1]) < oldest:
                 with contextlib.suppress(OSError):
                     path.unlink()
+
+
+def slot_file_name(checkpoint: int, slot: int, writer: str) -> str:
+    """`writer`: a name that no other process has that may write the same slot."""
+    return f"{checkpoint:08d}-slot-{slot:04d}-{writer.replace('/', '_')}.safetensors"
 
 
 def check_same_job(manifest: PsManifest, spec: StoreSpec, data: DataSpec, directory: Path) -> None:
