@@ -28,7 +28,9 @@ KINDS: list[tuple[ServerRecovery, int | None]] = [
     *[(recovery, staleness) for recovery in IN_ORDER for staleness in (0, 1, 3)],
 ]
 Kind = tuple[ServerRecovery, int | None]
-schedules = st.tuples(st.sampled_from(KINDS), st.integers(0, 2**32), st.integers(0, 30), st.integers(4, 40))
+schedules = st.tuples(
+    st.sampled_from(KINDS), st.integers(0, 2**32), st.integers(0, 30), st.integers(4, 40), st.booleans()
+)
 
 
 def run(kind: Kind, seed: int, faults: int, every: int, only_workers: bool = False) -> World:

@@ -147,8 +147,9 @@ class ServerCoordinator:
 
     @property
     def _mirrored(self) -> bool:
-        """Every slot should have a mirror."""
-        return self.recovery is ServerRecovery.REPLICA and len(self._servers) > 1
+        """Every slot should have a mirror, which is on a server that stays."""
+        staying = sum(not server.leaving for server in self._servers.values())
+        return self.recovery is ServerRecovery.REPLICA and staying > 1
 
     # Workers.
 
@@ -317,6 +318,9 @@ class ServerCoordinator:
         begun: list[Instruction] = []
         later = []
         for move in self._planned:
+            if move.slot in self._moves:
+                later.append(move)  # it is on its way to where this move begins
+                continue
             if self._owners[move.slot] != move.source or move.target not in self._servers:
                 continue
             if busy & {move.source, move.target}:
@@ -331,7 +335,7 @@ class ServerCoordinator:
         return begun
 
     def _set_mirrors(self) -> list[Instruction]:
-        if not self._mirrored:
+        if self.recovery is not ServerRecovery.REPLICA or len(self._servers) < 2:
             return []
         done: list[Instruction] = []
         for slot, owner in enumerate(self._owners):

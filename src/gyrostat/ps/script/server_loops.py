@@ -73,7 +73,7 @@ class ServerLoops:
         self._loop_epoch = 0
         self._batch: Batch | None = None
         self._step: ServerStep | None = None
-        self._open: Iterator[AnyStep] | None = None
+        self._in_steps = False
         self._left_midway = False
         self._epochs_begun = False
         self._last_loop: int | None = None
@@ -191,12 +191,11 @@ class ServerLoops:
                 f"a second job.steps loop over epoch {self._loop_epoch}, which is over; use `for epoch in job.epochs(count)`"
             )
         self._last_loop = self._loop_epoch
-        self._open = self._run(loader, self._loop_epoch)
-        return self._open
+        return self._run(loader, self._loop_epoch)
 
     def _run(self, loader: ServerLoader, epoch: int) -> Iterator[AnyStep]:
         servers, exchange = self._parts.servers, self._parts.exchange
-        complete = False
+        complete, self._in_steps = False, True
         try:
             while True:
                 answer = servers.next_shard(epoch)
@@ -208,7 +207,8 @@ class ServerLoops:
                     exchange.drop()
             complete = True
         finally:
-            self._batch = self._step = self._open = None
+            self._batch = self._step = None
+            self._in_steps = False
             self._left_midway |= not complete
         self._evaluator.epoch_over(epoch)
 
@@ -260,8 +260,10 @@ class ServerLoops:
         return self._evaluator.run(loader, fn)
 
     def log(self, metrics: dict[str, float]) -> None:
-        self._parts.supervisor.logged(self.step, metrics)
-        self._parts.servers.log(metrics)
+        """Of the main worker, as elsewhere: what all workers know after an evaluation is shown once."""
+        if self.is_main:
+            self._parts.supervisor.logged(self.step, metrics)
+            self._parts.servers.log(metrics)
 
     def save(self) -> None:
         """A checkpoint of all servers and the queues; any worker may request it, at any time."""
@@ -270,7 +272,7 @@ class ServerLoops:
 
     def require_no_loop(self, what: str) -> None:
         """Raise `Misuse` inside a loop over steps."""
-        if self._open is not None:
+        if self._in_steps:
             raise Misuse(
                 f"{what} inside job.steps: other workers are training, so that no read would be consistent; call it after the "
                 "loop"

@@ -25,6 +25,7 @@ from gyrostat.engine.script import session
 from gyrostat.engine.script.job import Job
 from gyrostat.ps.client.local import LocalServers
 from gyrostat.ps.client.port import ParameterServers
+from gyrostat.ps.client.remote import RemoteServers
 from gyrostat.ps.script.batch_exchange import BatchExchange
 from gyrostat.ps.script.dense_part import DensePart
 from gyrostat.ps.script.server_loops import ServerLoops, ServerParts
@@ -58,8 +59,11 @@ class JobServers:
     """The servers of a job, as a script sees them."""
 
     def __init__(self, job: Job, *, staleness: int | None, slots: int) -> None:
-        _, supervisor, requests = session.surroundings()
-        self._port = _connect()
+        assignment, supervisor, requests = session.surroundings()
+        access = assignment.servers
+        self._port: ParameterServers = LocalServers()
+        if access is not None:
+            self._port = RemoteServers(access.address, access.token, access.worker)
         self._slots, self._seed = slots, job.seed
         self._tables: list[ServerTable] = []
         self._dense: list[DensePart] = []
@@ -77,8 +81,8 @@ class JobServers:
                 staleness=staleness,
                 virtual_workers=job.virtual_workers,
                 slots=slots,
-                record=False,
-                remote=not isinstance(self._port, LocalServers),
+                record=access is not None and access.record,
+                remote=access is not None,
             )
         )
         job.replace_loops(self._loops)
@@ -134,10 +138,6 @@ class JobServers:
             raise Misuse(
                 f"{what} after the first job.steps; declare tables and modules before training begins"
             )
-
-
-def _connect() -> ParameterServers:
-    return LocalServers()
 
 
 def _checked_optimizer(optimizer: Any) -> AnyOptimizer:
