@@ -2,8 +2,8 @@
 
 All servers take part in every step, so workers wait for the one that answers last. Why it does decides what helps (DLRover,
 section 5.4): it has more load than others → some of its slots move, or it gets another core if no slot can move; it has the
-same load → its machine is slow, and another server takes its place. `ServerPolicy` is the interface: an optimizer service can decide
-in place of `StragglerRule`.
+same load → its machine is slow, and another server takes its place. `ServerPolicy` is the interface: an optimizer service can
+decide in place of `StragglerRule`.
 """
 
 from __future__ import annotations
