@@ -27,7 +27,7 @@ from gyrostat.job.processes.protocol import (
     WorkerId,
 )
 from gyrostat.job.server_job.leader import ServerJobLeader
-from gyrostat.job.server_job.poison import HeldShard
+from gyrostat.job.server_job.poison import ShardInHand
 from gyrostat.job.server_job.port import Done, ServerProgress
 
 STARTED = Started(0, None, [], 0.0)
@@ -42,7 +42,7 @@ class FakeServers:
     failure: str | None = None
     address: tuple[str, int] = ("127.0.0.1", 1)
     token: bytes = b"t"
-    held: dict[str, HeldShard] = field(default_factory=dict)
+    held: dict[str, ShardInHand] = field(default_factory=dict)
     lost: list[str] = field(default_factory=list)
     scaling: list[tuple[int, Done]] = field(default_factory=list)
     saving: list[Done] = field(default_factory=list)
@@ -63,7 +63,7 @@ class FakeServers:
     def worker_lost(self, worker: str) -> None:
         self.lost.append(worker)
 
-    def held_by(self, worker: str) -> HeldShard | None:
+    def held_by(self, worker: str) -> ShardInHand | None:
         return self.held.get(worker)
 
     def scale(self, servers: int, done: Done) -> None:

@@ -28,7 +28,7 @@ from gyrostat.job.control.requests import (
 )
 from gyrostat.job.control.worker_tracker import FailureCause
 from gyrostat.job.processes.protocol import Failed, FailureKind, StepReports
-from gyrostat.job.server_job.poison import HeldShard
+from gyrostat.job.server_job.poison import ShardInHand
 from gyrostat.job.server_job.port import ServerProgress, ServersCheckpointed, ServersHappened
 from tests.job.server_job.fake_servers import Client, FakeJob
 
@@ -107,7 +107,7 @@ def test_a_resumed_job_counts_from_its_checkpoint(tmp_path: Path) -> None:
 
 def test_a_worker_that_dies_is_replaced_with_an_event_and_its_evidence(job: FakeJob) -> None:
     job.train(3, 12)
-    job.servers.held["1"] = HeldShard(0, 8, 16)
+    job.servers.held["1"] = ShardInHand(0, 8, 16)
     job.exit(1, KILLED)
     assert sorted(job.started) == [0, 1, 2]
     assert job.servers.lost == ["1"]
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_is_replaced_with_an_event_and_its_evidence(job: Fake
 def test_a_poison_shard_ends_the_job_and_is_named(job: FakeJob) -> None:
     job.train(3, 12)
     for member, updates in ((0, 4), (1, 5), (2, 6)):
-        job.servers.held[str(member)] = HeldShard(0, 8, 16)
+        job.servers.held[str(member)] = ShardInHand(0, 8, 16)
         job.exit(member, KILLED)
         job.train(updates, 4 * updates)
     job.exit(3, -signal.SIGTERM)

@@ -10,11 +10,11 @@ from gyrostat.core.evidence import NO_EVIDENCE, Evidence, RunningMicroBatch
 from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.worker_tracker import FailureCause
 from gyrostat.job.processes.protocol import Failed, FailureKind, WorkerEnded
-from gyrostat.job.server_job.poison import HeldShard
+from gyrostat.job.server_job.poison import ShardInHand
 from gyrostat.job.server_job.workers import ServerWorkers, SignalMember, StartMember, WorkerFate
 
 KILLED = -signal.SIGKILL
-SHARD = HeldShard(epoch=1, start=512, stop=1024)
+SHARD = ShardInHand(epoch=1, start=512, stop=1024)
 
 
 def workers(target: int = 2, *, poison_limit: int = 3, restarts: int = 3) -> ServerWorkers:
@@ -179,7 +179,7 @@ def test_the_same_micro_batch_is_poison_in_any_shard() -> None:
     running = RunningMicroBatch(step=3, rank=0, number=0, samples=(7, 8), size=2)
     fates = []
     for member in range(3):
-        held = HeldShard(epoch=1, start=0, stop=512 * (member + 1))
+        held = ShardInHand(epoch=1, start=0, stop=512 * (member + 1))
         fates.append(found.exited(member, KILLED, Evidence(running=running), held, member + 1, 1.0).fate)
         found.orders(member + 1, now=1.0)
     assert fates == [WorkerFate.DIED, WorkerFate.DIED, WorkerFate.FAILED]

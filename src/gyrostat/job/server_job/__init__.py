@@ -6,7 +6,10 @@ place. Parameters, shard queues and server processes are those of `gyrostat.ps.c
 
     workers    which worker processes to start, ask to leave and kill; which death ends the job. Pure
     poison     a shard that kills every worker that trains it. Pure
+    liveness   workers that do not answer, and a job that makes no progress
     tally      sums and events while it runs; the outcome
+    port       what the leader needs of servers; `servers` has it from `gyrostat.ps.control`
+    status     what clients see of it
     requests   what a client may ask of it
     leader     the job from its start to its end
     run        one job on this machine: the event loop, and the worker pool

@@ -15,16 +15,16 @@ turn of the event loop ends with `tick`, which reads:
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.job import Assignment, ServerAccess
-from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, ReconfigurationPhase, transition
+from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, transition
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.job.control.observer import Observer
@@ -33,22 +33,21 @@ from gyrostat.job.control.replies import IdempotentReplies, Requester
 from gyrostat.job.control.requests import Request, RequestResult, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.worker_tracker import FailureCause, JobFailure
-from gyrostat.job.diagnostics.heartbeat import Heartbeats
 from gyrostat.job.diagnostics.stacks import SIGNAL as STACKS_SIGNAL
-from gyrostat.job.diagnostics.watchdog import Watchdog
 from gyrostat.job.processes.protocol import (
     Failed,
     FromWorker,
     Logged,
     Ping,
-    Stacks,
     Started,
     StepReports,
     WorkerEnded,
     WorkerId,
 )
+from gyrostat.job.server_job.liveness import WorkerLiveness
 from gyrostat.job.server_job.port import FromServers, ScriptLogged, ServerControl, ServersCheckpointed
 from gyrostat.job.server_job.requests import ServerRequests, SizeChange
+from gyrostat.job.server_job.status import server_job_status
 from gyrostat.job.server_job.tally import ServerTally
 from gyrostat.job.server_job.workers import Order, ServerWorkers, StartMember, WorkerFate
 
@@ -95,8 +94,7 @@ class ServerJobLeader:
         self._requests = ServerRequests(self, self._replies)
         self._change: _Change | None = None
         self._schedule = list(request.schedule)
-        self._heartbeats = Heartbeats(request.failures.heartbeat_timeout_s)
-        self._watchdog = Watchdog(request.failures.watchdog) if request.failures.watchdog else None
+        self._liveness = WorkerLiveness(request.failures)
         self._stop = _Stop()
 
     # Workers.
@@ -107,7 +105,7 @@ class ServerJobLeader:
 
     def heard(self, worker_id: WorkerId, message: FromWorker) -> None:
         now, member = time.monotonic(), worker_id.member
-        self._heartbeats.received(member, now)
+        self._liveness.heard(member, message, now)
         match message:
             case Started():
                 self._workers.started(member)
@@ -118,8 +116,6 @@ class ServerJobLeader:
                 self._workers.reported_failure(member, message)
             case WorkerEnded():
                 self._workers.reported_end(member, message)
-            case Stacks(text=text) if self._watchdog is not None:
-                self._watchdog.add_stack(member, text)
             case Logged(step=step, metrics=metrics):
                 self._tally.logged(ScriptLogged(step=step, metrics=metrics))
         self._observer.heard(member, message)
@@ -129,8 +125,7 @@ class ServerJobLeader:
         if self.phase is not JobPhase.STARTING:
             return
         self._enter(JobPhase.TRAINING)
-        if self._watchdog is not None:
-            self._watchdog.progress(now)
+        self._liveness.progressed(now)
         if (path := self._servers.resumed_from) is not None:
             self._show(self._tally.note(EventKind.RESUME, f"resumed from {path}", now))
         for reason in self._servers.refused:
@@ -265,33 +260,12 @@ class ServerJobLeader:
         evicted = assignment.on(devices, self._workers.living)
         assignment.withdraw(devices)
         self._workers.resize(min(self._workers.target, assignment.size), evicted, now=time.monotonic())
-        for member in evicted:
-            self._carry_out(self._workers.kill(member, "was evicted: it had not left its device in time"))
+        self._kill(dict.fromkeys(evicted, "was evicted: it had not left its device in time"))
 
     def status(self) -> Status:
-        training = self.phase is JobPhase.TRAINING
-        devices, members = self._request.device_assignment, self._workers.living
         changing = self._change is not None or not self._workers.settled
-        return Status(
-            name=self._request.name or "",
-            program=self._request.program.name,
-            pid=os.getpid(),
-            virtual_workers=self._tally.virtual_workers,
-            workers=len(members),
-            members=members,
-            generation=0,
-            phase=self.phase,
-            reconfiguration=(
-                ReconfigurationPhase.STARTING_WORKERS
-                if training and changing
-                else ReconfigurationPhase.STEADY
-            ),
-            step=self._tally.updates,
-            loss=self._tally.loss,
-            throughput=self._tally.rate() if training else None,
-            devices=devices.devices(members) if devices is not None else (),
-            servers=self._servers.servers(),
-        )
+        living, servers = self._workers.living, self._servers.servers()
+        return server_job_status(self._request, self.phase, living, self._tally, servers, changing=changing)
 
     def close(self) -> None:
         self._replies.close("the job has ended")
@@ -306,8 +280,7 @@ class ServerJobLeader:
             return
         if self._tally.progressed(self._servers.progress, now):
             self._requests.updated()
-            if self._watchdog is not None:
-                self._watchdog.progress(now)
+            self._liveness.progressed(now)
         if self._servers.failure is not None and self._workers.failure is None:
             self._workers.failure = JobFailure(
                 worker=0,
@@ -324,9 +297,7 @@ class ServerJobLeader:
 
     def deadline(self) -> float | None:
         now = time.monotonic()
-        times = [self._servers.deadline(), self._workers.deadline(now), self._heartbeats.deadline()]
-        if self._watchdog is not None:
-            times.append(self._watchdog.deadline())
+        times = [self._servers.deadline(), self._workers.deadline(now), self._liveness.deadline()]
         return min((each for each in times if each is not None), default=None)
 
     def _follow_schedule(self, now: float) -> None:
@@ -355,26 +326,23 @@ class ServerJobLeader:
         self._executor.start(WorkerId(0, member), self._request.server_worker(member, access))
 
     def _check_liveness(self, now: float) -> None:
-        pings, silent = self._heartbeats.check(self._workers.living, now)
-        for member in silent:  # killed, because it may wake up later
-            why = f"was lost: silent for {self._heartbeats.timeout_s:g} s"
-            self._carry_out(self._workers.kill(member, why))
-        if pings:
-            for member in self._workers.living:
-                self._executor.tell(WorkerId(0, member), Ping())
-        watchdog = self._watchdog
-        if watchdog is None:
-            return
-        if watchdog.requests_stacks(self._workers.living, now):
-            for member in self._workers.living:
+        living = self._workers.living
+        pings, silent = self._liveness.check(living, now)
+        self._kill(silent)  # it may wake up later
+        for member in living if pings else ():
+            self._executor.tell(WorkerId(0, member), Ping())
+        if self._liveness.asks_for_stacks(living, now):
+            for member in living:
                 self._executor.signal(WorkerId(0, member), STACKS_SIGNAL)
-        if (found := watchdog.finding(now)) is not None:
+        if (standstill := self._liveness.standstill(now)) is not None:
+            found, hanging = standstill
             self._tally.note(EventKind.STANDSTILL, str(found), now, evidence=found.stack_lines())
             self._observer.stood_still(found)
-            if found.ends:
-                for member, place in found.hanging.items():
-                    why = f"was ended by the watchdog: it hung at {place}"
-                    self._carry_out(self._workers.kill(member, why))
+            self._kill(hanging)
+
+    def _kill(self, members: Mapping[int, str]) -> None:
+        for member, why in members.items():
+            self._carry_out(self._workers.kill(member, why))
 
     def _answer_change(self, now: float) -> None:
         under_way = self._change

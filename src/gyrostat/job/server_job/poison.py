@@ -15,7 +15,7 @@ from gyrostat.core.evidence import RunningMicroBatch
 
 
 @dataclass(frozen=True)
-class HeldShard:
+class ShardInHand:
     """Samples `start` … `stop`-1 of an epoch."""
 
     epoch: int
@@ -31,7 +31,7 @@ class ShardDeath:
     """The death of one worker of a job with parameter servers."""
 
     member: int
-    shard: HeldShard | None
+    shard: ShardInHand | None
     """What it held."""
     running: RunningMicroBatch | None = None
     """The micro-batch that it was running."""

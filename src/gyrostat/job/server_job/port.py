@@ -13,7 +13,7 @@ from typing import Protocol
 from gyrostat.core.events import EventKind
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.requests import ServerInfo
-from gyrostat.job.server_job.poison import HeldShard
+from gyrostat.job.server_job.poison import ShardInHand
 
 Done = Callable[[str | None], None]
 """Called once: None if it is done, otherwise why not."""
@@ -99,7 +99,7 @@ class ServerControl(Protocol):
     def worker_lost(self, worker: str) -> None:
         """Its process has ended: what it holds goes back."""
 
-    def held_by(self, worker: str) -> HeldShard | None: ...
+    def held_by(self, worker: str) -> ShardInHand | None: ...
 
     def scale(self, servers: int, done: Done) -> None:
         """Add or remove servers; `done` when slots are in place."""

@@ -10,7 +10,7 @@ from gyrostat.core.events import EventKind
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.requests import ServerInfo
 from gyrostat.job.control.run_request import RunRequest
-from gyrostat.job.server_job.poison import HeldShard
+from gyrostat.job.server_job.poison import ShardInHand
 from gyrostat.job.server_job.port import (
     Done,
     FromServers,
@@ -43,6 +43,7 @@ class PsServers:
         self._on_event = on_event
         self._leader = PsLeader(_settings(request, directory), selector, self)
         self._opened = False
+        self._shows_checkpoints = request.options.checkpoint is not None
 
     @property
     def address(self) -> tuple[str, int]:
@@ -95,9 +96,9 @@ class PsServers:
     def worker_lost(self, worker: str) -> None:
         self._leader.give_up_worker(worker)
 
-    def held_by(self, worker: str) -> HeldShard | None:
+    def held_by(self, worker: str) -> ShardInHand | None:
         shard = self._leader.held_by(worker)
-        return None if shard is None else HeldShard(shard.epoch, shard.start, shard.stop)
+        return None if shard is None else ShardInHand(shard.epoch, shard.start, shard.stop)
 
     def scale(self, servers: int, done: Done) -> None:
         before = len(self.servers())
@@ -148,7 +149,7 @@ class PsServers:
                 self._opened = True
             case PsEventKind.CHECKPOINT_FAILED:
                 self._happened(EventKind.CHECKPOINT_FAILED, event.reason)
-            case PsEventKind.CHECKPOINT:
+            case PsEventKind.CHECKPOINT if self._shows_checkpoints:
                 self._on_event(
                     ServersCheckpointed(path=event.reason, seconds=event.numbers.get("seconds", 0.0))
                 )
@@ -181,7 +182,7 @@ def _settings(request: RunRequest, directory: Path) -> PsSettings:
     role, policy = request.servers.role, request.options.checkpoint
     if policy is None:
         directory = directory / "servers"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir()
         return PsSettings(
             servers=role.count,
             cores=role.cores,
@@ -191,6 +192,7 @@ def _settings(request: RunRequest, directory: Path) -> PsSettings:
             server_timeout=min(_SERVER_TIMEOUT_S, _timeout(request)),
             lease_seconds=_timeout(request),
         )
+    Path(policy.directory).mkdir(parents=True, exist_ok=True)
     return PsSettings(
         servers=role.count,
         cores=role.cores,

@@ -23,7 +23,7 @@ from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.restarts import DELAY
 from gyrostat.job.control.worker_tracker import KILL_GRACE_S, FailureCause, JobFailure, describe_exit
 from gyrostat.job.processes.protocol import Failed, FailureKind, WorkerEnded
-from gyrostat.job.server_job.poison import HeldShard, ShardDeath, poison_shard
+from gyrostat.job.server_job.poison import ShardDeath, ShardInHand, poison_shard
 
 
 class WorkerFate(StrEnum):
@@ -159,7 +159,7 @@ class ServerWorkers:
             process.leave_by = min(process.leave_by or until, until)
 
     def exited(
-        self, member: int, code: int, evidence: Evidence, held: HeldShard | None, updates: int, now: float
+        self, member: int, code: int, evidence: Evidence, held: ShardInHand | None, updates: int, now: float
     ) -> WorkerExit:
         """A process has ended. `code`: its exit code, or the negated signal; `held`: the shard that it had; `updates`: of the
         job so far."""
@@ -191,7 +191,7 @@ class ServerWorkers:
         member: int,
         code: int,
         evidence: Evidence,
-        held: HeldShard | None,
+        held: ShardInHand | None,
         updates: int,
         now: float,
     ) -> WorkerExit:
