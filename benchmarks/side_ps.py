@@ -175,7 +175,7 @@ def rpc_server(settings: SideSettings) -> Callable[[int], None]:
     _rpc_state["table"] = table
     _rpc_state["optimizer"] = torch.optim.Adagrad(table.parameters(), lr=LR)
     _join_rpc(settings, "server", 1)
-    torch_rpc.shutdown()
+    torch_rpc.shutdown()  # type: ignore[no-untyped-call]
     return lambda steps: None
 
 
@@ -186,7 +186,7 @@ def _join_rpc(settings: SideSettings, name: str, rank: int) -> None:
 
     warnings.simplefilter("ignore")
     options = torch_rpc.TensorPipeRpcBackendOptions(init_method=settings.rendezvous, num_worker_threads=4)
-    torch_rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+    torch_rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
 
 
 MODES = {"remote": remote, "local": local, "embedding": embedding, "rpc": rpc, "rpc-server": rpc_server}
