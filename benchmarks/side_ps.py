@@ -119,7 +119,7 @@ def embedding(settings: SideSettings) -> Callable[[int], None]:
         for _ in range(steps):
             out = table(made[state["number"] % _BATCHES])
             optimizer.zero_grad()
-            (out * out).sum().mul(SCALE / 2).backward()  # type: ignore[no-untyped-call]
+            (out * out).sum().mul(SCALE / 2).backward()
             optimizer.step()
             state["number"] += 1
 
@@ -186,7 +186,7 @@ def _join_rpc(settings: SideSettings, name: str, rank: int) -> None:
 
     warnings.simplefilter("ignore")
     options = torch_rpc.TensorPipeRpcBackendOptions(init_method=settings.rendezvous, num_worker_threads=4)
-    torch_rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)
+    torch_rpc.init_rpc(name, rank=rank, world_size=2, rpc_backend_options=options)  # type: ignore[no-untyped-call]
 
 
 MODES = {"remote": remote, "local": local, "embedding": embedding, "rpc": rpc, "rpc-server": rpc_server}
