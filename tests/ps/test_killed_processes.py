@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gyrostat.ps.control.status import PsEventKind, PsStatus
 from gyrostat.ps.protocol.coordinator import ServerRecovery
-from tests.ps import kill_points
+from tests.ps import kill_points, leader_process
 from tests.ps.kill_points import Armed
-from tests.ps.live import CountingJob, LiveJob, check_counts, settings
+from tests.ps.leader_process import start_leader
+from tests.ps.live import PATIENCE, CountingJob, LiveJob, check_counts, settings, start_worker, train
 
 JOB = CountingJob()
 SERVER_POINTS = (*kill_points.PUSH_AND_PULL, *kill_points.CHECKPOINT, *kill_points.MIGRATION)
@@ -154,3 +157,51 @@ def test_a_stopped_worker_loses_its_shard_and_may_come_back(tmp_path: Path) -> N
         os.kill(stopped.pid, signal.SIGCONT)
         trained.progress()
         trained.finish()
+
+
+def test_the_leader_killed_at_every_phase(tmp_path: Path) -> None:
+    """Servers and workers end with it; the next one resumes on another number of servers."""
+    armed = Armed(tmp_path)
+    (tmp_path / "epochs").write_text("1000000")
+    for number, point in enumerate(leader_process.POINTS):
+        leader, access = start_leader(tmp_path, 1 + number % 3)
+        worker = start_worker(JOB, access.address, access.token, "worker", tmp_path)
+        try:
+            _wait(lambda: bool(list(tmp_path.glob("servers-*.json"))), "a checkpoint")
+            pids = _children(leader.pid)
+            armed.arm(point)
+            assert leader.wait(PATIENCE) == -signal.SIGKILL
+            assert worker.wait(PATIENCE) == 1
+            deadline = time.monotonic() + PATIENCE
+            while any(map(_runs, pids)):
+                assert time.monotonic() < deadline, "servers do not end without a leader"
+                time.sleep(0.01)
+            print(f"killed the leader at: {point}; {len(pids)} servers ended with it")
+        finally:
+            for process in (leader, worker):
+                process.kill()
+                process.wait()
+    with LiveJob(settings(tmp_path, servers=2)) as job:
+        epochs = job.connect(JOB).progress.epoch + 2
+        servers = job.connect(JOB, "last")
+        train(servers, JOB, lambda: epochs)
+        check_counts(servers, JOB, epochs)
+
+
+def _wait(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def _children(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [int(each) for each in found]
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gyrostat.ps.store.coalesce import group
 from gyrostat.ps.store.hashing import ids_of, keys_of, mix, slot_bounds, slots_of, unmix
 from gyrostat.ps.store.key_index import KeyIndex
 from gyrostat.ps.store.optimizers import SGD, RowAdagrad
@@ -175,3 +176,14 @@ def test_memory_is_at_most_1_3_of_the_payload(rows: int) -> None:
     while table.shrink(4096):
         pass
     assert table.nbytes <= 1.3 * table.payload_bytes + rows * 8
+
+
+@given(st.lists(st.integers(0, 40), max_size=60), st.integers(0, 3))
+def test_a_batch_is_grouped_by_key_in_its_own_order(numbers: list[int], shift: int) -> None:
+    """Also if keys differ in their lowest bits only, which are not enough to sort them by."""
+    keys = np.array(numbers, np.uint64) << np.uint64(20 * shift)
+    grouped = group(keys)
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    assert grouped.keys.tolist() == distinct.tolist()
+    assert grouped.inverse.tolist() == inverse.tolist()
+    assert grouped.order.tolist() == np.argsort(keys, kind="stable").tolist()

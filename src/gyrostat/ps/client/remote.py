@@ -76,7 +76,9 @@ class RemoteServers:
         self._current: _CurrentExchange | None = None
         self._shards = _HeldShards()
         self._progress = WorkerProgress()
-        self._renew_at = 0.0
+        self._renewed = time.monotonic()
+        self._waited: dict[str, tuple[float, int]] = {}
+        """By server, since then: seconds of exchanges, and their number."""
         self._ask(AskProgress(self._next_number()))
 
     @property
@@ -184,9 +186,9 @@ class RemoteServers:
     def _renew(self) -> None:
         """Tell the leader now and then that this worker makes progress."""
         now = time.monotonic()
-        if now >= self._renew_at:
-            self._renew_at = now + _RENEW_SECONDS
-            send_control(self._leader, RenewShards())
+        if now >= self._renewed + _RENEW_SECONDS:
+            send_control(self._leader, RenewShards(now - self._renewed, self._waited))
+            self._renewed, self._waited = now, {}
 
     def _heard_leader(self, _: PsConnection, frame: PsFrame) -> None:
         message = from_leader(control_numbers(frame))
@@ -295,6 +297,8 @@ class RemoteServers:
         if current is None or number != current.number or name not in current.delivery.waits_for:
             return
         if reply.status is ExchangeStatus.DONE:
+            seconds, count = self._waited.get(name, (0.0, 0))
+            self._waited[name] = seconds + current.waited(name), count + 1
             current.take(name, reply)
         current.delivery.answered(name, reply.status)
 
@@ -389,14 +393,19 @@ class _CurrentExchange:
         self.delivery.outdated = again
         self.gathered = Gathered(self._spec, self._pull)
         self._parts: dict[str, SlotPart] = {}
+        self._sent: dict[str, float] = {}
 
     def part(
         self, server: str, slots: list[int], term: int, begin: Mapping[int, Rows], committed: int
     ) -> SlotPart:
         whole = WholeExchange(term, self._push, self._pull, self._batches, begin or self._begin, committed)
         part = SlotPart.of(self._spec, whole, slots)
-        self._parts[server] = part
+        self._parts[server], self._sent[server] = part, time.monotonic()
         return part
+
+    def waited(self, server: str) -> float:
+        """Seconds since its part was sent."""
+        return time.monotonic() - self._sent[server]
 
     def take(self, server: str, reply: ExchangeReply) -> None:
         self.gathered.take(self._parts[server], reply)

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.data.shards.messages import Shard
 from gyrostat.ps.checkpoint.checkpoint_files import FORMAT, CheckpointFiles, FoundCheckpoint, PsManifest
+from gyrostat.ps.control.balance import Remedy, ServerPolicy, StragglerRule
 from gyrostat.ps.control.checkpoint_clock import CheckpointClock
 from gyrostat.ps.control.opened_job import OpenedJob, status_of
 from gyrostat.ps.control.pending import DigestRequest, Done, PendingWork
@@ -44,6 +45,7 @@ from gyrostat.ps.wire.control import (
     LogMetrics,
     OpenJob,
     OpenStore,
+    RenewShards,
     RequestRefused,
     ServerAddresses,
     ServerLoad,
@@ -65,9 +67,18 @@ logger = logging.getLogger(__name__)
 class PsLeader:
     """One job's servers, shard queues and checkpoints."""
 
-    def __init__(self, settings: PsSettings, selector: selectors.BaseSelector, observer: PsObserver) -> None:
+    def __init__(
+        self,
+        settings: PsSettings,
+        selector: selectors.BaseSelector,
+        observer: PsObserver,
+        policy: ServerPolicy | None = None,
+    ) -> None:
+        """`policy`: decides about hot and slow servers; the default is the fixed rule."""
         self.token = new_token()
         self._settings, self._observer = settings, observer
+        self._policy = policy or StragglerRule()
+        self._treat_at = float("inf")
         self._listener = PsListener(
             selector, settings.host, self.token, on_frame=self._heard, on_lost=self._disconnected
         )
@@ -107,11 +118,13 @@ class PsLeader:
         job.desk.tick(now)
         if self._schedule.due(now, job.desk.updates):
             self._follow(job.coordinator.checkpoint_due())
+        if now >= self._treat_at and job.coordinator.settled and self._fleet.complete:
+            self._treat(now)
         self._after_event()
 
     def deadline(self) -> float | None:
         """When `tick` has something to do, by the monotonic clock."""
-        soonest = min(self._servers.deadline, self._schedule.at)
+        soonest = min(self._servers.deadline, self._schedule.at, self._treat_at)
         return None if soonest == float("inf") else soonest
 
     def scale(self, servers: int, cores: int | None = None, done: Done | None = None) -> None:
@@ -214,6 +227,8 @@ class PsLeader:
             return
         if job is None or not job.desk.knows(name, connection):
             raise MalformedFrame(f"worker {name!r} sends {type(message).__name__} before OpenJob")
+        if isinstance(message, RenewShards):
+            self._fleet.waited(message, now)
         if isinstance(message, LogMetrics):
             self._event(PsEventKind.LOG, name, numbers=message.metrics)
         elif isinstance(message, AskDigest):
@@ -234,6 +249,8 @@ class PsLeader:
                 processes = sum(group.cores for group in self._fleet.staying())
                 self._job = OpenedJob.make(message, self._settings, self._files, self._found, processes)
                 self._schedule.begin(time.monotonic(), self._job.desk.updates)
+                if self._settings.adjust_seconds > 0:
+                    self._treat_at = time.monotonic() + self._settings.adjust_seconds
                 for record in list(self._fleet.records.values()):
                     self.server_ready(record)
             self._job.check_same(message)
@@ -250,7 +267,25 @@ class PsLeader:
         manifest = self._found.manifest
         return JobProgress(0, 0 if manifest is None else manifest.checkpoint.epoch)
 
-    # Servers: `ServerEvents`.
+    # Servers.
+
+    def _treat(self, now: float) -> None:
+        """A hot or slow server, if the policy finds one. Then others are left in peace for a while."""
+        found = self._policy.decide(self._fleet.observe())
+        if found is None:
+            self._treat_at = now + self._settings.load_seconds
+            return
+        self._treat_at = now + self._settings.adjust_seconds
+        self._event(PsEventKind.SERVER_TREATED, found.server, found.reason, evidence=found.evidence)
+        match found.remedy:
+            case Remedy.MOVE_SLOTS:
+                self.rebalance()
+            case Remedy.MORE_CORES:
+                self._servers.grow(found.server)
+            case Remedy.REPLACE:
+                self.replace(found.server)
+
+    # `ServerEvents`.
 
     def server_ready(self, record: ServerRecord) -> None:
         job = self._job
@@ -375,9 +410,21 @@ class PsLeader:
         return self._job.desk.updates if self._job is not None else 0
 
     def _event(
-        self, kind: PsEventKind, name: str = "", reason: str = "", numbers: Mapping[str, float] | None = None
+        self,
+        kind: PsEventKind,
+        name: str = "",
+        reason: str = "",
+        *,
+        numbers: Mapping[str, float] | None = None,
+        evidence: tuple[str, ...] = (),
     ) -> None:
         logger.info("%s %s %s", kind, name, reason)
-        self._observer.ps_event(
-            PsEvent(kind=kind, name=name, reason=reason, numbers=numbers or {}, updates=self._updates)
+        event = PsEvent(
+            kind=kind,
+            name=name,
+            reason=reason,
+            evidence=evidence,
+            numbers=numbers or {},
+            updates=self._updates,
         )
+        self._observer.ps_event(event)

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gyrostat.core.errors import UsageError
+from gyrostat.ps.control.balance import ServerObservation
 from gyrostat.ps.control.status import ServerStatus
 from gyrostat.ps.protocol.slot_map import SlotMap
 from gyrostat.ps.wire.connection import PsConnection
-from gyrostat.ps.wire.control import ServerLoad
+from gyrostat.ps.wire.control import RenewShards, ServerLoad
 
 _WINDOW = 5.0
 """Seconds over which loads are measured."""
+LEAST_WINDOW = 1.0
 
 
 @dataclass
@@ -32,19 +34,40 @@ class ServerRecord:
     ending: bool = False
     """It was told to end."""
     loads: deque[ServerLoad] = field(default_factory=deque)
+    waits: deque[tuple[float, float, float, int]] = field(default_factory=deque)
+    """What workers have told lately: when; their seconds, the seconds they waited for it, and the number of exchanges."""
 
     def measured(self, load: ServerLoad) -> None:
         self.loads.append(load)
         while len(self.loads) > 2 and self.loads[1].seconds <= load.seconds - _WINDOW:
             self.loads.popleft()
 
+    def waited(self, now: float, seconds: float, waited: float, count: int) -> None:
+        self.waits.append((now, seconds, waited, count))
+        while self.waits[0][0] < now - _WINDOW:
+            self.waits.popleft()
+
+    @property
+    def waited_share(self) -> float:
+        """Of the workers' time."""
+        return sum(each[2] for each in self.waits) / max(1e-9, sum(each[1] for each in self.waits))
+
+    @property
+    def response_ms(self) -> float:
+        return 1e3 * sum(each[2] for each in self.waits) / max(1, sum(each[3] for each in self.waits))
+
+    @property
+    def measured_seconds(self) -> float:
+        return self.loads[-1].seconds - self.loads[0].seconds if self.loads else 0.0
+
+    def more(self, what: str) -> float:
+        """By how much a number of its load has grown over these seconds."""
+        return float(getattr(self.loads[-1], what) - getattr(self.loads[0], what)) if self.loads else 0.0
+
     @property
     def busy(self) -> float:
         """The share of the last seconds in which it worked on requests."""
-        if len(self.loads) < 2:
-            return 0.0
-        first, last = self.loads[0], self.loads[-1]
-        return (last.busy - first.busy) / max(1e-9, last.seconds - first.seconds)
+        return self.more("busy") / max(1e-9, self.measured_seconds)
 
 
 @dataclass
@@ -124,6 +147,43 @@ class ServerFleet:
             if old is not None and not old.leaving and processes and all(each.joined for each in processes):
                 found.append(old)
         return found
+
+    def waited(self, told: RenewShards, now: float) -> None:
+        """How long a worker has waited for servers."""
+        for name, (seconds, count) in told.waited.items():
+            if name in self.records:
+                self.records[name].waited(now, told.seconds, seconds, count)
+
+    def observe(self) -> list[ServerObservation]:
+        """All servers, if all of them have been measured for long enough."""
+        found = [self._observe(group) for group in self.groups.values()]
+        return [each for each in found if each is not None] if None not in found else []
+
+    def _observe(self, group: ServerGroup) -> ServerObservation | None:
+        records = self.processes(group.name)
+        if group.leaving or len(records) != group.cores:
+            return None
+        if any(record.measured_seconds < LEAST_WINDOW or not record.waits for record in records):
+            return None
+        seconds = min(record.measured_seconds for record in records)
+        busy = sum(record.more("busy") / record.measured_seconds for record in records)
+        cpu = sum(record.more("cpu") / record.measured_seconds for record in records)
+        slots = [
+            seconds - record.loads[0].slots.get(slot, seconds)
+            for record in records
+            for slot, seconds in record.loads[-1].slots.items()
+        ]
+        return ServerObservation(
+            name=group.name,
+            cores=group.cores,
+            seconds=seconds,
+            busy=busy / group.cores,
+            cpu=cpu / max(1e-9, busy),
+            waited=max(record.waited_share for record in records),
+            response_ms=max(record.response_ms for record in records),
+            rows=sum(record.more("work") / record.measured_seconds for record in records) / group.cores,
+            heaviest_slot=max(slots, default=0.0) / max(1e-9, sum(slots)),
+        )
 
     def slot_loads(self, slots: int) -> list[float]:
         """By slot, its busy seconds of the last seconds."""

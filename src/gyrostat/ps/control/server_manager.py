@@ -64,6 +64,11 @@ class ServerManager:
             self._start(record)
         return records[0].server
 
+    def grow(self, server: str) -> None:
+        """One more core: another process."""
+        self.fleet.find(server).cores += 1
+        self._start(self.fleet.add_process(server))
+
     def leave(self, group: ServerGroup) -> None:
         group.leaving = True
         for record in self.fleet.processes(group.name):

@@ -29,34 +29,14 @@ from gyrostat.ps.protocol.messages import (
     SlotArrived,
     SlotSaved,
     TermAssumed,
-    ToServer,
 )
+from gyrostat.ps.protocol.server_instructions import Instruction as Instruction
+from gyrostat.ps.protocol.server_instructions import SendToServer as SendToServer
+from gyrostat.ps.protocol.server_instructions import StopServer as StopServer
+from gyrostat.ps.protocol.server_instructions import WriteManifest as WriteManifest
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, assign, plan_moves
 from gyrostat.ps.protocol.step_commits import committed_steps, wait_for_steps
 from gyrostat.ps.store.spec import StepOrder
-
-
-@dataclass(frozen=True)
-class SendToServer:
-    server: str
-    message: ToServer
-
-
-@dataclass(frozen=True)
-class WriteManifest:
-    """Make a checkpoint valid. `manifest_written` is called afterwards."""
-
-    checkpoint: PsCheckpoint
-
-
-@dataclass(frozen=True)
-class StopServer:
-    """A server that was asked to leave has no slots left."""
-
-    server: str
-
-
-Instruction = SendToServer | WriteManifest | StopServer
 
 
 @dataclass

@@ -6,10 +6,12 @@ import sys
 
 import msgspec
 
+from gyrostat.ps.server.heap import keep_request_memory
 from gyrostat.ps.server.process import ServerProcess, ServerProcessSettings
 
 
 def main(process: type[ServerProcess] = ServerProcess) -> None:
+    keep_request_memory()
     settings = msgspec.json.decode(sys.stdin.buffer.readline(), type=ServerProcessSettings)
     process(settings).run()
 

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from gyrostat.ps.store.hashing import Keys, Rows
 
-_INDEX = np.uint64(0xFFFFFFFF)
-
 
 class Grouping(NamedTuple):
     """The occurrences of each distinct key of a batch."""
@@ -36,19 +34,31 @@ class Grouping(NamedTuple):
 
 def group(keys: Keys) -> Grouping:
     """Group a batch by key."""
-    sort = np.argsort(keys)  # the fastest sort is not stable: the positions of each key are sorted below
-    ascending = keys[sort]
+    order = _stable_order(keys)
+    ascending = keys[order]
     starts = np.empty(len(keys), bool)
     starts[:1] = True
     np.not_equal(ascending[1:], ascending[:-1], out=starts[1:])
     firsts = np.flatnonzero(starts)
-    numbers = np.cumsum(starts, dtype=np.int64) - 1
-    combined = (numbers.astype(np.uint64) << np.uint64(32)) | sort.astype(np.uint64)
-    combined.sort()
-    order = (combined & _INDEX).astype(np.int64)
     inverse = np.empty(len(keys), np.int64)
-    inverse[order] = numbers
+    inverse[order] = np.cumsum(starts, dtype=np.int64) - 1
     return Grouping(ascending[firsts], order, firsts, inverse)
+
+
+def _stable_order(keys: Keys) -> NDArray[np.int64]:
+    """The positions by key, those of one key in the order of the batch.
+
+    Sorting numbers is several times as fast as sorting positions: positions take the place of the lowest bits of the keys,
+    which are hashes. Should two keys differ in those bits alone, it is noticed, and positions are sorted.
+    """
+    mask = np.uint64((1 << max(1, (len(keys) - 1).bit_length())) - 1)
+    combined = (keys & ~mask) | np.arange(len(keys), dtype=np.uint64)
+    combined.sort()
+    order = (combined & mask).astype(np.int64)
+    ascending = keys[order]
+    if np.any(ascending[1:] < ascending[:-1]):
+        return np.argsort(keys, kind="stable")
+    return order
 
 
 def coalesce(keys: Keys, gradients: Rows) -> tuple[Keys, Rows]:

@@ -201,10 +201,10 @@ def coefficient_columns(
     optimizer: Optimizer, updates: NDArray[np.int64], *, dense: bool
 ) -> tuple[Coefficient, ...]:
     """The coefficients of rows whose slots are at these update numbers: numbers if all are equal, else columns."""
+    if len(updates) and updates.min() == updates.max():
+        return tuple(np.float32(each) for each in optimizer.coefficients(int(updates[0]), dense=dense))
     distinct, inverse = np.unique(updates, return_inverse=True)
     by_update = [optimizer.coefficients(update, dense=dense) for update in distinct.tolist()]
-    if len(distinct) == 1:
-        return tuple(np.float32(each) for each in by_update[0])
     return tuple(np.array(each, np.float32)[inverse][:, None] for each in zip(*by_update, strict=True))
 
 

@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from gyrostat.core.errors import GyrostatError
 from gyrostat.ps.wire import handshake
 from gyrostat.ps.wire.frames import MOST_NUMBERS, FrameKind, FrameReader, MalformedFrame, PsFrame, frame_parts
 from gyrostat.ps.wire.handshake import Challenge, PeerHello, PeerIdentity, PeerWelcome
@@ -124,7 +125,7 @@ class PsConnection:
             self._lost("the connection was closed by the other end")
         except OSError as error:
             self._lost(f"the connection broke: {error.strerror or error}")
-        except (MalformedFrame, msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (GyrostatError, msgspec.DecodeError, UnicodeDecodeError) as error:
             who = f" of {self.peer.role} {self.peer.name!r}" if self.peer else ""
             logger.warning("a connection%s is closed: %s", who, error)
             self._lost(f"a malformed frame: {error}")

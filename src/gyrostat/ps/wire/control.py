@@ -65,6 +65,11 @@ class ReportShard(msgspec.Struct, frozen=True, tag=True):
 class RenewShards(msgspec.Struct, frozen=True, tag=True):
     """The worker makes progress: its shards stay with it. Not answered."""
 
+    seconds: float = 0.0
+    """Since the last such message."""
+    waited: dict[str, tuple[float, int]] = {}
+    """By server process: the seconds in which an exchange was under way there, and how many."""
+
 
 class EvaluateNext(msgspec.Struct, frozen=True, tag=True):
     number: int
