@@ -30,7 +30,9 @@ class UpdateRecorder:
     """Writes one server's file."""
 
     def __init__(self, directory: Path, server: str) -> None:
-        self._file: IO[bytes] = (directory / f"{_PREFIX}{server}.jsonl").open("ab", buffering=0)
+        self._file: IO[bytes] = (directory / f"{_PREFIX}{server.replace('/', '-')}.jsonl").open(
+            "ab", buffering=0
+        )
 
     def write(self, line: RecordLine) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")
