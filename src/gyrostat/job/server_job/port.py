@@ -1,5 +1,5 @@
-"""`ServerControl`: what the leader of a server job needs of its parameter servers and shard queues. `ServerJobExecutor`: what it
-needs of worker processes.
+"""`ServerControl`: what the leader of a server job needs of its parameter servers and shard queues. `ServerJobExecutor`: what
+it needs of worker processes.
 
 `servers` implements it with `gyrostat.ps.control`. All calls are made in the thread of the event loop, and return at once; what
 takes time calls `done` later, in the same thread.
