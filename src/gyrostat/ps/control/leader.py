@@ -18,7 +18,7 @@ from pathlib import Path
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.data.shards.messages import Shard
 from gyrostat.ps.checkpoint.checkpoint_files import FORMAT, CheckpointFiles, FoundCheckpoint, PsManifest
-from gyrostat.ps.checkpoint.record import clear_records, merge_records
+from gyrostat.ps.checkpoint.record import merge_records
 from gyrostat.ps.control.balance import Remedy, ServerPolicy, StragglerRule
 from gyrostat.ps.control.checkpoint_clock import CheckpointClock
 from gyrostat.ps.control.opened_job import OpenedJob, status_of
@@ -258,7 +258,6 @@ class PsLeader:
             if self._job is None:
                 processes = sum(group.cores for group in self._fleet.staying())
                 self._job = OpenedJob.make(message, self._settings, self._files, self._found, processes)
-                clear_records(self._files.directory)
                 self._schedule.begin(time.monotonic(), self._job.desk.updates)
                 if self._settings.adjust_seconds > 0:
                     self._treat_at = time.monotonic() + self._settings.adjust_seconds
