@@ -43,6 +43,7 @@ class PsServers:
         self._on_event = on_event
         self._leader = PsLeader(_settings(request, directory), selector, self)
         self._opened = False
+        self._record = None if request.servers is None else request.servers.record
         self._shows_checkpoints = request.options.checkpoint is not None
 
     @property
@@ -119,7 +120,12 @@ class PsServers:
         self._leader.checkpoint(done)
 
     def digest(self, done: Callable[[str], None]) -> None:
-        self._leader.digest(done)
+        def known(digest: str) -> None:
+            if self._record is not None:
+                self._leader.write_record(self._record, digest)
+            done(digest)
+
+        self._leader.digest(known)
 
     def close(self) -> None:
         self._leader.close()
@@ -182,7 +188,7 @@ def _settings(request: RunRequest, directory: Path) -> PsSettings:
     role, policy = request.servers.role, request.options.checkpoint
     if policy is None:
         directory = directory / "servers"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir()
         return PsSettings(
             servers=role.count,
             cores=role.cores,
@@ -192,6 +198,7 @@ def _settings(request: RunRequest, directory: Path) -> PsSettings:
             server_timeout=min(_SERVER_TIMEOUT_S, _timeout(request)),
             lease_seconds=_timeout(request),
         )
+    Path(policy.directory).mkdir(parents=True, exist_ok=True)
     return PsSettings(
         servers=role.count,
         cores=role.cores,
