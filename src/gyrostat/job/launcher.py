@@ -30,7 +30,6 @@ from gyrostat.job.processes.output import LogFiles, OutputStream
 from gyrostat.job.processes.protocol import FromWorker, WorkerId
 from gyrostat.job.processes.signals import SignalQueue, caught
 from gyrostat.job.processes.start import WorkerForkServer, WorkerSource
-from gyrostat.job.server_job.run import ServerJobMachine
 
 __all__ = ["RunRequest", "run_job"]
 
@@ -54,6 +53,9 @@ def run_job(
         source = parent if parent is not None else stack.enter_context(WorkerForkServer())
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-")))
         if request.servers is not None:
+            # Not above: it imports NumPy, which starts threads, and fork servers import this module.
+            from gyrostat.job.server_job.run import ServerJobMachine
+
             server_job = ServerJobMachine(request, source, observer, signals, directory)
             stack.callback(server_job.close)
             outcome = server_job.run()

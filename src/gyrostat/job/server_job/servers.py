@@ -182,7 +182,7 @@ def _settings(request: RunRequest, directory: Path) -> PsSettings:
     role, policy = request.servers.role, request.options.checkpoint
     if policy is None:
         directory = directory / "servers"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir()
         return PsSettings(
             servers=role.count,
             cores=role.cores,
@@ -192,6 +192,7 @@ def _settings(request: RunRequest, directory: Path) -> PsSettings:
             server_timeout=min(_SERVER_TIMEOUT_S, _timeout(request)),
             lease_seconds=_timeout(request),
         )
+    Path(policy.directory).mkdir(parents=True, exist_ok=True)
     return PsSettings(
         servers=role.count,
         cores=role.cores,

@@ -7,7 +7,7 @@ to find the connection again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,9 +30,10 @@ from gyrostat.ps.protocol.messages import (
     TermAssumed,
     ToServer,
 )
+from gyrostat.ps.protocol.record_lines import RecordLine, SlotOwned, UpdateAccepted
 from gyrostat.ps.store.ledger import Slots
 from gyrostat.ps.store.slot_state import SlotState
-from gyrostat.ps.store.slot_store import SlotStore
+from gyrostat.ps.store.slot_store import SlotStore, Update
 from gyrostat.ps.store.spec import StoreSpec
 
 Caller = object
@@ -111,6 +112,8 @@ class SlotServer:
 
     def __init__(self, spec: StoreSpec) -> None:
         self.store = SlotStore(spec)
+        self.record: Callable[[RecordLine], None] | None = None
+        """Gets every line, before the update is acknowledged."""
         self.term = 0
         self._owned = np.zeros(spec.slots, bool)
         """Owned or frozen."""
@@ -193,7 +196,9 @@ class SlotServer:
             self.store.begin_dense(tensor, exchange.slots, values)
         duplicates = 0
         if exchange.push is not None:
-            duplicates = int((~self.store.apply(exchange.push)).sum())
+            new = self.store.apply(exchange.push)
+            duplicates = int((~new).sum())
+            self._record_update(exchange.push, exchange.push.slots[new])
         asked = exchange.which_applied
         applied = np.zeros(0, bool)
         if asked is not None:
@@ -252,6 +257,7 @@ class SlotServer:
                 for slot, number in message.slots.items():
                     if self._numbers.get(slot) == number:
                         self._set_role(slot, SlotRole.OWNER)
+                        self._record_owned(slot, number)
                 return []
             case DropSlot():
                 if self._numbers.get(message.slot) != message.number:
@@ -283,6 +289,7 @@ class SlotServer:
         self.store.own(fresh)
         for slot in fresh:
             self._set_role(slot, SlotRole.OWNER)
+            self._record_owned(slot, 0)
         files = {slot: file for slot, file in message.load.items() if file}
         if files:
             return [*actions, ReadSlots(message.term, files)]
@@ -331,6 +338,7 @@ class SlotServer:
             self._drop([state.slot])
             self.store.restore(state)
             self._set_role(state.slot, SlotRole.OWNER)
+            self._record_owned(state.slot, 0)
         return [ToCoordinator(TermAssumed(term))]
 
     def written(self, checkpoint: int, slot: int, file: str) -> list[Action]:
@@ -341,6 +349,18 @@ class SlotServer:
         """Requests for slots that were frozen: served here, or answered `MOVED`."""
         waiting, self._waiting = self._waiting, []
         return [action for caller, exchange in waiting for action in self.request(caller, exchange)]
+
+    # What is recorded, if anything.
+
+    def _record_update(self, update: Update, slots: Slots) -> None:
+        if self.record is not None and len(slots):
+            before = (self.store.ledger.versions[slots] - 1).tolist()
+            taken = dict(zip(slots.tolist(), before, strict=True))
+            self.record(UpdateAccepted(update.epoch, update.batch, update.origin, taken))
+
+    def _record_owned(self, slot: int, number: int) -> None:
+        if self.record is not None:
+            self.record(SlotOwned(self.term, number, slot, int(self.store.ledger.versions[slot])))
 
     def _drop(self, slots: Iterable[int]) -> None:
         gone = [slot for slot in slots if slot in self._roles]

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from secrets import token_hex
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
 from gyrostat.core.errors import Misuse
 from gyrostat.ps.client.port import Batch, ParameterServers, Pull, PulledValues, TermOver, WholeUpdate
+from gyrostat.ps.protocol.record_lines import UpdateOrigin
 from gyrostat.ps.script.dense_part import DensePart
 from gyrostat.ps.script.server_loader import tensors_of
 from gyrostat.ps.store.coalesce import Grouping, group
@@ -45,9 +48,19 @@ class _Wanted:
 class BatchExchange:
     """Of one worker. It holds the gradients of at most one batch."""
 
-    def __init__(self, servers: ParameterServers, names: Sequence[str], dense: Sequence[DensePart]) -> None:
-        """`names`: of the tables, by number."""
+    def __init__(
+        self,
+        servers: ParameterServers,
+        names: Sequence[str],
+        dense: Sequence[DensePart],
+        *,
+        recorded: bool = False,
+    ) -> None:
+        """`names`: of the tables, by number. `recorded`: updates tell what they were computed from, and nothing is foreseen, so
+        that the pulls of a batch follow from the script alone."""
         self._servers, self._names, self._dense = servers, names, dense
+        self._recorded, self._me, self._computations = recorded, token_hex(8), 0
+        self._versions: list[bytes] = []
         self._pending: WholeUpdate | None = None
         self._foreseen: dict[int, list[int]] = {}
         """By table: which tensors of a batch it was called with, by their places in the batch."""
@@ -71,13 +84,14 @@ class BatchExchange:
                 tensors = [self._leaves[place] for place in places if place < len(self._leaves)]
                 self._wanted[table] = [self._want(table, tensors)] if tensors else []
         self._foreseen = {}
+        self._versions = []
         pending, self._pending = self._pending, None
         self._pull(pending, {table: each[0] for table, each in self._wanted.items() if each})
 
     def rows_of(self, table: int, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """For `ServerTable`."""
         for place, leaf in enumerate(self._leaves):
-            if leaf is ids and place not in self._foreseen.setdefault(table, []):
+            if leaf is ids and not self._recorded and place not in self._foreseen.setdefault(table, []):
                 self._foreseen[table].append(place)
         for wanted in self._wanted.get(table, []):
             places = wanted.places(ids)
@@ -106,8 +120,15 @@ class BatchExchange:
                 rows[table] = joined.keys, joined.sum(np.concatenate([_gradient(each) for each in trained]))
         dense = {number: part.gradients() for number, part in enumerate(self._dense)}
         if not self._void:
-            self._pending = WholeUpdate(self._batch, rows, dense)
+            self._pending = WholeUpdate(self._batch, rows, dense, self._origin())
         self.forget()
+
+    def _origin(self) -> bytes:
+        if not self._recorded:
+            return b""
+        self._computations += 1
+        name = f"{self._me}-{self._computations}"
+        return msgspec.msgpack.encode(UpdateOrigin(name, tuple(self._versions)))
 
     def flush(self) -> None:
         """Push what waits. Raises `TermOver`."""
@@ -147,6 +168,7 @@ class BatchExchange:
         numbers = tuple(range(len(self._dense))) if dense else ()
         pull = Pull({table: each.grouping.keys for table, each in wanted.items()}, numbers)
         pulled = self._servers.exchange(push, pull)
+        self._versions.append(pulled.versions.tobytes())
         self._install(pulled, wanted)
 
     def _install(self, pulled: PulledValues, wanted: dict[int, _Wanted]) -> None:

@@ -26,6 +26,7 @@ from gyrostat.engine.script.job import Job
 from gyrostat.ps.client.local import LocalServers
 from gyrostat.ps.client.port import ParameterServers
 from gyrostat.ps.client.remote import RemoteServers
+from gyrostat.ps.client.replay import replaying
 from gyrostat.ps.script.batch_exchange import BatchExchange
 from gyrostat.ps.script.dense_part import DensePart
 from gyrostat.ps.script.server_loops import ServerLoops, ServerParts
@@ -61,14 +62,21 @@ class JobServers:
     def __init__(self, job: Job, *, staleness: int | None, slots: int) -> None:
         assignment, supervisor, requests = session.surroundings()
         access = assignment.servers
-        self._port: ParameterServers = LocalServers()
+        replayed = replaying()
+        self._port: ParameterServers = LocalServers() if replayed is None else replayed
         if access is not None:
             self._port = RemoteServers(access.address, access.token, access.worker)
+        recorded = replayed is not None or (access is not None and access.record)
+        if recorded and staleness is not None:
+            raise UsageError(
+                f"--record is for asynchronous jobs, and the script says staleness={staleness}; without staleness there is an "
+                "order to record, and with staleness=0 a plain `python` run repeats the job"
+            )
         self._slots, self._seed = slots, job.seed
         self._tables: list[ServerTable] = []
         self._dense: list[DensePart] = []
         self._names: list[str] = []
-        self._exchange = BatchExchange(self._port, self._names, self._dense)
+        self._exchange = BatchExchange(self._port, self._names, self._dense, recorded=recorded)
         self._loops = ServerLoops(
             ServerParts(
                 servers=self._port,
@@ -81,7 +89,7 @@ class JobServers:
                 staleness=staleness,
                 virtual_workers=job.virtual_workers,
                 slots=slots,
-                record=access is not None and access.record,
+                record=recorded,
                 remote=access is not None,
             )
         )

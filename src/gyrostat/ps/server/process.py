@@ -23,6 +23,7 @@ import numpy as np
 
 from gyrostat.core.errors import MalformedState
 from gyrostat.ps.checkpoint.checkpoint_files import slot_file_name
+from gyrostat.ps.checkpoint.record import UpdateRecorder
 from gyrostat.ps.checkpoint.slot_files import read_slot, write_slot
 from gyrostat.ps.protocol.exchange import ExchangeReply
 from gyrostat.ps.protocol.messages import AssumeTerm, SaveSlot, SetMirror, SlotRole, ToServer
@@ -159,7 +160,7 @@ class ServerProcess:
         message = to_server(control_numbers(frame))
         match message:
             case OpenStore():
-                self._opened = _Opened(message)
+                self._opened = _Opened(message, self._settings.name)
             case ServerAddresses(addresses=addresses):
                 self._addresses = addresses
                 for name in self._peers.keys() - addresses.keys():
@@ -310,8 +311,10 @@ class ServerProcess:
 class _Opened:
     """What exists once the job is open."""
 
-    def __init__(self, message: OpenStore) -> None:
+    def __init__(self, message: OpenStore, name: str) -> None:
         self.server = SlotServer(message.spec)
+        if message.spec.record:
+            self.server.record = UpdateRecorder(Path(message.directory), name).write
         self.codec = ExchangeCodec(message.spec, message.batches)
         self.meter = LoadMeter(message.spec.slots)
         self.directory = Path(message.directory)
