@@ -106,6 +106,7 @@ def test_submit_with_all_options(quiet: Quiet) -> None:
         "server_cores": 1,
         "server_memory": None,
         "server_recovery": "exact",
+        "server_adjust": 60.0,
     }
 
 

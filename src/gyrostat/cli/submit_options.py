@@ -78,6 +78,7 @@ ServerMemory = Annotated[
         rich_help_panel=shared.SERVERS,
     ),
 ]
+ServerAdjust = Annotated[float | None, shared.unset(shared.SERVER_ADJUST, "60")]
 ServerRecovery = Annotated[Loss | None, shared.unset(shared.SERVER_RECOVERY, "exact")]
 Types = Annotated[
     str | None,

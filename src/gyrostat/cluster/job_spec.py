@@ -67,6 +67,9 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     server_recovery: Annotated[
         ServerRecovery, Meta(description="What happens when a parameter server is lost.")
     ] = ServerRecovery.EXACT
+    server_adjust: Annotated[
+        Wait, Meta(description="Seconds between two treatments of slow servers, at least; 0: none.")
+    ] = 60.0
     types: Annotated[
         tuple[Name, ...],
         Meta(max_length=64, description="Device types it may use, best first; by default any."),
@@ -163,6 +166,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             cores=self.server_cores,
             memory=self.server_memory,
             recovery=self.server_recovery,
+            adjust_s=self.server_adjust,
         )
 
     def training_options(self, checkpoints: Path) -> TrainingOptions:
