@@ -18,7 +18,7 @@ def test_a_sound_file_is_said_to_be_sound(tmp_path: Path) -> None:
     ]
 
 
-def test_every_error_is_told_with_its_line(tmp_path: Path) -> None:
+def test_every_error_is_reported_with_its_line(tmp_path: Path) -> None:
     text = EXAMPLE.read_text()
     (tmp_path / "c.yaml").write_text(
         text.replace("p100-node: 2", "p100-node: 4").replace("v100-node: 2,", "v100-node: 5,")

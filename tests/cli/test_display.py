@@ -100,7 +100,7 @@ def test_a_failure_ends_with_the_traceback_of_the_one_to_blame(capsys: pytest.Ca
     assert capsys.readouterr().err.splitlines() == ["worker 1 │ Traceback", "worker 1 │ E: x"]
 
 
-def test_a_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     PlainDisplay(PLACEMENT, quiet=False).over(outcome(digest=None, stopped_by=SIGTERM))
     assert capsys.readouterr().err.splitlines()[-1] == "gyrostat: stopped by SIGTERM after step 6"
     PlainDisplay(PLACEMENT, quiet=False).over(
@@ -160,7 +160,7 @@ def test_sparklines(values: list[float], line: str) -> None:
     assert sparkline(values) == line
 
 
-def test_changes_and_stragglers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_and_stragglers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(PLACEMENT, quiet=False)
     display.noticed(Straggler(member=1, seconds=0.0533, usual=0.04))
     moved = Reconfiguration(workers=2, reason="speed", counts=(3, 1))

@@ -77,6 +77,6 @@ def test_who_holds_devices_that_others_should_have_and_since_when() -> None:
         occupancy.holders("j2", (1, 2)),
         30.0,
     )
-    assert waits.why == f"{text}; told so: j1 for 3 s"
+    assert waits.why == f"{text}; asked to leave: j1 3 s ago"
     occupancy.release("j1")
     assert occupancy.acquire("j2", (1, 2))

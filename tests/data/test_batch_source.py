@@ -89,7 +89,7 @@ def _on_rank(loader: OrderedLoader, rank: int, n: int) -> list[Batch]:
 
 
 @dataclass
-class Company:
+class RankGroup:
     """Some virtual workers on one worker."""
 
     loader: OrderedLoader
@@ -151,7 +151,7 @@ def assert_same(
     for epoch in range(EPOCHS):
         for first, last in itertools.pairwise(sorted({0, *cuts, batches})):
             for ranks in next(ways):
-                Company(loader, ranks, contexts, positions, seen).run(epoch, first, last)
+                RankGroup(loader, ranks, contexts, positions, seen).run(epoch, first, last)
     assert seen == wanted
 
 
@@ -192,7 +192,7 @@ def test_start_methods(method: str) -> None:
     forked = make(Noisy(9), 2, num_workers=1)
     contexts = {rank: streams_of(rank) for rank in range(2)}
     seen: dict[int, list[Batch]] = {0: [], 1: []}
-    Company(loader, [0, 1], contexts, {}, seen).run(0, 0, 2)
+    RankGroup(loader, [0, 1], contexts, {}, seen).run(0, 0, 2)
     assert seen == {rank: batches[:2] for rank, batches in expected(forked, 2).items()}
 
 

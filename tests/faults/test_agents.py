@@ -192,7 +192,7 @@ def wait_until(phase: ReconfigurationPhase) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase is not ReconfigurationPhase.STEADY])
-def test_the_leader_is_told_to_leave(
+def test_the_leader_is_asked_to_leave(
     start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: ReconfigurationPhase
 ) -> None:
     """In the midst of a change: it brings that to its end, its workers leave at the next fence, and another leads."""

@@ -36,22 +36,22 @@ SCRIPT = """
 def measure(
     parent: WorkerForkServer, launch: Launch, script: str = SCRIPT, **asked: object
 ) -> tuple[Profile, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     request = DeviceProfileRequest(
         program=Program(name=str(launch.script(script))),
         **{"batches": (4, 2), "steps": 4, **asked},  # type: ignore[arg-type]
     )
-    return profile_device(request, parent, told.append), told
+    return profile_device(request, parent, messages.append), messages
 
 
 def test_throughput_by_batch_size_and_the_exchange(fork_parent: WorkerForkServer, launch: Launch) -> None:
-    found, told = measure(fork_parent, launch, device_type="mine", workload="small")
+    found, messages = measure(fork_parent, launch, device_type="mine", workload="small")
     assert (found.workload, found.types) == ("small", ("mine",))
     speed = found.speed("mine")
     assert [batch for batch, _ in speed.throughput] == [2, 4]
     assert [workers for workers, _ in speed.exchange] == [2]
     # Batch norm cannot do with one sample: the exchange is measured with the smallest batch instead.
-    assert "(batches of 2)" in told[-1]
+    assert "(batches of 2)" in messages[-1]
     split = best_split(found, batch=4, virtual_workers=3, devices={"mine": 2})
     assert split is not None
 
@@ -91,9 +91,9 @@ def test_what_does_not_fit_is_left_out(fork_parent: WorkerForkServer, launch: La
     script = SCRIPT.replace(
         "print(len(x))", "exec('raise torch.OutOfMemoryError(\"no room\")' if len(x) > 4 else 'pass')"
     )
-    found, told = measure(fork_parent, launch, script, batches=(4, 8, 16), workers=(), device_type="mine")
+    found, messages = measure(fork_parent, launch, script, batches=(4, 8, 16), workers=(), device_type="mine")
     assert [batch for batch, _ in found.speed("mine").throughput] == [4]
-    assert "batch 8 does not fit" in told[-1]
+    assert "batch 8 does not fit" in messages[-1]
 
 
 def test_types_are_measured_one_by_one() -> None:

@@ -1,6 +1,6 @@
 """A daemon that is killed at a chosen instant: `python -m tests.local.crashing DIRECTORY POINT submit|finish NAME`.
 
-It submits a job, or lets one finish, and is killed by itself, with SIGKILL, when it comes to
+It submits a job, or lets one finish, and is killed by itself, with SIGKILL, when it reaches
 the point: before or after a function, when its arguments fit. `POINTS` are the steps of a submission, a resize and an end.
 """
 

@@ -212,13 +212,13 @@ def test_when_moves_are_tried_again() -> None:
     retries = MoveRetries()
     retries.busy(10.0)
     assert retries.pause(10.0) == pytest.approx(0.1)
-    pauses, told, now = [], [], 10.1
+    pauses, reports, now = [], [], 10.1
     for _ in range(7):
-        told.append(retries.busy(now))
+        reports.append(retries.busy(now))
         pauses.append(retries.pause(now))
         now += pauses[-1]
     assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0])
-    assert told == [False] * 5 + [True, False], "reported once"
+    assert reports == [False] * 5 + [True, False], "reported once"
     for now, pause in ((20.0, 2.0), (30.0, 4.0), (40.0, 8.0), (50.0, 16.0), (60.0, 30.0), (99.0, 30.0)):
         retries.refused(now)
         assert retries.pause(now) == pause

@@ -154,7 +154,7 @@ print(json.dumps({
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "stdin": os.readlink("/proc/self/fd/0"),
     "hash": hash("gyrostat"),
-    "told": [open(f"/proc/{pid}/{what}").read() for pid in ("self", os.getppid()) for what in ("environ", "cmdline")],
+    "proc": [open(f"/proc/{pid}/{what}").read() for pid in ("self", os.getppid()) for what in ("environ", "cmdline")],
     "sockets": sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
                    for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")),
 }))
@@ -166,9 +166,9 @@ print(json.dumps({
     (line,) = result.last_lines
     seen = msgspec.json.decode(line)
     env = seen.pop("env")
-    assert SECRET not in str((seen.pop("told"), env))
+    assert SECRET not in str((seen.pop("proc"), env))
     assert seen.pop("sockets") == 1, "more than the line to its host"
-    told = {
+    set_by_host = {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
@@ -177,7 +177,7 @@ print(json.dumps({
     }
     assert env == {
         **before,
-        **told,
+        **set_by_host,
         "PYTHONHASHSEED": "0",
         "GYROSTAT_RUNTIME_DIR": str(tmp_path),
     }

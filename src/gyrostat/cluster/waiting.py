@@ -42,8 +42,8 @@ def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: flo
 
 def waits_for(record: JobRecord, holders: Sequence[Holder], grace: float) -> Waiting:
     """Devices are assigned to it that other jobs have yet to leave."""
-    since = ", ".join(f"{holder.job} for {holder.seconds:.0f} s" for holder in holders)
-    why = f"{explain_holders(holders, grace)}; told so: {since}"
+    since = ", ".join(f"{holder.job} {holder.seconds:.0f} s ago" for holder in holders)
+    why = f"{explain_holders(holders, grace)}; asked to leave: {since}"
     return Waiting(job=record.id, position=0, why=why, what_helps="the next boundary of these jobs, or time")
 
 

@@ -238,7 +238,7 @@ def test_metrics(cluster: ClusterClient, server: ApiServer, quiet: Quiet) -> Non
     } <= lines
 
 
-def test_what_nobody_foresaw_is_logged_and_not_told(
+def test_an_unexpected_error_is_logged_and_not_disclosed(
     cluster: ClusterClient, quiet: Quiet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -247,11 +247,11 @@ def test_what_nobody_foresaw_is_logged_and_not_told(
     monkeypatch.setattr(quiet.service, "devices", fail)
     with (
         caplog.at_level(logging.ERROR, "gyrostat.cluster.api"),
-        pytest.raises(Exception, match="daemon's log, incident") as told,
+        pytest.raises(Exception, match="daemon's log, incident") as error,
     ):
         cluster.devices()
-    assert "sesame" not in str(told.value)
-    number = str(told.value).rpartition(" ")[2]
+    assert "sesame" not in str(error.value)
+    number = str(error.value).rpartition(" ")[2]
     assert f"incident {number}" in caplog.text
     assert "open sesame" in caplog.text
 

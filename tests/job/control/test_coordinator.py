@@ -318,7 +318,7 @@ def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
     assert successor.members == (0, 1, 2)
 
 
-def test_who_may_have_missed_something_is_told_again() -> None:
+def test_messages_that_may_be_lost_are_sent_again() -> None:
     job = training(2)
     assert job.generations.resend(0) == []
     job.request_change(change_to(3), 0.0)

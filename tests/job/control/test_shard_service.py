@@ -92,10 +92,10 @@ def test_every_sample_exactly_once(data: st.DataObject) -> None:
     workers = [_Worker(str(number)) for number in range(3)]
     now = 0.0
     for happens in data.draw(
-        st.lists(st.sampled_from(["pull", "pull", "new leader", "silence", "death"]), max_size=40)
+        st.lists(st.sampled_from(["pull", "pull", "new leader", "a pause", "death"]), max_size=40)
     ):
         worker = data.draw(st.sampled_from(workers))
-        now += 30.0 if happens == "silence" else 1.0
+        now += 30.0 if happens == "a pause" else 1.0
         if happens == "death":
             worker.name, worker.number, worker.shard = f"{worker.name}'", 0, None
         request = worker.request()

@@ -25,7 +25,7 @@ def test_ten_slow_steps_make_a_straggler() -> None:
     assert pace.add(steps(20, 1.0, 1.0, 1.0, 1.0)) == []
     assert pace.add(steps(5, 1.0, 1.0, 1.0, 1.4)) == []  # half of ten: the median is between
     assert pace.add(steps(1, 1.0, 1.0, 1.0, 1.4)) == [Straggler(member=3, seconds=1.4, usual=1.0)]
-    assert pace.add(steps(5, 1.0, 1.0, 1.0, 1.4)) == []  # told once
+    assert pace.add(steps(5, 1.0, 1.0, 1.0, 1.4)) == []  # reported once
     assert pace.add(steps(9, 1.0, 1.0, 1.0, 1.0)) == []
     assert pace.stragglers() == []
     assert len(pace.add(steps(9, 1.0, 1.0, 1.0, 1.4))) == 1  # again

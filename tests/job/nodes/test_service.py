@@ -113,7 +113,7 @@ def test_an_agent_that_goes_away_is_missed(service: Service, host: Host) -> None
     assert host.news.get(timeout=PATIENCE_S) == "went"
 
 
-def test_an_agent_with_a_wrong_token_is_told_so(service: Service) -> None:
+def test_a_wrong_token_is_an_error(service: Service) -> None:
     broken: queue.SimpleQueue[str] = queue.SimpleQueue()
     link = LeaderLink(
         service.address,

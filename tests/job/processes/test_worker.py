@@ -163,7 +163,7 @@ def test_a_syntax_error_points_into_the_script(launch: Launch, tmp_path: Path) -
     assert failure.traceback.startswith(f'  File "{tmp_path / "script0.py"}", line 1')
 
 
-def test_misuse_is_told_where_the_script_did_it(launch: Launch, tmp_path: Path) -> None:
+def test_misuse_is_reported_at_the_line_of_the_script(launch: Launch, tmp_path: Path) -> None:
     outcome = launch("import gyrostat\ngyrostat.init(seed=-1)\n", check=False)
     assert outcome.exit_code == 2
     assert outcome.failure is not None

@@ -103,7 +103,7 @@ def test_a_grant_says_what_was_bound_to_what() -> None:
     assert (grant.device_type, grant.device_count, grant.preempted) == ("gpu", 7, ())
 
 
-def test_a_tenant_gets_no_more_than_its_cells_and_is_told_how_many_are_missing() -> None:
+def test_a_tenant_gets_no_more_than_its_cells_and_learns_how_many_are_missing() -> None:
     cells = cluster("  a: {cells: {node: 2}}\n  b: {cells: {node: 1}}\n")
     ask(cells, "j1", "a", 1)
     assert ask(cells, "j2", "a", 4, 4, 4) == CellRefusal(

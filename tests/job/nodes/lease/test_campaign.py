@@ -161,8 +161,8 @@ def test_etcd_killed_and_started_again_keeps_what_was_written(own_etcd: EtcdServ
     assert calls[led][1] > token  # type: ignore[operator]
     assert calls[other] == ("follow", led)
     assert stores[1].get("generation") == b"7"
-    for told, store in ((leader, stores[0]), (follower, stores[1])):
-        told.campaign.close()
+    for agent, store in ((leader, stores[0]), (follower, stores[1])):
+        agent.campaign.close()
         store.close()
 
 

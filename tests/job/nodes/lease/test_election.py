@@ -178,7 +178,7 @@ def test_a_win_that_the_watch_has_already_seen_end_is_released() -> None:
     assert election.role is Role.FOLLOWING
 
 
-def test_the_watch_may_see_our_win_before_we_are_told() -> None:
+def test_the_watch_may_report_a_win_before_the_store_replies() -> None:
     election = candidate()
     election.handle(TimePassed(), 0.0)
     election.handle(LeaseSeen(VACANT, answer=True), 0.0)
@@ -209,7 +209,7 @@ def test_a_leader_believes_the_store(view: LeaseView, why: str) -> None:
     assert election.token is None
 
 
-def test_a_leader_is_told_that_its_lease_is_over() -> None:
+def test_a_leader_is_notified_that_its_lease_is_over() -> None:
     election = leader(token=5)
     election.handle(TimePassed(), 4.0)
     assert election.handle(LeaseRefused(5), 4.1) == [
@@ -259,7 +259,7 @@ def test_an_answer_that_is_older_than_what_the_watch_has_brought_meanwhile_is_on
     assert election.role is Role.FOLLOWING
 
 
-def test_a_follower_is_told_of_each_leader_once() -> None:
+def test_a_follower_is_notified_of_each_leader_once() -> None:
     election = follower("other", token=5)
     assert election.handle(LeaseSeen(LeaseView(Lease("other", 5), 9)), 1.0) == []
     assert election.handle(LeaseSeen(LeaseView(Lease("other", 12), 12)), 2.0) == [Follow("other")]

@@ -48,7 +48,7 @@ class Views:
 
 
 class Proxy:
-    """Passes connections on to a server until it is told to cut them."""
+    """Passes connections on to a server until `cut` is called."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -179,7 +179,7 @@ def test_a_watch_goes_on_after_etcd_forgot_the_revision_it_stands_at(own_etcd: E
     other.close()
 
 
-def test_a_watch_from_a_forgotten_revision_is_told_so(own_etcd: EtcdServer) -> None:
+def test_a_watch_from_a_compacted_revision_is_an_error(own_etcd: EtcdServer) -> None:
     store = open_etcd(own_etcd.address("jobs/1"))
     for holder in ("a", "b"):
         store.release(win(store, holder))
