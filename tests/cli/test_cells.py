@@ -14,7 +14,7 @@ def test_a_sound_file_is_said_to_be_sound(tmp_path: Path) -> None:
     code, out, err = gyrostat("cells", "check", EXAMPLE, cwd=tmp_path)
     assert (code, err) == (0, [])
     assert out == [
-        f"{EXAMPLE} is sound: 64 v100 devices on 8 machines, 16 p100 devices on 4 machines, 3 virtual clusters"
+        f"{EXAMPLE} is valid: 64 v100 devices on 8 machines, 16 p100 devices on 4 machines, 3 virtual clusters"
     ]
 
 

@@ -102,7 +102,7 @@ def test_a_day_in_the_life_of_a_cluster(
         assert kinds[:2] == ["submitted", "started"]
         assert kinds[-1] == "finished"
         assert parsed("replay", "--json")["difference"] is None
-        assert "0 jobs run, 0 wait, 2 finished, 1 failed" in invoke("top")
+        assert "0 running, 0 waiting, 2 finished, 1 failed" in invoke("top")
 
         invoke("down")
         assert finish(daemon)[0] == 0

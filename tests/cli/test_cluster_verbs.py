@@ -333,7 +333,7 @@ def test_top(quiet: Quiet) -> None:
     quiet.machine.reserved = 1
     page = invoke("top")
     lines = [line.split() for line in page.splitlines()]
-    assert "2 of 4 devices busy, 1 jobs run, 1 wait" in page
+    assert "2 of 4 devices busy, 1 running, 1 waiting" in page
     assert ["cpu-0", "cpu", "serving", "j1", "j1", "·"] in lines
     assert [tenant, "2", "devices"] in lines
     assert next(line for line in lines if line[:1] == ["j1"])[:11] == [

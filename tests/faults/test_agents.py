@@ -303,7 +303,7 @@ def test_an_agent_is_back_before_its_workers_are_given_up(
     other.kill()
     wait_for_steps(tmp_path, after=monotonic() + 10.5)
     again = agents.start(other.node)
-    again.wait_for("found 1 workers")
+    again.wait_for("found 1 worker of the previous agent")
     again.wait_for("following")
     wait_for_steps(tmp_path, after=monotonic())
     assert list_checkpoints(tmp_path / "ckpt") == []

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -62,9 +63,8 @@ def check(file: File) -> None:
     if spec is None:
         for problem in problems:
             print(f"{file}:{problem.line}: {problem.reason}")
-        number = f"{len(problems)} error{'s' * (len(problems) > 1)}"
-        raise UsageError(f"{file} has {number}")
-    print(f"{file} is sound: {', '.join(_summary(spec))}")
+        raise UsageError(f"{file} has {plural(len(problems), 'error')}")
+    print(f"{file} is valid: {', '.join(_summary(spec))}")
 
 
 @app.command(help=_SHOW)
@@ -106,8 +106,8 @@ def _summary(spec: CellSpec) -> Iterator[str]:
     for hierarchy in spec.hierarchies:
         nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
         devices = nodes * hierarchy.sizes[hierarchy.node_level]
-        yield f"{_count(devices, f'{hierarchy.device_type} device')} on {_count(nodes, 'machine')}"
-    yield _count(len(spec.virtual_clusters), "virtual cluster")
+        yield f"{plural(devices, f'{hierarchy.device_type} device')} on {plural(nodes, 'machine')}"
+    yield plural(len(spec.virtual_clusters), "virtual cluster")
 
 
 def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
@@ -117,13 +117,13 @@ def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
 
     layout = spec.layouts[hierarchy.name]
     nodes = sum(node is not None for node in layout.nodes)
-    devices = _count(nodes * hierarchy.sizes[hierarchy.node_level], f"{hierarchy.device_type} device")
-    tree = Tree(f"[bold]{hierarchy.name}[/bold]: {_count(nodes, 'machine')}, {devices}")
+    devices = plural(nodes * hierarchy.sizes[hierarchy.node_level], f"{hierarchy.device_type} device")
+    tree = Tree(f"[bold]{hierarchy.name}[/bold]: {plural(nodes, 'machine')}, {devices}")
     levels = tree.add("cells")
     for level in range(len(hierarchy.types) - 1, -1, -1):
         kind, size = hierarchy.types[level], hierarchy.sizes[level]
         made_of = (
-            f"{hierarchy.splits[level]} x {hierarchy.types[level - 1]}, {_count(size, 'device')}"
+            f"{hierarchy.splits[level]} x {hierarchy.types[level - 1]}, {plural(size, 'device')}"
             if level
             else "a device"
         )
@@ -139,7 +139,7 @@ def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
             for words in pinned:
                 branch.add(escape(words))
     if len(mine) > _MANY:
-        machines.add(f"… {_count(len(mine), 'top cell')} in all")
+        machines.add(f"… {plural(len(mine), 'top cell')} in all")
     return tree
 
 
@@ -191,10 +191,6 @@ def _devices(spec: CellSpec, vc: VirtualCluster) -> dict[str, int]:
 
 def _devices_text(devices: dict[str, int]) -> str:
     return ", ".join(f"{number} {kind}" for kind, number in devices.items()) or "none"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _ranges(cell: TopCell) -> str:

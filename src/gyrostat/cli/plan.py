@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -148,7 +149,7 @@ def _placed(
     found = best_split(known, batch=batch, virtual_workers=virtual_workers, devices=there)
     if found is None:
         raise UsageError(
-            f"{known.workload}: micro-batches of {batch} samples fit on none of {_devices_text(there)}"
+            f"{known.workload}: micro-batches of {plural(batch, 'sample')} fit on none of {_devices_text(there)}"
         )
     alone = {
         name: split.step
@@ -165,7 +166,7 @@ def _placed(
             )
             for share in found.shares
         ]
-        title = f"{known.workload}, {virtual_workers} virtual workers of {batch} samples"
+        title = f"{known.workload}, {plural(virtual_workers, 'virtual worker')} of {plural(batch, 'sample')}"
         _show(console, title, rows, "virtual workers each", found, batch * found.throughput, alone)
     return {
         "workload": known.workload,

@@ -12,6 +12,7 @@ from gyrostat.cli.cluster_options import clock, loss, rate, span
 from gyrostat.cluster.api.messages import Device, Overview, Use
 from gyrostat.cluster.records import JobRecord
 from gyrostat.core.devices import format_counts
+from gyrostat.core.plural import plural
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 
@@ -31,8 +32,10 @@ def render(found: Overview) -> RenderableType:
 def _head(found: Overview) -> Text:
     busy = sum(device.use is Use.BUSY for device in found.devices)
     waits = sum(job.state.waits for job in found.jobs)
-    text = Text(f"{clock(found.now)}  {busy} of {len(found.devices)} devices busy", style="bold")
-    text.append(f", {sum(bool(job.devices) for job in found.jobs)} jobs run, {waits} wait", style="not bold")
+    text = Text(f"{clock(found.now)}  {busy} of {plural(len(found.devices), 'device')} busy", style="bold")
+    text.append(
+        f", {sum(bool(job.devices) for job in found.jobs)} running, {waits} waiting", style="not bold"
+    )
     if reserved := {type_: number for type_, number in found.reservations.items() if number}:
         text.append(f", {format_counts(reserved)} reserved", style="not bold")
     for state, number in found.ended.items():
@@ -54,7 +57,9 @@ def _devices(found: Overview) -> Table:
         rows.add_row(cell, type_, line)
     for tenant in tenants:
         held = sum(device.tenant == tenant for device in found.devices)
-        rows.add_row(Text(tenant, style=colour[tenant]), "", Text(f"{held} devices", style=colour[tenant]))
+        rows.add_row(
+            Text(tenant, style=colour[tenant]), "", Text(plural(held, "device"), style=colour[tenant])
+        )
     return rows
 
 
@@ -89,7 +94,7 @@ def _running(jobs: list[JobRecord], now: float) -> Table:
 
 def _waiting(found: Overview) -> Table:
     explained = {waiting.job: waiting for waiting in found.waiting}
-    rows = Table("waiting", "name", "tenant", "place", "since", "why", "what would let it run", box=None)
+    rows = Table("waiting", "name", "tenant", "position", "since", "why", "what would let it run", box=None)
     for job in found.jobs:
         if job.devices:
             continue

@@ -16,6 +16,7 @@ from pathlib import Path
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import DevicePool, Probe, ReductionOrder, TrainingOptions
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.job import environment
 from gyrostat.job.launcher import RunRequest
 from gyrostat.job.processes.protocol import Program
@@ -126,7 +127,7 @@ class _Verifier:
         if any(run.trace.workers_differ for run in self._runs):
             self._notes.append("save and resume was not tested, because the workers of one run differ")
         elif cut is None:
-            steps = f"{len(epochs)} step{'s' * (len(epochs) != 1)}"
+            steps = plural(len(epochs), "step")
             self._notes.append(
                 f"save and resume was not tested: the script makes only {steps}; give it more data or epochs"
             )
