@@ -114,7 +114,7 @@ def test_show_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_verify(directory: Path) -> None:
-    assert printed("verify", directory).count("is whole") == 2
+    assert printed("verify", directory).count("is complete and undamaged") == 2
     damage(directory / "step-00000010")
     result = gyrostat("verify", directory)
     assert result.exit_code == 1

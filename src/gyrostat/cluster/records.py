@@ -227,9 +227,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     f"an environment variable is NAME=VALUE with letters, digits and underscores in NAME; got {name!r}"
                 )
             if name.startswith("GYROSTAT_"):
-                raise UsageError(
-                    f"{name} is gyrostat's own to set for workers; leave it out of the job's environment"
-                )
+                raise UsageError(f"{name} is set by gyrostat itself; leave it out of the job's environment")
         if self.determinism is Determinism.HETEROGENEOUS and not self.types:
             raise UsageError(
                 "a heterogeneous job computes with what all its device types have: name them, types: [avx512, avx2]"

@@ -109,7 +109,7 @@ def test_a_tenant_that_asks_for_everything_at_once_is_refused_and_others_are_ser
             status, problem = answer(third)
         assert (status, problem["code"]) == (429, "too_many_requests")
         assert problem["message"] == (
-            "2 requests that wait for new data of yours are in progress, and no more may be; try again later"
+            "you have 2 requests that wait for new data in progress, which is the limit; try again later"
         )
         for who in ("mallory", "alice", "operator"):
             with guarded.cluster(who) as cluster:
@@ -126,7 +126,7 @@ def test_slow_requests_of_a_tenant_are_limited(
     monkeypatch.setitem(admission.LIMITS, RequestKind.SLOW, 0)
     with guarded.cluster("mallory") as mallory, guarded.cluster("operator") as operator:
         mallory.submit(guarded.spec("mallory", name="mine"))
-        with pytest.raises(UsageError, match="0 requests that wait for a job of yours are in progress"):
+        with pytest.raises(UsageError, match="you have 0 requests that wait for a job in progress"):
             mallory.migrate("mine")
         assert operator.migrate("mine").text == "moved"
 

@@ -117,5 +117,5 @@ def test_idle_devices_join_a_job_that_may_mix_and_leave_when_another_wants_them(
 
 
 def test_a_round_takes_time() -> None:
-    with pytest.raises(UsageError, match="a round takes some seconds, got 0"):
+    with pytest.raises(UsageError, match="round must be more than 0 seconds, got 0"):
         find_policy("gavel:round=0")

@@ -1,9 +1,10 @@
 """Runs a script in several configurations and compares the results.
 
-1. all placements; the first run also gives the number of steps 2. a run that is saved near the middle and resumed on another
-placement 3. plain DDP; last, so that a script that fails only there still gets the other results 4. for each pair to explain:
-both again, with the digest of every tensor, from the last step known to be equal to the first known to differ; this also shows
-whether they are repeatable
+1. All placements. The first run also gives the number of steps.
+2. A run that is saved near the middle and resumed on another placement.
+3. Plain DDP. It comes last, so that a script that fails only there still gets the other results.
+4. For each pair to explain: both again, with the digest of every tensor, from the last step known to be equal to the first
+   known to differ. This also shows whether they are repeatable.
 """
 
 from __future__ import annotations
