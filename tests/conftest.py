@@ -1,4 +1,4 @@
-"""What tests of all rooms share: one fork parent for the whole session, and `launch`, which runs a script as
+"""What tests of all packages share: one fork server for the whole session, and `launch`, which runs a script as
 a job.
 
     from tests.conftest import Launch

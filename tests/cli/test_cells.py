@@ -49,7 +49,7 @@ def test_a_cluster_is_drawn(tmp_path: Path) -> None:
     assert "v100-node at v3 is pinned: search/index" in drawn
     row = next(line for line in out if line.strip().startswith("vision"))
     cells = "1 x v100-rack, 1 x v100-switch, 1 x p100-node"
-    assert " ".join(row.split()) == f"vision 2 {cells} 34 v100, 4 p100"
+    assert " ".join(row.split()) == f"vision 2 {cells} 34 v100 + 4 p100"
     assert out[-1] == "priorities: opportunistic < batch (0) < normal (10) < urgent (20)"
 
 

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gyrostat.core.devices import format_counts
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
@@ -59,7 +61,7 @@ File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="
 def check(file: File) -> None:
     from gyrostat.sched.cells.load import parse
 
-    spec, problems = parse(_read(file))
+    spec, problems = parse(read_text(file))
     if spec is None:
         for problem in problems:
             print(f"{file}:{problem.line}: {problem.reason}")
@@ -91,15 +93,6 @@ def schema() -> None:
     from gyrostat.sched.cells.file import schema as schema_of_files
 
     print(json.dumps(schema_of_files(), indent=2))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text: {error}") from error
 
 
 def _summary(spec: CellSpec) -> Iterator[str]:
@@ -169,14 +162,14 @@ def _tenants(spec: CellSpec) -> Table:
         cells += [
             f"{pin.name} ({spec.hierarchy(pin.hierarchy).types[pin.level]} at {pin.at})" for pin in vc.pinned
         ]
-        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _devices_text(devices))
+        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), format_counts(devices))
     spare: dict[str, int] = {}
     for hierarchy in spec.hierarchies:
         nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
         kind = hierarchy.device_type
         spare[kind] = spare.get(kind, 0) + nodes * hierarchy.sizes[hierarchy.node_level]
     rest = {kind: number - owned.get(kind, 0) for kind, number in spare.items()}
-    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _devices_text(rest))
+    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", format_counts(rest))
     return table
 
 
@@ -187,10 +180,6 @@ def _devices(spec: CellSpec, vc: VirtualCluster) -> dict[str, int]:
         kind = hierarchy.device_type
         devices[kind] = devices.get(kind, 0) + count * hierarchy.sizes[owned.level]
     return devices
-
-
-def _devices_text(devices: dict[str, int]) -> str:
-    return ", ".join(f"{number} {kind}" for kind, number in devices.items()) or "none"
 
 
 def _ranges(cell: TopCell) -> str:
