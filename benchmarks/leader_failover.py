@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 AGENTS = 64
 TTL_S = 2.0
 BUDGET_MS = 50.0
-PATIENCE_S = 60.0
+NODE_TIMEOUT_S = 60.0
 AT_ONCE = 8
 """So many processes are started together."""
 
@@ -148,9 +148,9 @@ class Flock:
     def _await_all(self) -> None:
         """Until one leads and all others follow it."""
         while not self._settled():
-            ready = self._selector.select(PATIENCE_S)
+            ready = self._selector.select(NODE_TIMEOUT_S)
             if not ready:
-                raise RuntimeError(f"no agent says anything for {PATIENCE_S} s, and not all follow")
+                raise RuntimeError(f"no agent says anything for {NODE_TIMEOUT_S} s, and not all follow")
             for key, _ in ready:
                 self._listen(key.data)
 

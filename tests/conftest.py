@@ -141,14 +141,14 @@ class Launch:
 
 
 @pytest.fixture(scope="session")
-def fork_parent() -> Iterator[WorkerForkServer]:
-    """A fork parent that has imported everything."""
+def fork_server() -> Iterator[WorkerForkServer]:
+    """A fork server that has imported everything."""
     with WorkerForkServer() as parent:
         parent.wait_until_ready()
         yield parent
 
 
 @pytest.fixture
-def launch(fork_parent: WorkerForkServer, tmp_path: Path) -> Launch:
+def launch(fork_server: WorkerForkServer, tmp_path: Path) -> Launch:
     """Scripts run in the test's own directory."""
-    return Launch(fork_parent, tmp_path)
+    return Launch(fork_server, tmp_path)

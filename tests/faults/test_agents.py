@@ -23,7 +23,7 @@ from gyrostat.engine.state.digest import digest
 from gyrostat.job.control.client import JobClient
 from gyrostat.job.control.requests import RequestResult
 from tests.conftest import Launch
-from tests.job.agents import PATIENCE_S, TRAINING, AgentProcess, Agents, end_fork_parent
+from tests.job.agents import NODE_TIMEOUT_S, TRAINING, AgentProcess, Agents, end_fork_server
 from tests.job.nodes.lease.conftest import own_etcd, shared_etcd  # noqa: F401
 from tests.job.nodes.lease.etcd_server import EtcdServer
 
@@ -244,7 +244,10 @@ def open_gate(gate: Path) -> None:
 
 def end_of(directory: Path, member: int) -> None:
     """Kills the worker of that number, the one that prints into its log, as soon as it is there."""
-    log, deadline = os.path.realpath(directory / "logs" / f"worker-{member}.log"), monotonic() + PATIENCE_S
+    log, deadline = (
+        os.path.realpath(directory / "logs" / f"worker-{member}.log"),
+        monotonic() + NODE_TIMEOUT_S,
+    )
     while monotonic() < deadline:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -255,10 +258,10 @@ def end_of(directory: Path, member: int) -> None:
 
 
 def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
-    """Agent, fork parent and workers of a node are gone at once: the others go on, and another worker takes its place."""
+    """Agent, fork server and workers of a node are gone at once: the others go on, and another worker takes its place."""
     leader, other = two_that_train(start("--node-timeout", "1"))
     other.kill()
-    end_fork_parent(other.node)
+    end_fork_server(other.node)
     leader.wait_for("went on after")
     leader.wait_for("in place of worker")
     with JobClient("job") as job_client:

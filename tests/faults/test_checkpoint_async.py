@@ -240,8 +240,8 @@ def policy(tmp_path: Path) -> CheckpointPolicy:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    outcome = Launch(fork_parent, tmp_path_factory.mktemp("undisturbed"))(SCRIPT, placement=[3])
+def undisturbed(fork_server: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = Launch(fork_server, tmp_path_factory.mktemp("undisturbed"))(SCRIPT, placement=[3])
     assert outcome.steps == 12
     return outcome
 

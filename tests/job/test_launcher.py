@@ -139,7 +139,7 @@ def test_an_observer_that_raises_leaves_nothing_running(launch: Launch) -> None:
         launch(WAIT_FOREVER, virtual_workers=2, workers=2, observer=Listener(react=stumble))
     for departure in departures:
         departure.wait()
-    launch("print('the fork parent serves the next job')")
+    launch("print('the fork server serves the next job')")
 
 
 def test_signals_of_a_program_that_uses_the_library_stay_its_own(launch: Launch) -> None:

@@ -109,8 +109,8 @@ class Verify:
 
 
 @pytest.fixture
-def verifying(fork_parent: WorkerForkServer, tmp_path: Path) -> Verify:
-    return Verify(fork_parent, tmp_path)
+def verifying(fork_server: WorkerForkServer, tmp_path: Path) -> Verify:
+    return Verify(fork_server, tmp_path)
 
 
 def place(finding: VerifyFinding) -> tuple[Scope, int, str | None, int]:

@@ -75,7 +75,7 @@ def test_a_process_is_distinguished_from_a_later_one_with_its_id(tmp_path: Path)
     assert (host.attempt, host.host.pid, host.parent) == (4, os.getpid(), None)
 
 
-def test_only_the_fork_parent_of_a_dead_host_is_ended(tmp_path: Path) -> None:
+def test_only_the_fork_server_of_a_dead_host_is_ended(tmp_path: Path) -> None:
     """That of a living one may serve another job by now."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
         register_host(tmp_path, 1, parent.pid)

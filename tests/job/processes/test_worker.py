@@ -71,7 +71,7 @@ def test_two_threads_work_after_the_fork(launch: Launch) -> None:
     assert listener.of(0) == [str(512.0**3)]
 
 
-def test_a_module_runs_as_with_python_m(fork_parent: WorkerForkServer, tmp_path: Path) -> None:
+def test_a_module_runs_as_with_python_m(fork_server: WorkerForkServer, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -85,7 +85,7 @@ def test_a_module_runs_as_with_python_m(fork_parent: WorkerForkServer, tmp_path:
         cwd=tmp_path,
     )
     listener = Listener()
-    run_job(request, parent=fork_parent, observer=listener).check()
+    run_job(request, parent=fork_server, observer=listener).check()
     assert listener.of(0) == ["__main__ package 42 ['--lr', '1']"]
 
 
@@ -236,7 +236,7 @@ def test_everything_heavy_is_imported_before_the_fork(launch: Launch) -> None:
 
 
 def test_the_script_needs_no_more_files_than_any(launch: Launch) -> None:
-    """What belongs to the fork parent or to others is closed: 0, 1, 2, the socket, its notes, and this listing's own."""
+    """What belongs to the fork server or to others is closed: 0, 1, 2, the socket, its notes, and this listing's own."""
     listener = Listener()
     launch(
         "import os; print(len(os.listdir('/proc/self/fd')))", virtual_workers=2, workers=2, observer=listener
