@@ -54,7 +54,7 @@ SCRIPT = textwrap.dedent(
     print("the end, after step", job.step)
     """
 )
-NODE_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def write_script(directory: Path, text: str = SCRIPT) -> Path:
@@ -99,12 +99,12 @@ def running(
             yield daemon
         finally:
             daemon.service.shutdown()
-            assert daemon.wait(NODE_TIMEOUT_S)
+            assert daemon.wait(TIMEOUT_S)
 
 
 def until(daemon: Daemon, reached: Callable[[], bool], what: str = "") -> None:
     """Wait until it is so; every event makes us look again."""
-    deadline = time.monotonic() + NODE_TIMEOUT_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not reached():
         assert time.monotonic() < deadline, f"{what}: {[_describe(job) for job in daemon.service.jobs(None)]}"
         assert not daemon.wait(0.02), "the daemon has ended"

@@ -19,7 +19,7 @@ from gyrostat.local import attempts
 from gyrostat.local.driver import Driver
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.store import Store
-from tests.local.clusters import NODE_TIMEOUT_S, at_step, running, spec
+from tests.local.clusters import TIMEOUT_S, at_step, running, spec
 
 STEPS = 300
 PAUSE_S = 0.05
@@ -85,7 +85,7 @@ def main() -> None:
             daemon.service.submit(job, "me")
             with (directory / "accepted").open("a") as file:
                 print(name, file=file)
-        daemon.wait(NODE_TIMEOUT_S)
+        daemon.wait(TIMEOUT_S)
     raise AssertionError("it lives")
 
 

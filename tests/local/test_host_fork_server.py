@@ -23,7 +23,7 @@ from gyrostat.local.host_pool import HostPool, HostTask, HostTaskState
 from gyrostat.local.layout import layout_of_slots
 from tests.job.worker_doubles import Departure
 
-NODE_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 SECRET = "gyr_sesame"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -70,7 +70,7 @@ def send(pool: HostPool, directory: Path, script: str) -> HostTask:
 
 
 def end_of(task: HostTask) -> AttemptResult:
-    assert task.wait(HostTaskState.OVER, NODE_TIMEOUT_S)
+    assert task.wait(HostTaskState.OVER, TIMEOUT_S)
     result = read_result(Path(task.command.directory), 1)
     assert result is not None
     return result
@@ -95,7 +95,7 @@ def libraries(pid: int) -> set[str]:
 def test_hosts_and_their_fork_servers_are_copies_and_share_no_files(tmp_path: Path) -> None:
     with hosts(tmp_path, spare=2) as found:
         found.pool.fill()
-        assert found.pool.await_ready(NODE_TIMEOUT_S, hosts=2)
+        assert found.pool.await_ready(TIMEOUT_S, hosts=2)
         fork_server = found.fork_server
         forked = children(fork_server)
         parents = [parent for host in forked for parent in children(host)]

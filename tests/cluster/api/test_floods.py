@@ -19,12 +19,12 @@ from gyrostat.cluster.api.tokens import Principal
 from gyrostat.core.errors import UsageError
 from tests.cluster.quiet_cluster import Guarded, Quiet
 
-NODE_TIMEOUT_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def connect(guarded: Guarded) -> socket.socket:
     host, _, port = guarded.server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=NODE_TIMEOUT_S)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def request(guarded: Guarded, who: str, path: str) -> bytes:
@@ -50,7 +50,7 @@ def test_clients_that_leave_are_noticed(guarded: Guarded) -> None:
         waits_for_news(guarded).close()
     with guarded.cluster("operator") as operator, guarded.cluster("alice") as alice:
         assert (operator.jobs(), alice.jobs()) == ((), ())
-        deadline = time.monotonic() + NODE_TIMEOUT_S / 2
+        deadline = time.monotonic() + TIMEOUT_S / 2
         while guarded.server.requests:
             assert time.monotonic() < deadline, f"{guarded.server.requests} requests of nobody"
             operator.jobs()
@@ -92,7 +92,7 @@ def test_an_address_has_a_limit_of_its_own(guarded: Guarded, monkeypatch: pytest
 
 
 def until_waiting(guarded: Guarded, number: int) -> None:
-    deadline = time.monotonic() + NODE_TIMEOUT_S
+    deadline = time.monotonic() + TIMEOUT_S
     while guarded.server.requests < number:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)

@@ -18,7 +18,7 @@ from gyrostat.job.nodes.lease.etcd import EtcdStore
 from gyrostat.job.nodes.lease.etcd_gateway import Servers
 from tests.job.nodes.lease.etcd_server import EtcdServer
 
-NODE_TIMEOUT_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class Views:
@@ -35,7 +35,7 @@ class Views:
 
     def wait_for(self, holder: str | None) -> LeaseView:
         with self._news:
-            assert self._news.wait_for(lambda: self._newest_holder() == (holder,), timeout=NODE_TIMEOUT_S), (
+            assert self._news.wait_for(lambda: self._newest_holder() == (holder,), timeout=TIMEOUT_S), (
                 self._views
             )
             return self._views[-1]
