@@ -56,7 +56,7 @@ def test_a_deadline_is_brought_forward_and_never_put_off() -> None:
     assert deadlines.first() == (149.0, 30.0), "a new one"
 
 
-def test_who_holds_devices_that_others_should_have_and_since_when() -> None:
+def test_which_jobs_hold_devices_of_others_and_since_when() -> None:
     now = [100.0]
     occupancy = Occupancy(clock=lambda: now[0])
     occupancy.entitle("j1", (0, 1, 2))

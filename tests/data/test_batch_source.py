@@ -213,7 +213,7 @@ def test_num_workers_processes_in_all() -> None:
     source.close()
 
 
-def test_who_will_move_is_prepared_until_then_and_can_be_handed_over_before() -> None:
+def test_a_virtual_worker_that_will_move_can_be_handed_over_ahead() -> None:
     """Virtual worker 1 leaves at boundary 3: nothing of it is prepared from there on, and its position there is known."""
     source = started(make(Noisy(60, counts=True), 2, num_workers=2, prefetch_factor=4), 2)
     ahead = source.leave_at(1, 3)

@@ -48,7 +48,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("how", ["sleeps", "holds the lock"])
-def test_who_hangs_is_shown_and_ended(
+def test_a_hanging_worker_is_shown_and_killed(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.1)

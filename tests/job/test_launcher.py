@@ -37,7 +37,7 @@ def test_the_worker_that_raised_is_blamed_and_the_rest_ended(launch: Launch) -> 
     assert {outcome.exit_codes[0], outcome.exit_codes[2]} == {-signal.SIGTERM}
 
 
-def test_who_does_not_end_is_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_end_is_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.05)
     script = """
         import os, signal, sys

@@ -35,7 +35,7 @@ def kinds(daemon: Daemon, id_: str) -> list[str]:
     return [event.kind for event in daemon.service.events(None) if event.job == id_]
 
 
-def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
+def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_equally(
     launch: Launch, tmp_path: Path
 ) -> None:
     """Elastic weighted fair sharing, different sizes and priorities."""

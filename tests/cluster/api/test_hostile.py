@@ -119,14 +119,14 @@ def test_what_a_tenant_sees_of_the_cluster(
         assert operator.cancel(SECRET).id == "j1"
 
 
-def test_who_connects_and_is_silent_is_shown_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_request_is_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyrostat.cluster.api.connections.REQUEST_S", 0.05)
     with connected(guarded) as connection:
         connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Drip: ")
         assert connection.recv(1) == b""
 
 
-def test_who_is_silent_after_a_first_request_is_shown_out_too(
+def test_a_connection_that_is_idle_after_a_request_is_closed(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connected(guarded) as connection:

@@ -122,7 +122,7 @@ def test_too_few_wait_for_others() -> None:
     "phase",
     [ReconfigurationPhase.STARTING_WORKERS, ReconfigurationPhase.CONNECTING, ReconfigurationPhase.FENCED],
 )
-def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhase) -> None:
+def test_a_requested_change_begins_again(phase: ReconfigurationPhase) -> None:
     job = training()
     change = Reconfiguration(workers=4, reason="asked for", request="r1")
     assert job.request_change(change, 1.0) == [StartNewcomer(3)]
@@ -158,7 +158,7 @@ def test_a_generation_that_has_begun_for_some_has_begun() -> None:
     assert instructions[1:] == [EndNewcomer(3, "worker 1 was killed"), *recovery(3, 0, 2)]
 
 
-def test_who_was_asked_to_leave_is_not_replaced() -> None:
+def test_a_worker_that_was_asked_to_leave_is_not_replaced() -> None:
     job = training()
     assert isinstance(job.leaves(1, 1.0)[0], TellMember)
     job.begin_recovery((1,), "worker 1 took too long", 4.0)
@@ -203,7 +203,7 @@ def test_workers_wait_at_a_scheduled_step() -> None:
 
 
 @pytest.mark.parametrize("heard_first", ["the death", "that it left"])
-def test_who_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
+def test_a_worker_that_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
     """All have passed the fence at which worker 2 leaves, but nobody has said so yet."""
     job = training()
     job.request_change(Reconfiguration(workers=2, reason="asked for", request="r1"), 1.0)
@@ -217,7 +217,7 @@ def test_who_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
         assert job.begin_recovery((1,), "worker 1 was killed", 2.1) == recovery(3, 0)
 
 
-def test_who_is_no_member_any_more_changes_nothing() -> None:
+def test_the_exit_of_a_former_member_changes_nothing() -> None:
     assert training().begin_recovery((7,), "worker 7 was killed", 2.0) == []
 
 

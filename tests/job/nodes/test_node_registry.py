@@ -49,7 +49,7 @@ def test_a_crew_is_laid_out_in_order() -> None:
     assert [place(worker_id(member), 2, ["a", "b", "c"], {}) for member in range(2)] == ["a", "b"]
 
 
-def test_who_joins_goes_where_the_fewest_are() -> None:
+def test_a_new_worker_goes_to_the_node_with_the_fewest() -> None:
     where = {worker_id(0): "a", worker_id(1): "b", worker_id(2): "a", worker_id(7, attempt=3): "b"}
     assert place(worker_id(4), 0, ["a", "b", "c"], where) == "c"
     assert place(worker_id(4), 0, ["a", "b"], where) == "b"
@@ -91,7 +91,7 @@ def test_messages_wait_for_a_disconnected_agent() -> None:
     assert job.present() == ["a", "b"]
 
 
-def test_who_stays_away_is_given_up() -> None:
+def test_a_node_that_stays_away_is_given_up() -> None:
     job, places = registry(["a", "b"])
     for member in range(2):
         job.start(worker_id(member), assignment(2))

@@ -156,7 +156,7 @@ def test_what_is_no_request_is_refused(
     [b"garbage", encode([WorkerGone(SEAT, 0)]), encode([])],
     ids=["garbage", "not who it is", "nothing"],
 )
-def test_who_does_not_say_who_it_is_does_not_attend(service: Service, first: bytes) -> None:
+def test_an_agent_that_does_not_identify_itself_is_refused(service: Service, first: bytes) -> None:
     with grpc.insecure_channel(service.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/Attend")
         with pytest.raises(grpc.RpcError) as refusal:

@@ -49,7 +49,7 @@ def test_each_job_goes_where_it_is_relatively_faster() -> None:
     assert clear == [pytest.approx([1.0, 0.0]), pytest.approx([0.0, 1.0])]
 
 
-def test_jobs_that_are_alike_are_one_row_with_the_same_result() -> None:
+def test_equal_jobs_are_one_row_with_the_same_result() -> None:
     together = shares([JobClass(3, 1, 1.0, (4.0, 1.0)), JobClass(1, 1, 1.0, (2.0, 1.0))], [2, 1])
     apart = shares([JobClass(1, 1, 1.0, (4.0, 1.0))] * 3 + [JobClass(1, 1, 1.0, (2.0, 1.0))], [2, 1])
     fairness = [4 * x + y for x, y in apart[:3]]

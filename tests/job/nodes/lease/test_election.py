@@ -277,7 +277,7 @@ def test_a_follower_that_hears_nothing_looks_for_itself() -> None:
     assert election.handle(TimePassed(), 22.01) == [Acquire()]
 
 
-def test_who_leaves_stops_leading_first_and_then_releases() -> None:
+def test_an_agent_that_leaves_stops_leading_before_it_releases_the_lease() -> None:
     election = leader(token=5)
     assert election.handle(LeaveElection(), 1.0) == [
         LeadershipLost("it leaves"),
@@ -288,7 +288,7 @@ def test_who_leaves_stops_leading_first_and_then_releases() -> None:
     assert election.handle(TimePassed(), 3.0) == []
 
 
-def test_who_left_releases_what_it_still_wins() -> None:
+def test_an_agent_that_has_left_releases_a_lease_that_it_still_wins() -> None:
     election = candidate()
     election.handle(TimePassed(), 0.0)
     election.handle(LeaseSeen(VACANT, answer=True), 0.0)

@@ -253,7 +253,7 @@ def test_etcd_that_hangs_is_given_up_in_time(own_etcd: EtcdServer) -> None:
     store.close()
 
 
-def test_nobody_is_there() -> None:
+def test_no_server_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     store = EtcdStore(Servers(endpoints=(("127.0.0.1", port),)), "/jobs/1")

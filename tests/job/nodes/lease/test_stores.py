@@ -150,7 +150,7 @@ def test_a_value_that_no_store_can_hold_is_refused_for_good(open_another: OpenSt
     assert store.get("record") == b"x" * LARGEST_VALUE
 
 
-def test_a_watch_tells_who_leads_now_and_every_later_leader(open_another: OpenStore) -> None:
+def test_a_watch_reports_the_leader_and_every_later_one(open_another: OpenStore) -> None:
     watched, other = open_another(), open_another()
     views: list[LeaseView] = []
     news = threading.Condition()
