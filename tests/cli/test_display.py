@@ -166,12 +166,12 @@ def test_changes_and_stragglers_are_shown(capsys: pytest.CaptureFixture[str]) ->
     moved = Reconfiguration(workers=2, reason="speed", counts=(3, 1))
     display.resized(ReconfigurationDone(moved, 13, 2, 2, 0.009, 0.5, ()))
     display.resized(
-        ReconfigurationDone(Reconfiguration(workers=1, reason="asked for"), 20, 2, 1, 0.02, 0.5, ())
+        ReconfigurationDone(Reconfiguration(workers=1, reason="requested"), 20, 2, 1, 0.02, 0.5, ())
     )
     assert capsys.readouterr().err.splitlines() == [
         "gyrostat: worker 1 is 1.33 times slower than usual: 53.3 ms for a virtual worker's micro-batches, instead of 40.0 ms",
         "gyrostat: from step 13 on other shares among 2 workers, after a pause of 9 ms (speed)",
-        "gyrostat: from step 20 on 1 worker instead of 2, after a pause of 20 ms (asked for)",
+        "gyrostat: from step 20 on 1 worker instead of 2, after a pause of 20 ms (requested)",
     ]
 
 

@@ -1,4 +1,4 @@
-from gyrostat.core.plural import plural, plural_range
+from gyrostat.core.plural import numbered, plural, plural_range
 
 
 def test_one_has_no_s() -> None:
@@ -12,3 +12,8 @@ def test_one_has_no_s() -> None:
 def test_a_range_of_one_number_is_that_number() -> None:
     assert plural_range(1, 1, "device") == "1 device"
     assert plural_range(1, 4, "device") == "1 to 4 devices"
+
+
+def test_things_with_numbers() -> None:
+    assert numbered("worker", [2]) == "worker 2"
+    assert numbered("worker", [0, 2]) == "workers 0, 2"

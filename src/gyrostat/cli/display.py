@@ -235,7 +235,7 @@ class PlainDisplay:
         self.note(str(straggler))
 
     def refused(self, change: Reconfiguration, reason: str) -> None:
-        self.note(f"not on {plural(change.workers, 'worker')}: {reason}")
+        self.note(f"not resized to {plural(change.workers, 'worker')}: {reason}")
 
     def ticked(self) -> float | None:
         if self.quiet:

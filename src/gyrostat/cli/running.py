@@ -16,7 +16,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
 from gyrostat.core.logs import note
-from gyrostat.core.plural import plural, plural_range
+from gyrostat.core.plural import numbered, plural, plural_range
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -385,7 +385,7 @@ def _line(status: Status) -> str:
     parts = [
         f"{status.name}: step {status.step}",
         f"{plural(status.virtual_workers, 'virtual worker')} on {status.workers}"
-        + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
+        + (f" ({numbered('worker', status.members)})" if status.members else ""),
         status.phase,
     ]
     if status.loss is not None:

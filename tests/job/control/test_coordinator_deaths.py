@@ -124,7 +124,7 @@ def test_too_few_wait_for_others() -> None:
 )
 def test_a_requested_change_begins_again(phase: ReconfigurationPhase) -> None:
     job = training()
-    change = Reconfiguration(workers=4, reason="asked for", request="r1")
+    change = Reconfiguration(workers=4, reason="requested", request="r1")
     assert job.request_change(change, 1.0) == [StartNewcomer(3)]
     if phase is not ReconfigurationPhase.STARTING_WORKERS:
         job.ready(3, ALIKE, 1.1)
@@ -147,7 +147,7 @@ def test_a_requested_change_begins_again(phase: ReconfigurationPhase) -> None:
 def test_a_generation_that_has_begun_for_some_has_begun() -> None:
     """The newcomer that has not said so yet never will."""
     job = training()
-    job.request_change(Reconfiguration(workers=4, reason="asked for", request="r1"), 1.0)
+    job.request_change(Reconfiguration(workers=4, reason="requested", request="r1"), 1.0)
     job.ready(3, ALIKE, 1.1)
     for member in range(4):
         job.prepared(member, 2)
@@ -206,7 +206,7 @@ def test_workers_wait_at_a_scheduled_step() -> None:
 def test_a_worker_that_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
     """All have passed the fence at which worker 2 leaves, but nobody has said so yet."""
     job = training()
-    job.request_change(Reconfiguration(workers=2, reason="asked for", request="r1"), 1.0)
+    job.request_change(Reconfiguration(workers=2, reason="requested", request="r1"), 1.0)
     for member in range(3):
         job.prepared(member, 2)
     if heard_first == "the death":

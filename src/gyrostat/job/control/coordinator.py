@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
-from gyrostat.core.plural import plural
+from gyrostat.core.plural import numbered, plural
 from gyrostat.job.control.coordinator_record import CoordinatorOptions, CoordinatorRecord
 from gyrostat.job.control.generations import Generations
 from gyrostat.job.control.instructions import (
@@ -366,8 +366,7 @@ class Coordinator:
         staying = [member for member in self.members if member not in self.leaving]
         if not staying:
             return [TellMember(self.members[0], Terminate())]
-        who = ", ".join(map(str, self.leaving))
-        reason = f"worker{'s' * (len(self.leaving) > 1)} {who} asked to leave by SIGTERM"
+        reason = f"{numbered('worker', self.leaving)} asked to leave by SIGTERM"
         return self._begin(Reconfiguration(workers=len(staying), reason=reason, without=self.leaving), now)
 
     def _begin(self, change: Reconfiguration, now: float) -> list[Instruction]:

@@ -315,7 +315,7 @@ class Tally:
         self._note(
             EventKind.RESIZE,
             now,
-            f"not to {plural(change.workers, 'worker')}: {reason}",
+            f"not resized to {plural(change.workers, 'worker')}: {reason}",
             to_workers=self.workers,
         )
 
