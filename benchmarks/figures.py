@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gyrostat.core.plural import plural
 from pairs import Estimate, Pair, estimate
 
 REDUCTIONS = ("ddp", "tree")
@@ -65,7 +66,8 @@ class Figure:
         lines = [
             f"{self.name}",
             f"  medians   {self.ours} {ours:.4g} {self.unit}, {self.theirs} {theirs:.4g} {self.unit}",
-            f"  ratio     {self._format(found.median)}   {found.confidence:.0%} interval {interval}, {len(self.pairs)} pairs",
+            f"  ratio     {self._format(found.median)}   {found.confidence:.0%} interval {interval}, "
+            f"{plural(len(self.pairs), 'pair')}",
         ]
         if self.target is not None:
             lines.append(
