@@ -169,7 +169,7 @@ def _tenants(spec: CellSpec) -> Table:
         kind = hierarchy.device_type
         spare[kind] = spare.get(kind, 0) + nodes * hierarchy.sizes[hierarchy.node_level]
     rest = {kind: number - owned.get(kind, 0) for kind, number in spare.items()}
-    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", format_counts(rest))
+    table.add_row("(unassigned)", "", "spare for bad hardware and opportunistic jobs", format_counts(rest))
     return table
 
 

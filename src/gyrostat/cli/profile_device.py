@@ -84,7 +84,7 @@ def profile(
     request.check()
     known = None if file is None or not file.exists() else _read(file)
     with WorkerForkServer() as parent:
-        found = profile_device(request, parent, tell=logs.note)
+        found = profile_device(request, parent, report=logs.note)
     if file is None:
         print(json.dumps(found.to_json()))
     else:

@@ -68,7 +68,7 @@ def make_directory(path: Path, option: str) -> None:
 
 
 def _try_a_file(directory: Path) -> None:
-    """Permissions do not tell everything: no file can be made in /proc, for example."""
+    """Permissions are not enough: no file can be made in /proc, for example."""
     probe = directory / f".{os.urandom(4).hex()}"
     os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNER_ONLY))
     probe.unlink()

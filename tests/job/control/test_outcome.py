@@ -115,7 +115,7 @@ def test_a_run_that_was_cut_at_a_step_is_a_good_run() -> None:
 def test_a_run_that_was_stopped_by_nobody_has_no_result() -> None:
     outcome = end(tally(), stopped=True)
     assert outcome.exit_code == 1
-    with pytest.raises(ScriptFailed, match="stopped by nobody's request after step 6"):
+    with pytest.raises(ScriptFailed, match="stopped without a request after step 6"):
         outcome.check()
 
 

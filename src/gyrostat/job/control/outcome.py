@@ -134,7 +134,7 @@ class Outcome:
         if self.diverged is not None:
             raise Diverged(self.diverged)
         if not self.ok:
-            by = f"by signal {self.stopped_by}" if self.stopped_by is not None else "by nobody's request"
+            by = f"by signal {self.stopped_by}" if self.stopped_by is not None else "without a request"
             raise ScriptFailed(f"the run was stopped {by} after step {self.steps}")
         return self
 
