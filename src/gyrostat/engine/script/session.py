@@ -18,6 +18,7 @@ from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.core.job import Assignment, CheckpointPolicy, TrainingOptions
 from gyrostat.core.phase import AgentPresence
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.data.rng import seed_all
 from gyrostat.engine.numerics import determinism
 from gyrostat.engine.reconfigure.membership import Membership
@@ -107,11 +108,11 @@ def init(
         elastic=not alone,
     )
     logger.info(
-        "%s, %d virtual workers on %d workers",
-        "newcomer" if assignment.joins else f"worker {assignment.worker}",
-        assignment.placement.virtual_workers,
-        assignment.placement.workers,
-        extra={"generation": assignment.generation},
+        "%s joins a job of %s on %s",
+        "a newcomer" if assignment.joins else f"worker {assignment.worker}",
+        plural(assignment.placement.virtual_workers, "virtual worker"),
+        plural(assignment.placement.workers, "worker"),
+        extra={} if assignment.joins else {"generation": assignment.generation},
     )
     if alone:
         atexit.register(_finish_alone)

@@ -146,7 +146,7 @@ class WorkerPool:
         worker = _Worker(worker_id)
         if self._logs and spec.agent is not None:
             worker.tail = Tail(self._logs.path(worker_id.member))
-        spec = msgspec.structs.replace(spec, black_box=str(self._black_box(worker_id)))
+        spec = msgspec.structs.replace(spec, worker_id=worker_id, black_box=str(self._black_box(worker_id)))
         worker.start(spec, self._source, file if spec.agent is not None else None)
         self._workers[worker.pid] = worker
         logger.info(
