@@ -23,7 +23,7 @@ from gyrostat.engine.state.digest import digest
 from gyrostat.job.control.client import JobClient
 from gyrostat.job.control.requests import RequestResult
 from tests.conftest import Launch
-from tests.job.agents import PATIENCE_S, TRAINING, AgentProcess, Agents, end_fork_parent
+from tests.job.agents import NODE_TIMEOUT_S, TRAINING, AgentProcess, Agents, end_fork_server
 from tests.job.nodes.lease.conftest import own_etcd, shared_etcd  # noqa: F401
 from tests.job.nodes.lease.etcd_server import EtcdServer
 
@@ -192,7 +192,7 @@ def wait_until(phase: ReconfigurationPhase) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase is not ReconfigurationPhase.STEADY])
-def test_the_leader_is_told_to_leave(
+def test_the_leader_is_asked_to_leave(
     start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: ReconfigurationPhase
 ) -> None:
     """In the midst of a change: it brings that to its end, its workers leave at the next fence, and another leads."""
@@ -244,7 +244,10 @@ def open_gate(gate: Path) -> None:
 
 def end_of(directory: Path, member: int) -> None:
     """Kills the worker of that number, the one that prints into its log, as soon as it is there."""
-    log, deadline = os.path.realpath(directory / "logs" / f"worker-{member}.log"), monotonic() + PATIENCE_S
+    log, deadline = (
+        os.path.realpath(directory / "logs" / f"worker-{member}.log"),
+        monotonic() + NODE_TIMEOUT_S,
+    )
     while monotonic() < deadline:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -255,10 +258,10 @@ def end_of(directory: Path, member: int) -> None:
 
 
 def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
-    """Agent, fork parent and workers of a node are gone at once: the others go on, and another worker takes its place."""
+    """Agent, fork server and workers of a node are gone at once: the others go on, and another worker takes its place."""
     leader, other = two_that_train(start("--node-timeout", "1"))
     other.kill()
-    end_fork_parent(other.node)
+    end_fork_server(other.node)
     leader.wait_for("went on after")
     leader.wait_for("in place of worker")
     with JobClient("job") as job_client:
@@ -303,7 +306,7 @@ def test_an_agent_is_back_before_its_workers_are_given_up(
     other.kill()
     wait_for_steps(tmp_path, after=monotonic() + 10.5)
     again = agents.start(other.node)
-    again.wait_for("found 1 workers")
+    again.wait_for("found 1 worker of the previous agent")
     again.wait_for("following")
     wait_for_steps(tmp_path, after=monotonic())
     assert list_checkpoints(tmp_path / "ckpt") == []

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.core.errors import CheckpointError
+from gyrostat.core.plural import plural
 from gyrostat.engine.checkpoint import Description, describe, verify
 from gyrostat.engine.state.statetree import TensorSpec
 
@@ -61,7 +62,7 @@ def print_details(description: Description) -> None:
 
 def _print_tensors(console: Console, title: str, tensors: Sequence[TensorSpec]) -> None:
     total = _bytes(sum(spec.size for spec in tensors))
-    console.print(Text(f"\n{title}: {len(tensors)} tensor{'s' * (len(tensors) != 1)}, {total}", "bold"))
+    console.print(Text(f"\n{title}: {plural(len(tensors), 'tensor')}, {total}", "bold"))
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in ("name", "type", "shape"):
         table.add_column()

@@ -20,6 +20,7 @@ from rich.text import Text
 
 from gyrostat.core import logs
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
@@ -136,7 +137,7 @@ def summary(outcome: Outcome) -> list[str]:
     lines = []
     if outcome.losses:
         lines.append(
-            f"{_steps(outcome)}, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
+            f"{_steps(outcome)}, {plural(outcome.samples, 'sample')} in {outcome.seconds:.1f} s "
             f"({outcome.throughput:,.0f} samples/s), {_size(outcome.virtual_workers, outcome.workers)}"
         )
     if outcome.digest is not None:
@@ -155,11 +156,11 @@ def summary(outcome: Outcome) -> list[str]:
 def _steps(outcome: Outcome) -> str:
     if outcome.first_step:
         return f"steps {outcome.first_step + 1:,} to {outcome.steps:,}"
-    return f"{outcome.steps:,} steps"
+    return plural(outcome.steps, "step")
 
 
 def _size(virtual_workers: int, workers: int) -> str:
-    return f"{virtual_workers} virtual worker{'s' * (virtual_workers != 1)} on {workers}"
+    return f"{plural(virtual_workers, 'virtual worker')} on {workers}"
 
 
 class PlainDisplay:
@@ -196,7 +197,7 @@ class PlainDisplay:
 
     def resized(self, done: ReconfigurationDone) -> None:
         self.workers = max([self.workers, *(member + 1 for member in done.joined)])
-        workers = f"{done.after} worker{'s' * (done.after != 1)}"
+        workers = plural(done.after, "worker")
         what = f"{workers} instead of {done.before}"
         if done.change.counts is not None:
             what = f"other shares among {workers}"
@@ -208,10 +209,10 @@ class PlainDisplay:
         """`recovered` or `refused` says it, with the consequence."""
 
     def recovered(self, recovery: SurvivorsGoOn) -> None:
-        workers = f"{recovery.after} worker{'s' * (recovery.after != 1)}"
+        workers = plural(recovery.after, "worker")
         self.note(
             f"{recovery.reason} in step {recovery.step}; {workers} went on after {recovery.paused * 1e3:.0f} ms, "
-            f"{recovery.redone} micro-batch{'es' * (recovery.redone != 1)} redone, nothing lost"
+            f"{plural(recovery.redone, 'micro-batch', 'micro-batches')} redone, nothing lost"
         )
         if recovery.waits:
             self.note(
@@ -234,7 +235,7 @@ class PlainDisplay:
         self.note(str(straggler))
 
     def refused(self, change: Reconfiguration, reason: str) -> None:
-        self.note(f"not on {change.workers} workers: {reason}")
+        self.note(f"not resized to {plural(change.workers, 'worker')}: {reason}")
 
     def ticked(self) -> float | None:
         if self.quiet:
@@ -290,7 +291,7 @@ class LiveDisplay(PlainDisplay):
         super().__init__(placement, quiet=quiet, clock=clock)
         self._console = console or Console(stderr=True, highlight=False)
         self._virtual_workers = placement.virtual_workers
-        self._size = f"{placement.virtual_workers} on {placement.workers} workers"
+        self._size = f"{placement.virtual_workers} on {plural(placement.workers, 'worker')}"
         self._began = self._drawn_at = clock()
         self._live = Live(
             "", console=self._console, auto_refresh=False, transient=True, redirect_stdout=False
@@ -306,7 +307,7 @@ class LiveDisplay(PlainDisplay):
 
     def resized(self, done: ReconfigurationDone) -> None:
         super().resized(done)
-        self._size = f"{self._virtual_workers} on {done.after} workers"
+        self._size = f"{self._virtual_workers} on {plural(done.after, 'worker')}"
 
     def over(self, outcome: Outcome) -> None:
         self.close()

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from gyrostat.cli import environment
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.core.logs import note
 
 if TYPE_CHECKING:
@@ -82,10 +83,7 @@ def read_token(file: Path | None) -> str | None:
     """From a file or the environment; not from the command line, which all users of the machine can read."""
     if file is None:
         return environment.token()
-    try:
-        token = file.read_text().strip()
-    except OSError as error:
-        raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
+    token = read_text(file, "the token file").strip()
     if not token:
         raise UsageError(f"the token file {file} is empty; write a long random string into it")
     return token

@@ -16,6 +16,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
 from gyrostat.core.logs import note
+from gyrostat.core.plural import numbered, plural, plural_range
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -187,7 +188,7 @@ def scale(
     leavers = _members(without)
     if leavers and (match[1] is None or int(workers) != -len(leavers)):
         raise UsageError(
-            f"--without {without} names {len(leavers)} workers, so P is -{len(leavers)}; got {workers}"
+            f"--without {without} names {plural(len(leavers), 'worker')}, so P is -{len(leavers)}; got {workers}"
         )
     cluster = _cluster_of(name, agent, at)
     if cluster is not None:
@@ -218,14 +219,14 @@ def _scale_in_cluster(cluster: ClusterClient, name: str, wanted: re.Match[str], 
         smallest = largest = now + int(wanted[1])
     if largest < 1:
         raise UsageError(
-            f"{job.name} would have {largest} devices; to release all of them: gyrostat pause {job.name}"
+            f"{job.name} would have {plural(largest, 'device')}; to release all of them: gyrostat pause {job.name}"
         )
     scaled = cluster.scale(job.id, smallest, largest)
     if as_json:
         print_json(scaled)
     else:
-        size = smallest if smallest == largest else f"{smallest} to {largest}"
-        print(f"{scaled.name} ({scaled.id}) gets {size} devices as soon as they are free")
+        size = plural_range(smallest, largest, "device")
+        print(f"{scaled.name} ({scaled.id}) gets {size} as soon as possible")
 
 
 def _members(text: str | None) -> tuple[int, ...]:
@@ -383,8 +384,8 @@ def _print_answer(answer: RequestResult, as_json: bool) -> None:
 def _line(status: Status) -> str:
     parts = [
         f"{status.name}: step {status.step}",
-        f"{status.virtual_workers} virtual workers on {status.workers}"
-        + (f" (workers {', '.join(map(str, status.members))})" if status.members else ""),
+        f"{plural(status.virtual_workers, 'virtual worker')} on {status.workers}"
+        + (f" ({numbered('worker', status.members)})" if status.members else ""),
         status.phase,
     ]
     if status.loss is not None:

@@ -7,13 +7,14 @@ import time
 from gyrostat.cli.cluster_options import clock, plain, span
 from gyrostat.cluster.api.messages import JobStatus
 from gyrostat.cluster.records import JobRecord, JobState
+from gyrostat.core.plural import plural, plural_range
 
 
 def line(job: JobRecord) -> str:
     """The line of `gyrostat status`."""
     parts = [
         f"{job.name} ({job.id}): step {job.step}",
-        f"{job.spec.virtual_workers} virtual workers on {len(job.devices)}",
+        f"{plural(job.spec.virtual_workers, 'virtual worker')} on {len(job.devices)}",
         str(job.state),
     ]
     if job.loss is not None:
@@ -33,7 +34,7 @@ def page(found: JobStatus, now: float | None = None) -> list[str]:
         ("in", job.spec.workdir),
         (
             "size",
-            f"{job.spec.virtual_workers} virtual workers on {job.spec.min} to {job.spec.largest} devices"
+            f"{plural(job.spec.virtual_workers, 'virtual worker')} on {plural_range(job.spec.min, job.spec.largest, 'device')}"
             + (f" of {', '.join(job.spec.types)}" if job.spec.types else ""),
         ),
     ]
@@ -46,7 +47,7 @@ def page(found: JobStatus, now: float | None = None) -> list[str]:
     if job.attempts > 1:
         rows.append(("starts", f"{job.attempts}, {job.retries} of them after a failure"))
     if job.worker_deaths:
-        rows.append(("deaths", f"{job.worker_deaths} workers have died: gyrostat events --job {job.id}"))
+        rows.append(("deaths", f"{plural(job.worker_deaths, 'worker')}: gyrostat events --job {job.id}"))
     if found.waiting is not None:
         place = f"number {found.waiting.position} in its queue: " if found.waiting.position else ""
         rows.append(("waits", place + found.waiting.why))

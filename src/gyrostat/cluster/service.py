@@ -38,6 +38,7 @@ from gyrostat.cluster.records import (
 )
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import NoSuchJob, UsageError, WrongState
+from gyrostat.core.plural import plural_range
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
 
@@ -232,7 +233,7 @@ class ClusterService:
             self._check_not_over(record)
             spec = msgspec.structs.replace(record.spec, min=min, max=max).check()
             self._backend.check_placeable(spec, record.vc)
-            reason = f"its owner requests {min} to {max} devices"
+            reason = f"its owner requests {plural_range(min, max, 'device')}"
             updated = self._registry.update(record.id, "scaled", reason, spec=spec)
         return self._wake(updated)
 

@@ -26,6 +26,7 @@ from gyrostat.core.devices import Devices
 from gyrostat.core.errors import StorageFull, UsageError
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
+from gyrostat.core.plural import plural_range
 from gyrostat.core.request import JobId
 from gyrostat.job.control.requests import Status
 from gyrostat.local.driver import Driver
@@ -213,7 +214,7 @@ class JobController:
         self._jobs[id_].devices = devices
         self.occupancy.entitle(id_, devices)
         spec = self._registry.get(id_).spec
-        reason = f"it may have {spec.min} to {spec.largest} devices, and keeps these"
+        reason = f"it may have {plural_range(spec.min, spec.largest, 'device')}, and keeps these"
         self._assign(id_, "resized", reason, devices)
 
     def _assign(self, id_: str, kind: str, reason: str, devices: Devices, **fields: Devices) -> None:

@@ -26,6 +26,7 @@ import msgspec
 from gyrostat.cluster.attempt import AttemptResult, unstarted
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.job.control.device_assignment import DeviceAssignment
 from gyrostat.job.control.instructions import SurvivorsGoOn
 from gyrostat.job.control.observer import NullObserver
@@ -170,7 +171,7 @@ class OutputRecorder(NullObserver):
         self._incident(
             IncidentKind.RECOVERED,
             f"{done.after} of {done.before} workers went on after step {done.step}; they stood still for "
-            f"{done.paused * 1e3:.0f} ms and repeated {done.redone} micro-batches",
+            f"{done.paused * 1e3:.0f} ms and repeated {plural(done.redone, 'micro-batch', 'micro-batches')}",
         )
 
     def died(self, failure: JobFailure, wait: float, checkpoint: int | None) -> None:

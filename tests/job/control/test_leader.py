@@ -142,7 +142,7 @@ def status(leader: Leader) -> Status:
     return reply
 
 
-def test_who_wants_to_hear_of_the_first_step_is_told_once_then(request_: RunRequest) -> None:
+def test_a_client_that_waits_for_the_first_step_gets_one_reply(request_: RunRequest) -> None:
     leader = Leader(request_, Executor(), NullObserver())
     leader.begin()
     early, late = FakeRequester(), FakeRequester()

@@ -36,20 +36,20 @@ def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def test_it_has_one_thread_before_and_after_it_forked(fork_parent: WorkerForkServer, launch: Launch) -> None:
-    assert threads(fork_parent.pid) == 1
+def test_it_has_one_thread_before_and_after_it_forked(fork_server: WorkerForkServer, launch: Launch) -> None:
+    assert threads(fork_server.pid) == 1
     launch("import torch; torch.ones(100, 100) @ torch.ones(100, 100)", threads=2)
-    assert threads(fork_parent.pid) == 1
+    assert threads(fork_server.pid) == 1
 
 
 def test_it_is_the_parent_of_its_workers_and_keeps_no_files_of_theirs(
-    fork_parent: WorkerForkServer, launch: Launch
+    fork_server: WorkerForkServer, launch: Launch
 ) -> None:
-    before = os.listdir(f"/proc/{fork_parent.pid}/fd")
+    before = os.listdir(f"/proc/{fork_server.pid}/fd")
     listener = Listener()
     launch("import os; print(os.getppid())", virtual_workers=2, workers=2, observer=listener)
-    assert listener.of(0) == listener.of(1) == [str(fork_parent.pid)]
-    assert os.listdir(f"/proc/{fork_parent.pid}/fd") == before
+    assert listener.of(0) == listener.of(1) == [str(fork_server.pid)]
+    assert os.listdir(f"/proc/{fork_server.pid}/fd") == before
 
 
 def test_everything_ends_when_the_launcher_is_killed(launch: Launch) -> None:
@@ -180,9 +180,9 @@ def test_the_users_own_hash_seed_counts(launch: Launch, tmp_path: Path) -> None:
     assert listener.of(0) == [f"{expected.strip()} 5"]
 
 
-def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_parent: WorkerForkServer) -> None:
-    fork_parent.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
-    assert fork_parent.exits() == []
+def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_server: WorkerForkServer) -> None:
+    fork_server.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
+    assert fork_server.exits() == []
 
 
 def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) -> None:

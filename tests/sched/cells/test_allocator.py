@@ -103,7 +103,7 @@ def test_a_grant_says_what_was_bound_to_what() -> None:
     assert (grant.device_type, grant.device_count, grant.preempted) == ("gpu", 7, ())
 
 
-def test_a_tenant_gets_no_more_than_its_cells_and_is_told_how_many_are_missing() -> None:
+def test_a_tenant_gets_no_more_than_its_cells_and_learns_how_many_are_missing() -> None:
     cells = cluster("  a: {cells: {node: 2}}\n  b: {cells: {node: 1}}\n")
     ask(cells, "j1", "a", 1)
     assert ask(cells, "j2", "a", 4, 4, 4) == CellRefusal(
@@ -232,7 +232,7 @@ def test_the_lowest_priorities_go_first() -> None:
     assert isinstance(ask(cells, "w", "a", 1, priority=10), Grant)
 
 
-def test_pinned_cells_are_where_they_are_and_for_those_who_ask() -> None:
+def test_pinned_cells_stay_in_place_and_go_to_jobs_that_request_them() -> None:
     cells = cluster("  a:\n    cells: {gpu: 1}\n    pinned: {fast: {cell: socket, at: n2/2}}\n")
     assert places(ask(cells, "j1", "a", 1, pinned="fast")) == [("gpu@n2/2",)]
     assert places(ask(cells, "j2", "a", 1)) == [("gpu@n2/0",)]

@@ -49,7 +49,7 @@ def test_each_job_goes_where_it_is_relatively_faster() -> None:
     assert clear == [pytest.approx([1.0, 0.0]), pytest.approx([0.0, 1.0])]
 
 
-def test_jobs_that_are_alike_are_one_row_with_the_same_result() -> None:
+def test_equal_jobs_are_one_row_with_the_same_result() -> None:
     together = shares([JobClass(3, 1, 1.0, (4.0, 1.0)), JobClass(1, 1, 1.0, (2.0, 1.0))], [2, 1])
     apart = shares([JobClass(1, 1, 1.0, (4.0, 1.0))] * 3 + [JobClass(1, 1, 1.0, (2.0, 1.0))], [2, 1])
     fairness = [4 * x + y for x, y in apart[:3]]
@@ -117,5 +117,5 @@ def test_idle_devices_join_a_job_that_may_mix_and_leave_when_another_wants_them(
 
 
 def test_a_round_takes_time() -> None:
-    with pytest.raises(UsageError, match="a round takes some seconds, got 0"):
+    with pytest.raises(UsageError, match="round must be more than 0 seconds, got 0"):
         find_policy("gavel:round=0")

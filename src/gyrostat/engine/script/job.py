@@ -210,7 +210,7 @@ class Job:
         self._training.log(metrics)
 
     def save(self) -> None:
-        """Checkpoint at the next boundary. Call it on all workers alike."""
+        """Checkpoint at the next boundary. Call it on all workers."""
         self._training.save()
 
     def __repr__(self) -> str:

@@ -81,7 +81,7 @@ def init(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
 ) -> Job:
-    """Join this process's job and seed torch, NumPy and `random` with `seed`, on all workers alike.
+    """Join this process's job and seed torch, NumPy and `random` with `seed`, the same on all workers.
 
     `virtual_workers` fixes N in the script; if the command line says otherwise, that is an error. `checkpoint_dir` and
     `checkpoint_every` are for a plain `python train.py`; under `gyrostat run` its options say where checkpoints go.

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gyrostat.core.evidence import NO_EVIDENCE, Evidence
 from gyrostat.core.phase import ReconfigurationPhase
+from gyrostat.core.plural import plural
 from gyrostat.job.control.attempt import Attempt
 from gyrostat.job.control.executor import LeaderRecord, RecordRefused, WorkerExecutor
 from gyrostat.job.control.instructions import (
@@ -222,7 +223,7 @@ class ActionQueue:
             )
         if (violation := self._violation()) is not None:
             return RequestResult(False, violation, result.step, result.after)
-        text = f"{result.after} workers since step {result.step}"
+        text = f"{plural(result.after, 'worker')} since step {result.step}"
         return RequestResult(
             True, text, result.step, result.after, result.paused * 1e3, result.prepared * 1e3
         )

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import numbered, plural
 from gyrostat.job.control.coordinator_record import CoordinatorOptions, CoordinatorRecord
 from gyrostat.job.control.generations import Generations
 from gyrostat.job.control.instructions import (
@@ -149,7 +150,7 @@ class Coordinator:
             return "busy: a worker was lost, and the others are about to go on; retry"
         if phase is not _Phase.STEADY:
             assert change is not None
-            return f"busy with another change (to {change.workers} workers, {phase}); retry"
+            return f"busy with another change (to {plural(change.workers, 'worker')}, {phase}); retry"
         return None
 
     def request_change(self, change: Reconfiguration, now: float) -> list[Instruction]:
@@ -365,8 +366,7 @@ class Coordinator:
         staying = [member for member in self.members if member not in self.leaving]
         if not staying:
             return [TellMember(self.members[0], Terminate())]
-        who = ", ".join(map(str, self.leaving))
-        reason = f"worker{'s' * (len(self.leaving) > 1)} {who} asked to leave by SIGTERM"
+        reason = f"{numbered('worker', self.leaving)} asked to leave by SIGTERM"
         return self._begin(Reconfiguration(workers=len(staying), reason=reason, without=self.leaving), now)
 
     def _begin(self, change: Reconfiguration, now: float) -> list[Instruction]:
@@ -437,5 +437,5 @@ class Coordinator:
         if profiling is None:
             return []
         size = len(self.members)
-        where = f"the job runs on {size} workers and had {profiling.original_size}"
+        where = f"the job runs on {plural(size, 'worker')} and had {profiling.original_size}"
         return [refused_profile(profiling.request, size, f"the profile was broken off: {reason}; {where}")]

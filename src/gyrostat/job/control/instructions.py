@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gyrostat.core.plural import plural
 from gyrostat.job.control.profiling import ProfileRequest, SizeMeasured
 from gyrostat.job.diagnostics.stragglers import Straggler
 
@@ -35,11 +36,11 @@ class Reconfiguration:
         most = virtual_workers if devices is None else min(virtual_workers, devices)
         if not 1 <= self.workers <= most:
             shared = (
-                f"{virtual_workers} virtual workers"
+                f"{plural(virtual_workers, 'virtual worker')}"
                 if most == virtual_workers
                 else f"the job's {most} devices"
             )
-            return f"{self.workers} workers cannot share {shared}; ask for 1 to {most}"
+            return f"{plural(self.workers, 'worker')} cannot share {shared}; ask for 1 to {most}"
         if unknown := [member for member in self.without if member not in members]:
             return f"no such worker: {_shown(unknown)}; there are {_shown(members)}"
         return None

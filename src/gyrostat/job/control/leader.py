@@ -23,6 +23,7 @@ from functools import partial
 
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, transition
+from gyrostat.core.plural import plural
 from gyrostat.job.control.actions import ActionQueue, KeepRecord, LaunchWorker, ReplyTo
 from gyrostat.job.control.attempt import Attempt
 from gyrostat.job.control.executor import LeaderRecord, WorkerExecutor, ZeroScaleRequest
@@ -358,7 +359,8 @@ class Leader:
         if resumes:
             request, since = self._suspension.take()
             self._tally.resumed(message.step, now, now - since)
-            text, took_ms = f"{request.workers} workers since step {message.step}", (now - since) * 1e3
+            took_ms = (now - since) * 1e3
+            text = f"{plural(request.workers, 'worker')} since step {message.step}"
             answer = RequestResult(True, text, message.step, request.workers, took_ms, took_ms)
             self._actions.carry_out([ReplyTo(request.request, answer)])
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.plural import plural
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
@@ -312,7 +313,10 @@ class Tally:
     def refused(self, change: Reconfiguration, reason: str, now: float) -> None:
         """A requested change could not be made."""
         self._note(
-            EventKind.RESIZE, now, f"not to {change.workers} workers: {reason}", to_workers=self.workers
+            EventKind.RESIZE,
+            now,
+            f"not resized to {plural(change.workers, 'worker')}: {reason}",
+            to_workers=self.workers,
         )
 
     def outcome(

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from gyrostat.core.plural import plural
 from gyrostat.job.processes.protocol import StepReport
 
 SETTLING = 2
@@ -55,7 +56,7 @@ class ProfileRequest:
         profiled so; None: it can."""
         smallest, largest = self.ends(workers)
         if devices is not None and largest > devices:
-            return f"the job has {devices} devices and cannot be measured on {largest}"
+            return f"the job has {plural(devices, 'device')} and cannot be measured on {largest}"
         if not 1 <= smallest <= largest <= virtual_workers:
             return (
                 f"there is no size from {smallest} to {largest} to measure; sizes are 1 to {virtual_workers}, the number of "

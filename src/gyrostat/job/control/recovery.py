@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gyrostat.core.phase import ReconfigurationPhase
+from gyrostat.core.plural import numbered
 from gyrostat.job.control.generations import Generations
 from gyrostat.job.control.instructions import Reconfiguration, SurvivorsGoOn
 
@@ -61,7 +62,7 @@ class RecoveryState:
 
     def replacement(self, members: int) -> Reconfiguration:
         """The change that replaces the lost workers."""
-        reason = f"in place of worker{'s' * (len(self.lost) > 1)} {', '.join(map(str, self.lost))}"
+        reason = f"in place of {numbered('worker', self.lost)}"
         return Reconfiguration(workers=members + self.missed, reason=reason)
 
     def clear(self) -> None:

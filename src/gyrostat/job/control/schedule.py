@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gyrostat.core.plural import plural
 from gyrostat.job.control.instructions import Reconfiguration
 from gyrostat.job.control.restarts import DELAY
 
@@ -16,7 +17,7 @@ def scheduled(first: int, entries: Sequence[tuple[int, int]]) -> list[Reconfigur
     changes, workers = [], first
     for step, count in entries:
         if count != workers:
-            reason = f"scheduled: {count} workers from step {step} on"
+            reason = f"scheduled: {plural(count, 'worker')} from step {step} on"
             changes.append(Reconfiguration(workers=count, at_step=step, reason=reason))
             workers = count
     return changes

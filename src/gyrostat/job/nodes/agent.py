@@ -32,6 +32,7 @@ import msgspec
 from gyrostat.core.errors import LeaseError
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.files import write_atomically
+from gyrostat.core.plural import plural
 from gyrostat.job.control.control_socket import ControlSocket, runtime_directory
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.observer import Observer
@@ -158,7 +159,7 @@ class Agent:
                 self._local_rank(worker_id)
             for worker_id, code in found.children.exited:
                 self._facts.has_gone(worker_id, code)
-            self._tell(f"found {len(found.children.living)} workers of the agent before this one")
+            self._tell(f"found {plural(len(found.children.living), 'worker')} of the previous agent")
         self._rendezvous = serve_rendezvous(self._source, self._options.host)
         self._service = Service(self._options.host, self._options.port, self._options.token, self)
         stack.callback(self._service.close)

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.plural import plural
 from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.physical import PhysicalCells
 from gyrostat.sched.cells.plan import NoRoom, PlannedCell, PlannedPod, bind_roots, plan_pods, unbind_unused
@@ -217,7 +218,7 @@ class CellCluster:
         kind = pool.hierarchy.types[failed.pod.level]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
         bad = sum(group.bad for group in groups)
-        devices = f"{failed.pod.devices} free device{'s' * (failed.pod.devices > 1)}"
+        devices = plural(failed.pod.devices, "free device")
         where = f"a {kind} with {devices}" if request.affinity is CellAffinity.HARD else devices
         return CellRefusal(
             request.job,

@@ -51,7 +51,7 @@ class JobClass:
 class Gavel(Policy):
     def __init__(self, *, mixed: bool = False, round: float = 360.0) -> None:
         if round <= 0:
-            raise UsageError(f"a round takes some seconds, got {round}")
+            raise UsageError(f"round must be more than 0 seconds, got {round}")
         self.mixed = mixed
         self.round = round
 
