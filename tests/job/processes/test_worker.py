@@ -121,7 +121,7 @@ def test_exit_codes_are_the_scripts(launch: Launch, leave: str, code: int) -> No
         assert outcome.ok
 
 
-def test_an_exit_past_the_end_of_the_script_is_no_result(launch: Launch) -> None:
+def test_a_process_that_ends_in_the_middle_of_its_script_has_no_result(launch: Launch) -> None:
     outcome = launch("import os\nos._exit(0)", check=False)
     assert (outcome.exit_codes, outcome.exit_code) == ((0,), 1)
     assert str(outcome.failure) == "worker 0 exited before its script had ended"

@@ -24,7 +24,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
@@ -41,7 +41,7 @@ from gyrostat.job.control.requests import AskCheckpoint, Reply, Request
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.nodes.agent_home import locked_home
 from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
-from gyrostat.job.nodes.lease import Campaign, LeaseStore, Timing
+from gyrostat.job.nodes.lease import Campaign, LeaseStore
 from gyrostat.job.nodes.messages import (
     ForwardedReply,
     ForwardedRequest,
@@ -59,6 +59,7 @@ from gyrostat.job.nodes.messages import (
     WorkerGone,
     WorkerSaid,
 )
+from gyrostat.job.nodes.node_options import NodeOptions
 from gyrostat.job.nodes.pending_requests import PendingRequests, ServiceRequester, SignalRequester
 from gyrostat.job.nodes.rendezvous import serve_rendezvous
 from gyrostat.job.nodes.service import LeaderLink, NodeSession, Service
@@ -70,25 +71,7 @@ from gyrostat.job.processes.start import WorkerForkServer
 logger = logging.getLogger(__name__)
 
 _ATTEND_AGAIN_S = 0.2
-_CLAIM_AGAIN_S = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeOptions:
-    """One node of a job on several."""
-
-    node: str
-    """Its name; no two agents of a job have the same."""
-    nodes: int
-    """The number of agents for which the job waits before it starts."""
-    host: str
-    """The address at which the other nodes reach this one."""
-    port: int = 0
-    token: str | None = None
-    node_timeout: float = 60.0
-    """Seconds for which an agent may be away before its workers count as lost, and their fork server kills them. If no worker
-    has an agent, and one has had none for half the time, the job stops with a checkpoint."""
-    timing: Timing = field(default_factory=Timing)
+_LOOK_AGAIN_S = 0.25
 
 
 class Agent:
@@ -132,7 +115,7 @@ class Agent:
         home = runtime_directory() / name
         stack.enter_context(locked_home(home, name))
         parents = home / "fork-server.socket"
-        found = WorkerForkServer.adopt(parents)
+        found = WorkerForkServer.adopt(parents, self._options.node_timeout)
         self._source = found or WorkerForkServer(outlives=(parents, self._options.node_timeout))
         stack.callback(self._source.close)
         self._run_file = home / "run"
@@ -198,10 +181,14 @@ class Agent:
 
     def _deadlines(self) -> Iterator[float | None]:
         yield from (self._attend_at, self._stop_by)
-        if self._claim is not None:
-            yield time.monotonic() + _CLAIM_AGAIN_S
-        if self._term is not None:
+        if self._term is not None and self._leads(self._term):
             yield self._term.deadline()
+        if self._claim is not None or self._term is not None:
+            yield time.monotonic() + _LOOK_AGAIN_S
+
+    def _leads(self, term: LeaderTerm) -> bool:
+        """Whether it may act now: otherwise it is about to renew its lease, or to step down."""
+        return self._campaign.token_now() == term.grant.token
 
     def _leave_campaign(self) -> None:
         if self._link is not None:
@@ -349,7 +336,7 @@ class Agent:
         if self._link is not None:
             self._link.close()
             self._link = None
-        self._holder = None
+        self._holder = self._attend_at = None
 
     def _become_leader(self, token: int) -> None:
         """Lead a new run of the job, or continue the run of the previous leader."""
@@ -409,11 +396,10 @@ class Agent:
 
     def _lead_on(self) -> None:
         """Called in every turn of the loop."""
-        now = self._campaign.token_now()
-        if self._claim is not None and now == self._claim:
+        if self._claim is not None and self._campaign.token_now() == self._claim:
             self._become_leader(self._claim)
         term = self._term
-        if term is None or now != term.grant.token:
+        if term is None or not self._leads(term):
             return
         term.tick()
         outcome = term.leader.outcome
