@@ -92,9 +92,18 @@ def damage(path: Path) -> None:
 def test_show_a_directory(directory: Path) -> None:
     damage(directory / "step-00000010")
     lines = printed("show", directory).splitlines()
-    assert lines[0].split() == ["step", "epoch", "virtual", "workers", "size", "written", "fingerprint"]
+    assert lines[0].split() == [
+        "step",
+        "epoch",
+        "virtual",
+        "workers",
+        "size",
+        "written",
+        "fingerprint",
+        "state",
+    ]
     assert lines[1].split()[:3] == ["20", "4", "2"]
-    assert lines[1].split()[-1] == "whole"
+    assert lines[1].split()[-1] == "valid"
     assert lines[2].split()[-1] == "damaged"
     assert "step-00000010 is damaged: shared.safetensors: its checksum is wrong" in " ".join(lines[3:])
 

@@ -21,8 +21,8 @@ def print_list(paths: Sequence[Path]) -> None:
     """One row each. Reads all of them to find damaged ones."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("step", "epoch", "virtual workers", "size"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for column in ("written", "fingerprint", ""):
+        table.add_column(column, justify="right", no_wrap=column != "virtual workers")
+    for column in ("written", "fingerprint", "state"):
         table.add_column(column, no_wrap=True)
     reasons = []
     for path in paths:
@@ -34,7 +34,7 @@ def print_list(paths: Sequence[Path]) -> None:
             continue
         problems = verify(path)
         reasons += problems
-        table.add_row(*_cells(description), Text("damaged", "red") if problems else Text("whole", "green"))
+        table.add_row(*_cells(description), Text("damaged", "red") if problems else Text("valid", "green"))
     console = Console(highlight=False)
     console.print(table)
     for reason in reasons:

@@ -46,7 +46,14 @@ def plan(
     ],
     virtual_workers: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="Number of virtual workers of the job."),
+        typer.Option(
+            "--virtual-workers",
+            "-n",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Number of virtual workers of the job.",
+        ),
     ] = None,
     global_batch: Annotated[
         int | None,

@@ -103,7 +103,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         ],
         differs=(
             "What decides is whether the cluster keeps up: it is overloaded, as the paper's was under Tiresias, and "
-            "compaction makes it do more. How much more depends on the load and on how models scale; the paper tells "
+            "compaction makes it do more. How much more depends on the load and on how models scale; the paper gives "
             "neither the size of its cluster nor what its models (TensorFlow's benchmarks) lose by more devices. "
             "`elastic-tiresias-why` changes one thing at a time. Half of the jobs are short and run at once in the first "
             "queue under both policies; they only gain by idle devices, which go to running jobs when nobody waits (R2), "

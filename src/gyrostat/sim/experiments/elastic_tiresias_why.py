@@ -95,7 +95,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         title="EDL: what decides how much Elastic-Tiresias gains",
         setup=(
             f"One in {EVERY} jobs of the whole Philly trace, {len(jobs):,}, on a cluster that is smaller in proportion. Each "
-            "row changes one thing; the cluster is sized so that the load is as told. All else is as in `elastic-tiresias`."
+            "row changes one thing; the cluster is sized so that the load is as given. All else is as in `elastic-tiresias`."
         ),
         compared=[
             Compared("mean JCT, as it is", "89.5 % less", f"{percent(gains[AS_IT_IS])} less"),
@@ -107,7 +107,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
             "Then the load: the gain is largest where Tiresias falls behind and Elastic-Tiresias just keeps up. The "
             "limit on nodes costs less, inelastic jobs cost in proportion. The paper's models are TensorFlow's "
             "benchmarks with a fixed total batch, of which its Figure 1 shows one that is slower on 16 devices than on "
-            "8; neither these nor the size of its cluster are told, so we do not choose them to fit. Under none of "
+            "8; neither these nor the size of its cluster are given, so we do not choose them to fit. Under none of "
             "these loads is nobody waiting for long, so that the median job, which is short, hardly ever gets idle "
             "devices."
         ),
