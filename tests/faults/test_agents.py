@@ -20,7 +20,7 @@ from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.requests import RequestResult
 from gyrostat.job.processes.fork_server import STORE_NAME
 from tests.conftest import Launch
@@ -497,8 +497,15 @@ def test_etcd_is_restarted(
     killed = monotonic()
     leader.wait_for("leading no more")
     assert steps_between(tmp_path, killed, monotonic()) > 0
+    with JobClient("job") as job_client:  # nobody can answer, and a client is not left waiting
+        with pytest.raises(RequestFailed, match=r"has no leader at the moment .*no answer from etcd .*retry"):
+            job_client.status()
+        refused = job_client.scale(3)
+        assert (refused.done, refused.retryable) == (False, True)
     own_etcd.start()
     with JobClient("job") as job_client:
-        assert job_client.scale(3).workers == 3
+        while not (scaled := job_client.scale(3)).done:
+            assert scaled.retryable, scaled
+        assert scaled.workers == 3
     stop(leader, other)
     same_bits()
