@@ -283,6 +283,18 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_pa
 
 
 @pytest.mark.full
+def test_an_agent_comes_back_after_the_end(start: Start) -> None:
+    """It reports the outcome that it has missed, and does not wait for the others to begin the job anew."""
+    agents = start()
+    leader, other = two_that_train(agents)
+    other.kill()
+    end_fork_parent(other.node)
+    wait_until(ReconfigurationPhase.STEADY)
+    stop(leader)
+    again = agents.start(other.node)
+    assert again.finish() == 128 + signal.SIGTERM
+
+
 def test_an_agent_stays_away_from_a_job_without_backups(start: Start, same_bits: Callable[[], None]) -> None:
     """Its workers wait for another for some time, then stop the job at a boundary, with a checkpoint; from that the agents
     that are left go on."""

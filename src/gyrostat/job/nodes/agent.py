@@ -362,15 +362,15 @@ class Agent:
         if kept is None and self._facts.all():
             self._stop_without_leader("the record of this job is gone")
             return
+        node, options = self._options.node, self._options
         if kept is not None and kept.over is not None:
-            if kept.run == self._run:
+            if kept.run == self._run or kept.missed_by(node, options.node_timeout, time.time()):
                 self._result = kept.over
                 return
             kept = None
         run = kept.run if kept is not None else secrets.token_hex(8)
         self._belong_to(run)
         self._tell(f"leading, at {self.address}")
-        node, options = self._options.node, self._options
         grant = LeaseGrant(
             store=self._store, token=token, run=run, address=self.address, rendezvous=self._rendezvous
         )
