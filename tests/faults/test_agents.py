@@ -20,7 +20,7 @@ from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.requests import RequestResult
 from gyrostat.job.processes.fork_server import STORE_NAME
 from tests.conftest import Launch
@@ -286,6 +286,18 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_pa
 
 
 @pytest.mark.full
+def test_an_agent_comes_back_after_the_end(start: Start) -> None:
+    """It reports the outcome that it has missed, and does not wait for the others to begin the job anew."""
+    agents = start()
+    leader, other = two_that_train(agents)
+    other.kill()
+    end_fork_parent(other.node)
+    wait_until(ReconfigurationPhase.STEADY)
+    stop(leader)
+    again = agents.start(other.node)
+    assert again.finish() == 128 + signal.SIGTERM
+
+
 def test_an_agent_stays_away_from_a_job_without_backups(start: Start, same_bits: Callable[[], None]) -> None:
     """Its workers wait for another for some time, then stop the job at a boundary, with a checkpoint; from that the agents
     that are left go on."""
@@ -500,8 +512,15 @@ def test_etcd_is_restarted(
     killed = monotonic()
     leader.wait_for("leading no more")
     assert steps_between(tmp_path, killed, monotonic()) > 0
+    with JobClient("job") as job_client:  # nobody can answer, and a client is not left waiting
+        with pytest.raises(RequestFailed, match=r"has no leader at the moment .*no answer from etcd .*retry"):
+            job_client.status()
+        refused = job_client.scale(3)
+        assert (refused.done, refused.retryable) == (False, True)
     own_etcd.start()
     with JobClient("job") as job_client:
-        assert job_client.scale(3).workers == 3
+        while not (scaled := job_client.scale(3)).done:
+            assert scaled.retryable, scaled
+        assert scaled.workers == 3
     stop(leader, other)
     same_bits()

@@ -23,3 +23,8 @@ class NodeOptions:
     """Seconds for which an agent may be away before its workers count as lost, and their fork server kills them. If no worker
     has an agent, and one has had none for half the time, the job stops with a checkpoint."""
     timing: Timing = field(default_factory=Timing)
+
+    @property
+    def answer_within(self) -> float:
+        """Seconds for which a request waits for a leader: longer than it takes to replace one."""
+        return 2 * self.timing.ttl + 5.0
