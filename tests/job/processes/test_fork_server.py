@@ -62,7 +62,6 @@ def test_everything_ends_when_the_launcher_is_killed(launch: Launch) -> None:
         f"""
         import sys
         from gyrostat.core.placement import Placement
-from gyrostat.engine.torch_internals import rendezvous
         from gyrostat.job.launcher import RunRequest, run_job
         from gyrostat.job.control.observer import NullObserver
         from gyrostat.job.processes.protocol import Program
