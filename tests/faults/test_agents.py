@@ -291,7 +291,7 @@ def test_an_agent_comes_back_after_the_end(start: Start) -> None:
     agents = start()
     leader, other = two_that_train(agents)
     other.kill()
-    end_fork_parent(other.node)
+    end_fork_server(other.node)
     wait_until(ReconfigurationPhase.STEADY)
     stop(leader)
     again = agents.start(other.node)
