@@ -31,8 +31,9 @@ def run_as_agent(
 ) -> int:
     """Run this node's agent until the job ends. Returns the exit code."""
     from gyrostat.job.control.control_socket import check_name
-    from gyrostat.job.nodes.agent import Agent, NodeOptions
+    from gyrostat.job.nodes.agent import Agent
     from gyrostat.job.nodes.lease import Timing, open_store
+    from gyrostat.job.nodes.node_options import NodeOptions
     from gyrostat.job.nodes.service import own_host
     from gyrostat.job.processes.signals import caught
 

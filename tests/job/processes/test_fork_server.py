@@ -8,17 +8,21 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gyrostat.core.errors import ScriptFailed
 from gyrostat.core.placement import Placement
+from gyrostat.engine.torch_internals import rendezvous
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes import protocol
 from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.protocol import (
     Children,
+    Exited,
     Fork,
     FromForkServer,
     Hello,
@@ -220,6 +224,53 @@ def test_an_agent_is_killed_while_its_fork_server_loads(tmp_path: Path) -> None:
     assert (second.pid, second.children) == (first.pid, Children({}, []))
     second.close()
     first.close()
+
+
+def test_one_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
+    """Not for ever: what kills it may kill the next one, too."""
+    with WorkerForkServer() as server:
+        first = server.pid
+        os.kill(first, signal.SIGKILL)
+        server.signal(
+            first + 1, signal.SIGTERM
+        )  # of a worker of one before it: nothing is sent before it is ready
+        server.wait_until_ready()
+        assert server.pid != first
+    with WorkerForkServer() as server:
+        with pytest.raises(ScriptFailed, match="ended with exit code -9"):  # noqa: PT012
+            while True:
+                os.kill(server.pid, signal.SIGKILL)
+                server._replace()
+
+
+def test_one_that_was_adopted_is_replaced(tmp_path: Path, launch: Launch) -> None:
+    """Its workers are reported as killed, the rendezvous stays where it is, and the next agent finds its successor."""
+    place = tmp_path / "fork_server.socket"
+    first = WorkerForkServer(outlives=(place, 60.0))
+    pid, channel = start(first, spec_of(launch.script("import signal; signal.pause()"), tmp_path), 0)
+    first._channel.close()
+    second = WorkerForkServer.adopt(place, 60.0)
+    assert second is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        second.serve_store(listener)
+    os.kill(second.pid, signal.SIGKILL)
+    exits: list[Exited] = []
+    while not exits:
+        exits = second.exits()
+    assert exits == [Exited(pid, -signal.SIGKILL)]
+    second.wait_until_ready()
+    assert second.pid != first.pid
+    store = rendezvous("tcp://{}:{}/name".format(*address), 1, "prefix", timedelta(seconds=60))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    second._channel.close()
+    third = WorkerForkServer.adopt(place)
+    assert third is not None
+    assert third.pid == second.pid
+    for server in (third, second, first):
+        server.close()
+    channel.close()
 
 
 def test_an_agent_is_killed_while_it_starts_a_worker(tmp_path: Path, launch: Launch) -> None:

@@ -107,7 +107,6 @@ def test_stdout_and_stderr_stay_apart(launch: Launch) -> None:
         ("sys.exit(3)", 3),
         ("sys.exit('no data')", 1),
         ("raise SystemExit(300)", 300 & 0xFF),
-        ("os._exit(0)", 0),
         ("os._exit(5)", 5),
     ],
 )
@@ -120,6 +119,12 @@ def test_exit_codes_are_the_scripts(launch: Launch, leave: str, code: int) -> No
         assert str(outcome.failure) == f"worker 0 exited with code {code}"
     else:
         assert outcome.ok
+
+
+def test_a_process_that_ends_in_the_middle_of_its_script_has_no_result(launch: Launch) -> None:
+    outcome = launch("import os\nos._exit(0)", check=False)
+    assert (outcome.exit_codes, outcome.exit_code) == ((0,), 1)
+    assert str(outcome.failure) == "worker 0 exited before its script had ended"
 
 
 def test_what_was_registered_with_atexit_runs_and_threads_are_waited_for(launch: Launch) -> None:

@@ -144,8 +144,9 @@ class Membership:
     def _connect_to_members(self, plan: NextGeneration) -> None:
         try:
             prepared = self._connect(plan)
-        except PeerLost:
-            return  # a member is gone: the coordinator knows, and cancels
+        except PeerLost as lost:  # a member is gone, or the rendezvous: the coordinator cancels the change
+            self._report_lost(plan.generation, str(lost))
+            return
         with self._changed:
             change = self._change
             wanted = change is not None and change.plan is plan

@@ -106,6 +106,10 @@ class ActionQueue:
                     self._replies.note(profile.request, ProfileTable(rows))
                 case ReconfigurationDone() | ReconfigurationRefused():
                     self._replies.note(action.change.request, self._result(action))
+            if isinstance(action, ReconfigurationDone) and (attempt := self._attempt()) is not None:
+                attempt.tracker.joined(
+                    action.joined
+                )  # a fact: from now on the exit of one of them is a member's
         self._log_change()
         self._queue += actions
         self.flush()
@@ -192,8 +196,6 @@ class ActionQueue:
         self.carry_out(attempt.coordinator.newcomer_gone(member, how, now))
 
     def _reconfigured(self, done: ReconfigurationDone) -> None:
-        if (attempt := self._attempt()) is not None:
-            attempt.tracker.joined(done.joined)
         if done.joined or done.before != done.after or done.change.counts is not None:
             self._tally.resized(done, time.monotonic())
             self._observer.resized(done)

@@ -125,7 +125,7 @@ class Coordinator:
 
     def end(self) -> list[Instruction]:
         """The job has ended: new workers are not needed."""
-        self._schedule, self.training = Schedule(), False
+        self._schedule, self.training, self._recovery.deadline = Schedule(), False, None
         if self.generations.begun is not None:
             return [*self._put_in_force(), *self._abandon_profile("the job ended")]
         change, newcomers = self.generations.change, self.generations.newcomers
@@ -249,10 +249,16 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        retry = self._schedule.deadline() if self.generations.phase is _Phase.STEADY else None
-        return min((at for at in (self._recovery.deadline, retry) if at is not None), default=None)
+        if not self.training:
+            return None
+        steady, broken = self.generations.phase is _Phase.STEADY, self._recovery.broken
+        retry = self._schedule.deadline() if steady and not self.leaving else None
+        deadlines = (self._recovery.deadline, retry, broken and broken[1])
+        return min((at for at in deadlines if at is not None), default=None)
 
     def tick(self, now: float) -> list[Instruction]:
+        if self._recovery.take_broken(self.generations, now):
+            return self._fail("workers could not connect to each other", now, retryable=True)
         if self._recovery.deadline is not None and now >= self._recovery.deadline:
             return self.begin_recovery((), "connections among workers broke", now) or []
         return self._next(now) if self._schedule.postponed is not None else []
@@ -281,11 +287,9 @@ class Coordinator:
     @property
     def target_workers(self) -> int:
         """The number of workers that the job should have: its members, and replacements of those that it has lost."""
-        to_come = (
-            [] if self._profiling is not None else [self.generations.change, *self._schedule.changes[:1]]
-        )
-        replacing = [change.workers for change in to_come if change is not None and change.is_replacement]
-        return max([len(self.members) + self._recovery.missed, *replacing])
+        to_come = [self.generations.change, self._schedule.postponed, *self._schedule.changes[:1]]
+        own = [each.workers for each in to_come if each is not None and (each.is_replacement or each.retries)]
+        return max(len(self.members) + self._recovery.missed, *([] if self.profiling else own), 0)
 
     # The record for the next leader.
 
@@ -401,7 +405,7 @@ class Coordinator:
                 *instructions,
                 GiveUp(f"{reason}; workers wait until there are {change.workers} ({change.reason})"),
             ]
-        if not final and (waited_for or change.retries):
+        if not final and (waited_for or change.retries or change.is_replacement):
             self._schedule.postpone(change, now)
             reason = f"{reason}; it is tried again later, and training goes on meanwhile"
         refused = ReconfigurationRefused(change, reason, retryable)

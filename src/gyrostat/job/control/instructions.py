@@ -29,7 +29,7 @@ class Reconfiguration:
     counts: tuple[int, ...] | None = None
     """Virtual workers per worker; None: as even as possible."""
     retries: bool = False
-    """A scheduled change that was given up at its step, tried again later."""
+    """A scheduled change that was given up at its step, or a replacement that was given up: tried again later."""
 
     def impossible(self, members: Sequence[int], virtual_workers: int, devices: int | None) -> str | None:
         """Why a job with these members, and this number of devices if a scheduler assigns them, cannot have it, if so."""

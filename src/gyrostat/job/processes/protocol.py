@@ -22,7 +22,7 @@ import msgspec
 from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
 from gyrostat.core.placement import Placement
 
-VERSION = 3
+VERSION = 4
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +108,7 @@ class Children(msgspec.Struct, frozen=True, tag=True):
 
 
 class ServeStore(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process that serves a rendezvous, until the fork server ends. Carries two files: the listening socket, and one
-    on which it reports that it serves."""
+    """Serve a rendezvous until the fork server ends. Carries a file: the listening socket."""
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True):
