@@ -201,3 +201,9 @@ def test_log_options_reach_workers(directory: Path) -> None:
     code, out, err = gyrostat("run", "-vv", "--log-format", "json", "train.py", cwd=directory)
     assert (code, out) == (0, ["worker 0 │ DEBUG json"]), err
     assert [line for line in err if not logs.is_json_record(line)] == []
+
+
+def test_options_of_several_nodes_need_a_store(directory: Path) -> None:
+    code, out, err = gyrostat("run", "--nodes", "2", "train.py", cwd=directory)
+    assert (code, out) == (2, [])
+    assert "--nodes, --node and --listen are for a job on several nodes" in err[0]
