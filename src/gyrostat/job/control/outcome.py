@@ -106,14 +106,15 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """There is a result: the script has ended, or was cut at the step that the request had named."""
-        ended = self.stopped_by is None and (self.cut or not self.stopped)
+        """There is a result: the script has ended, with a digest if it trained, or was cut at the step that the request had
+        named."""
+        ended = self.stopped_by is None and (self.cut or not (self.stopped or self.trained))
         return self.failure is None and self.diverged is None and (ended or self.digest is not None)
 
     @property
     def trained(self) -> bool:
         """A worker has begun to train: its script has called gyrostat.init, and reached a loop of the job."""
-        return self.reduction is not None or self.steps > 0 or self.digest is not None
+        return self.steps > self.first_step or self.digest is not None
 
     @property
     def throughput(self) -> float:
