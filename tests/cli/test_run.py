@@ -211,3 +211,9 @@ def test_workers_log_their_own_number(directory: Path) -> None:
         mine = [line for line in err if line.startswith(f"worker {member} │")]
         assert any(line.endswith(f"worker: worker {member} starts") for line in mine), err
         assert any(line.endswith(f"worker: worker {member} exits with code 0") for line in mine), err
+
+
+def test_options_of_several_nodes_need_a_store(directory: Path) -> None:
+    code, out, err = gyrostat("run", "--nodes", "2", "train.py", cwd=directory)
+    assert (code, out) == (2, [])
+    assert "--nodes, --node and --listen are for a job on several nodes" in err[0]

@@ -288,7 +288,7 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_pa
 @pytest.mark.full
 def test_an_agent_comes_back_after_the_end(start: Start) -> None:
     """It reports the outcome that it has missed, and does not wait for the others to begin the job anew."""
-    agents = start()
+    agents = start("--node-timeout", "20")
     leader, other = two_that_train(agents)
     other.kill()
     end_fork_server(other.node)

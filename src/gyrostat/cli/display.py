@@ -132,6 +132,12 @@ def news(message: FromWorker) -> list[str]:
     return []
 
 
+NOT_TRAINED = (
+    "the script has ended without gyrostat.init and a loop over job.steps: it ran {}, as it is, and gyrostat has trained "
+    "nothing; see docs/howto/from-ddp.md for what a script needs"
+)
+
+
 def summary(outcome: Outcome) -> list[str]:
     """The last lines of a run that finished or was stopped."""
     lines = []
@@ -150,12 +156,18 @@ def summary(outcome: Outcome) -> list[str]:
             else ""
         )
         lines.append(f"stopped {how} after step {outcome.steps}{where}")
+    elif outcome.ok and not outcome.trained:
+        lines.append(NOT_TRAINED.format(_times(outcome.workers)))
     return lines
 
 
+def _times(workers: int) -> str:
+    return "once" if workers == 1 else f"{workers} times, once on each worker"
+
+
 def _steps(outcome: Outcome) -> str:
-    if outcome.first_step:
-        return f"steps {outcome.first_step + 1:,} to {outcome.steps:,}"
+    if outcome.reported_from:
+        return f"steps {outcome.reported_from + 1:,} to {outcome.steps:,}"
     return plural(outcome.steps, "step")
 
 

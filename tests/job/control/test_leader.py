@@ -17,7 +17,7 @@ from gyrostat.job.control.executor import LeaderRecord
 from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver
-from gyrostat.job.control.requests import AskStatus, Reply, RequestResult, Scale, Status
+from gyrostat.job.control.requests import AskStatus, Migrate, Reply, RequestResult, Scale, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
 from gyrostat.job.processes.protocol import (
@@ -228,6 +228,26 @@ def test_a_newcomer_with_which_others_have_begun_is_lost_like_a_member(
     leader.tick()
     assert executor.take() == [("tell", 0, BeginRecovery), ("tell", 1, BeginRecovery)]
     assert leader.outcome is None
+
+
+def test_the_last_worker_leaves_and_the_one_in_its_place_dies(request_: RunRequest) -> None:
+    """It has left at the fence before anybody knew that the new one had died: there is no result, and the job restarts."""
+    executor = Executor()
+    leader = Leader(replace(request_, placement=Placement.even(4, 1)), executor, NullObserver())
+    leader.begin()
+    say(leader, 0, started(0))
+    say(leader, 0, StepReports([StepReport(5, 0, 0.1, 8, 1.0)]))
+    leader.asked(Migrate("r", (0,)), FakeRequester())
+    say(leader, 1, Ready(ALIKE))
+    for member in (0, 1):
+        say(leader, member, GenerationPrepared(2))
+    leader.exited(WorkerId(0, 1), -9)
+    say(leader, 0, WorkerEnded(stopped=False, left=True))
+    leader.exited(WorkerId(0, 0), 0)
+    leader.tick()
+    assert leader.outcome is None
+    assert leader.phase is JobPhase.STARTING
+    assert executor.take()[-1] == ("start", 0, 1)
 
 
 def prepare_ms(requester: FakeRequester) -> float:

@@ -161,7 +161,7 @@ def test_a_worker_reports_which_signal_stopped_the_job() -> None:
     for worker in (0, 1):
         watch.exited(worker, 0, 1.0)
     assert watch.stopped_by == SIGTERM
-    assert watch.failure() is watch.orphaned() is None
+    assert watch.failure() is watch.without_result() is None
 
 
 def test_workers_that_stop_the_job_unasked_were_orphaned() -> None:
@@ -170,7 +170,7 @@ def test_workers_that_stop_the_job_unasked_were_orphaned() -> None:
         watch.ended(worker, WorkerEnded(stopped=True))
         watch.exited(worker, 0, 1.0)
     assert watch.orders(100.0) == []
-    failure = watch.orphaned()
+    failure = watch.without_result()
     assert failure is not None
     assert str(failure) == "worker 0 stopped the job, because its agent was away"
     assert failure.exit_code == 1

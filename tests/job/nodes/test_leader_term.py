@@ -14,7 +14,7 @@ from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.requests import AskStatus, Migrate, Request, Scale, ScaleBy, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, PullShard
-from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
+from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, TermRecord, read_kept
 from gyrostat.job.nodes.lease import Lease, LeaseStore, open_store
 from gyrostat.job.nodes.messages import (
     ForwardedReply,
@@ -124,29 +124,7 @@ def test_a_job_from_its_beginning_to_its_end(job: RunRequest, store: LeaseStore)
     assert outcome is not None
     assert term.conclude(outcome) == JobOutcome(0, "digest d1")
     assert b.take() == [JobOver(0, "digest d1")]
-    kept = read_kept(store)
-    assert kept is not None
-    assert (kept.run, kept.over, kept.participants) == ("run", JobOutcome(0, "digest d1"), ())
-
-
-def test_a_node_that_is_away_at_the_end_finds_the_outcome_when_it_is_back(
-    job: RunRequest, store: LeaseStore
-) -> None:
-    term, _, b = trained_by_two(job, store)
-    term.went(b.session)
-    for message in (WorkerFinished(9, "d1", 2.0), WorkerEnded(stopped=False)):
-        term.take("a", WorkerSaid(WorkerId(0, 0), message))
-    term.take("a", WorkerGone(WorkerId(0, 0), 0))
-    term.leader.lost(WorkerId(0, 1), "away")
-    term.tick()
-    assert term.leader.outcome is not None
-    assert term.conclude(term.leader.outcome) is not None
-    kept = read_kept(store)
-    assert kept is not None
-    assert kept.participants == ("b",)
-    assert kept.missed_by("b", within=60.0, now=kept.over_at + 59.0)
-    assert not kept.missed_by("b", within=60.0, now=kept.over_at + 61.0)
-    assert not kept.missed_by("a", within=60.0, now=kept.over_at)
+    assert read_kept(store) == TermRecord(run="run", over=JobOutcome(0, "digest d1"))
 
 
 def test_a_node_leaves(job: RunRequest, store: LeaseStore) -> None:

@@ -214,6 +214,29 @@ def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) 
         channel.close()
 
 
+def test_workers_of_another_run_are_forgotten(tmp_path: Path, launch: Launch) -> None:
+    """Numbers of workers begin anew in each run of a job: an exit of an earlier one is not that of its namesake."""
+    place = tmp_path / "fork_server.socket"
+    spec = spec_of(launch.script("import signal; signal.pause()"), tmp_path)
+    server = WorkerForkServer(outlives=(place, 60.0))
+    (old, one), (dies, other) = (
+        start(server, msgspec.structs.replace(spec, run="first"), member) for member in (0, 1)
+    )
+    departures = [Departure(old), Departure(dies)]
+    server.signal(dies, signal.SIGKILL)
+    departures[1].wait()
+    pid, channel = start(server, msgspec.structs.replace(spec, run="second"), 0)
+    departures[0].wait()
+    server._channel.close()
+    adopted = WorkerForkServer.adopt(place)
+    assert adopted is not None
+    assert adopted.children == Children({pid: WorkerId(0, 0)}, [], "second")
+    adopted.close()
+    server.close()
+    for each in (one, other, channel):
+        each.close()
+
+
 def test_an_agent_is_killed_while_its_fork_server_loads(tmp_path: Path) -> None:
     """The next agent waits for it, rather than starting another one, whose workers nobody would find."""
     place = tmp_path / "fork_server.socket"

@@ -380,7 +380,7 @@ class Leader:
         outcome = self._tally.outcome(
             now=now,
             exit_codes=tracker.codes,
-            failure=tracker.failure() or (None if cut else tracker.orphaned()),
+            failure=tracker.failure() or (None if cut else tracker.without_result()),
             cut=cut,
             stopped=tracker.stopped,
             stopped_by=tracker.stopped_by,

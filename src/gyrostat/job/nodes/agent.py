@@ -31,7 +31,6 @@ import msgspec
 
 from gyrostat.core.errors import LeaseError
 from gyrostat.core.evidence import Evidence
-from gyrostat.core.files import write_atomically
 from gyrostat.core.plural import plural
 from gyrostat.job.control.control_socket import ControlSocket, runtime_directory
 from gyrostat.job.control.event_loop import Loop
@@ -39,7 +38,7 @@ from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.replies import Requester
 from gyrostat.job.control.requests import AskCheckpoint, Reply, Request
 from gyrostat.job.control.run_request import RunRequest
-from gyrostat.job.nodes.agent_home import locked_home
+from gyrostat.job.nodes.agent_home import RunMarker, locked_home
 from gyrostat.job.nodes.leader_term import STORE_LOST, JobOutcome, LeaderTerm, LeaseGrant, read_kept
 from gyrostat.job.nodes.lease import Campaign, LeaseStore
 from gyrostat.job.nodes.messages import (
@@ -117,14 +116,13 @@ class Agent:
         name = f"{self._request.name}.{self._options.node}"
         home = runtime_directory() / name
         stack.enter_context(locked_home(home, name))
+        self._run_file = RunMarker(home)
+        self._run = self._run_file.read()
+        stack.callback(lambda: self._run_file.forget() if self._result is not None else None)
         parents = home / "fork-server.socket"
         found = WorkerForkServer.adopt(parents, self._options.node_timeout)
         self._source = found or WorkerForkServer(outlives=(parents, self._options.node_timeout))
         stack.callback(self._source.close)
-        self._run_file = home / "run"
-        if found is None:  # the file is of an earlier run, if there is one
-            self._run_file.unlink(missing_ok=True)
-        self._run = self._run_file.read_text() if self._run_file.exists() else None
         self._agent_socket = home / "agent.socket"
         self._loop = Loop(
             self._source,
@@ -138,7 +136,10 @@ class Agent:
             agent_socket=self._agent_socket,
         )
         stack.callback(self._loop.close)
-        if found:
+        if found and found.children.run != (self._run or ""):
+            for pid in found.children.living:
+                found.signal(pid, signal.SIGKILL)
+        elif found:
             self._loop.workers.adopt(found.children.living)
             for worker_id in found.children.living.values():
                 self._facts.started(worker_id)
@@ -291,7 +292,7 @@ class Agent:
                 )
                 agent = str(self._agent_socket)
                 spec = msgspec.structs.replace(
-                    spec, worker_id=worker_id, agent=agent, agent_timeout_s=timeout
+                    spec, worker_id=worker_id, run=self._run or "", agent=agent, agent_timeout_s=timeout
                 )
                 workers.start(worker_id, spec)
             case TellWorker(worker_id=worker_id, message=message):
@@ -316,11 +317,10 @@ class Agent:
     def _belong_to(self, run: str) -> None:
         """End workers of another run of the job, which has no leader any more."""
         if run != self._run:
-            for worker_id in self._loop.workers.living():
-                self._loop.workers.signal(worker_id, signal.SIGKILL)
+            self._loop.workers.disown()
             self._facts = WorkerFactsTable()
         self._run = run
-        write_atomically(self._run_file, run.encode(), durable=False)
+        self._run_file.write(run)
 
     # Requests of clients, and signals.
 
@@ -365,7 +365,7 @@ class Agent:
             return
         node, options = self._options.node, self._options
         if kept is not None and kept.over is not None:
-            if kept.run == self._run or kept.missed_by(node, options.node_timeout, time.time()):
+            if kept.run == self._run:
                 self._result = kept.over
                 return
             kept = None

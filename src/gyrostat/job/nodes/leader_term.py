@@ -62,16 +62,7 @@ class TermRecord(msgspec.Struct, frozen=True, kw_only=True):
     record: LeaderRecord | None = None
     nodes: tuple[str, ...] | None = None
     """Those on which the job's workers may be."""
-    participants: tuple[str, ...] = ()
-    """Nodes that belong to the run; when it is over, those that have not received the outcome."""
     over: JobOutcome | None = None
-    over_at: float = 0.0
-    """By the system's clock."""
-
-    def missed_by(self, node: str, within: float, now: float) -> bool:
-        """Whether a node was away when the run ended, at most `within` seconds ago: it reports the outcome when it is back,
-        rather than beginning another run."""
-        return self.over is not None and node in self.participants and now <= self.over_at + within
 
 
 def read_kept(store: LeaseStore) -> TermRecord | None:
@@ -116,11 +107,9 @@ class LeaderTerm:
         self._behind: dict[str, float] = {}
         """Seconds by which a node's monotonic clock is behind this one."""
         self._stopping = False
-        self._participants: set[str] = set()
 
     def begin(self, node: str, send: Send, workers: list[WorkerFacts], kept: TermRecord | None) -> None:
         """With this agent's own node, and what the previous leader kept if there was one."""
-        self._participants = {node, *(kept.participants if kept is not None else ())}
         self.registry.came(node, send, _living(workers), time.monotonic())
         if kept is not None and kept.record is not None:
             self.registry.expect(_worker_ids(kept.record), kept.nodes, time.monotonic())
@@ -135,7 +124,6 @@ class LeaderTerm:
         if name in self._sessions:
             self._sessions[name].close()
         self._sessions[name] = session
-        self._participants.add(name)
         self._behind[name] = time.monotonic() - attending.clock
         session.send(NodeWelcome(self.grant.run))
         workers = self._workers_of(attending)
@@ -235,7 +223,6 @@ class LeaderTerm:
             send = self.registry.nodes[name].send
             if send is not None and not self.registry.workers_of(name):
                 send(NodeDismissed())
-                self._participants.discard(name)
 
     # The end.
 
@@ -250,9 +237,7 @@ class LeaderTerm:
         if outcome.failure is not None:
             text = f"the job has failed: {outcome.failure}"
         over = JobOutcome(outcome.exit_code, text)
-        missing = sorted(self._participants - set(self.registry.present()))
-        kept = TermRecord(run=self.grant.run, over=over, over_at=time.time(), participants=tuple(missing))
-        if not self._put(kept):
+        if not self._put(TermRecord(run=self.grant.run, over=over)):
             return None
         self.leader.close()
         for session in self._sessions.values():
@@ -266,10 +251,7 @@ class LeaderTerm:
 
     def _keep(self, record: Callable[[], LeaderRecord]) -> bool:
         nodes = tuple(self.registry.may_have_workers())
-        participants = tuple(sorted(self._participants))
-        return self._put(
-            TermRecord(run=self.grant.run, record=record(), nodes=nodes, participants=participants)
-        )
+        return self._put(TermRecord(run=self.grant.run, record=record(), nodes=nodes))
 
     def _put(self, kept: TermRecord) -> bool:
         try:

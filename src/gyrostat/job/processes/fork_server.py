@@ -109,6 +109,8 @@ class ForkedWorkers:
         self._pidfds: dict[int, int] = {}
         self._worker_ids: dict[int, WorkerId] = {}
         self._exited: list[tuple[WorkerId, int]] = []
+        self._run = ""
+        """The run of the job to which all workers belong."""
         self._listeners: list[_RendezvousListener] = []
 
     def serve(self) -> None:
@@ -175,7 +177,7 @@ class ForkedWorkers:
             while self._channel is not None and select.select([self._channel], [], [], 0)[0]:
                 self._handle_requests(self._channel)  # the last ones of the agent before
             greet(channel)
-            channel.send(Children(self._worker_ids, self._exited))
+            channel.send(Children(self._worker_ids, self._exited, self._run))
         except (OSError, GyrostatError, SystemExit):
             channel.close()
             return
@@ -189,12 +191,21 @@ class ForkedWorkers:
 
     def _fork(self, channel: Channel[ToForkServer], spec: WorkerSpec) -> None:
         files = _take_files(channel, _FILES_PER_WORKER)
+        if spec.run != self._run:
+            self._forget_run()
+            self._run = spec.run
         pid = self._fork_child(lambda: self._run_worker(spec, files), files)
         self._worker_ids[pid] = spec.worker_id
         logger.info(
             "forked worker %d as process %d", spec.worker_id.member, pid, extra=spec.worker_id.log_fields
         )
         self._send(Forked(pid))
+
+    def _forget_run(self) -> None:
+        """End the workers of an earlier run; nobody is interested in their exits."""
+        for pid in self._worker_ids:
+            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGKILL)
+        self._worker_ids, self._exited = {}, []
 
     def _send(self, message: Forked | Exited) -> None:
         """An agent that has gone does not get it: `serve` is about to notice that, and its successor gets `Children`."""

@@ -46,7 +46,7 @@ from gyrostat.job.processes.unix_socket import bind_at, connect_to
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """With these set to 1, numerical libraries start no threads when they are imported."""
 _EXIT_TIMEOUT_S = 10.0
-_STARTS = 3
+_STARTS = 10
 """A fork server that is killed before it is ready is started this many times in all."""
 
 logger = logging.getLogger(__name__)

@@ -165,6 +165,16 @@ class WorkerPool:
                 self._logs.open(worker_id.member, append=True)
                 worker.tail = Tail(self._logs.path(worker_id.member))
 
+    def disown(self) -> None:
+        """Kill all workers; nothing more is heard of them."""
+        for pid, worker in list(self._workers.items()):
+            self._source.signal(pid, signal.SIGKILL)
+            for pipe in list(worker.pipes):
+                self._close_pipe(worker, pipe)
+            self._close_channel(worker)
+            del self._workers[pid]
+            worker.close()
+
     def _black_box(self, worker_id: WorkerId) -> Path:
         return self._black_boxes / f"box-{worker_id.attempt}-{worker_id.member}"
 
