@@ -87,7 +87,7 @@ class SchedulerState:
         """Why the devices of a job last changed in this tick."""
         self.freed = True
         """Devices have become free since VCs last asked to borrow."""
-        self._submissions = 0
+        self._submissions = self._changes = 0
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
         self.availability = Availability(fleet)
@@ -382,6 +382,8 @@ class SchedulerState:
 
     def _enqueue(self, tenant: TenantState, job: JobView) -> None:
         """Put the job into the queue of its state, at its rank."""
+        self._changes += 1
+        job.changed = self._changes
         key, until = tenant.policy.rank(job, self.now)
         view = tenant.view
         queue = view.holding if job.devices else view.borrowing if job.borrowed else view.waiting
@@ -409,9 +411,13 @@ class SchedulerState:
         return min(times, default=None)
 
     def _expire(self) -> None:
-        """Rank jobs again whose rank has expired, and mark VCs whose policy asked to decide again now."""
+        """Rank jobs again whose rank has expired, and mark VCs whose policy asked to decide again now. A new rank that expires
+        at once holds for this tick.
+        """
+        expired = []
         while self._expiries and self._expiries[0][0] <= self.now:
-            _, _, job, entry = heapq.heappop(self._expiries)
+            expired.append(heapq.heappop(self._expiries))
+        for _, _, job, entry in expired:
             if job.entry is not entry or job.queue is None:
                 continue
             tenant = self.vcs[job.request.vc]

@@ -33,6 +33,7 @@ class JobView:
         "before",
         "borrowed",
         "borrowed_counts",
+        "changed",
         "companion",
         "counts",
         "devices",
@@ -74,6 +75,8 @@ class JobView:
         """The job whose devices it shares."""
         self.guest: JobView | None = None
         """The job that shares its devices."""
+        self.changed = 0
+        """The number of its last change of queue or rank, counted over all jobs: orders what happens at one instant."""
         self.queue: Queue | None = None
         self.entry: tuple[Key, int, JobView] | None = None
         self.started: float | None = None

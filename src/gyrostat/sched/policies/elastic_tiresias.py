@@ -79,12 +79,13 @@ class ElasticTiresias(Tiresias):
         *,
         queues: tuple[float, ...] = (500.0, 10_000.0),
         promote: float = 0.0,
+        yields: bool = False,
         crowd: int = 10,
         least: float = 0.5,
         price: float = 0.0,
         hold: float = 0.0,
     ) -> None:
-        super().__init__(queues=queues, promote=promote)
+        super().__init__(queues=queues, promote=promote, yields=yields)
         if not 0 < least <= 1:
             raise UsageError(
                 f"least is the share of its devices that a job keeps, above 0 and up to 1; got {least}"
