@@ -31,7 +31,8 @@ from gyrostat.sched.policy import (
     Wake,
 )
 from gyrostat.sched.port import Snapshot
-from gyrostat.sched.state import SchedulerState, TenantState
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import TenantState
 
 logger = logging.getLogger(__name__)
 

@@ -57,7 +57,7 @@ class JobView:
         self.id: JobId = request.id
         self.vc = vc
         self.number = number
-        """Counts submissions; breaks ties."""
+        """Rises with every submission; breaks ties."""
         self.devices: Devices = ()
         """Its guaranteed devices."""
         self.borrowed: Devices = ()
