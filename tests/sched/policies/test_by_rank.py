@@ -184,6 +184,7 @@ def test_a_guest_goes_when_its_host_loses_the_devices() -> None:
         ("fifo:backfill=perhaps", "backfill cannot be 'perhaps'"),
         ("tiresias:queues=10/5", "thresholds of queues must be positive and rise, got 10.0/5.0"),
         ("tiresias:promote=-1", "promote must be 0"),
+        ("tiresias:order=age", "order must be one of running, simulator, start, got 'age'"),
         ("gandiva:packed=2", "packed in 0 … 1"),
     ],
 )
@@ -203,8 +204,11 @@ def test_ranks_last_until_they_change() -> None:
 
 def test_a_job_that_falls_keeps_its_devices_from_an_older_one_of_its_new_queue() -> None:
     """Two devices, threshold 100. a falls at 50 s and loses its devices to c at 60 s. At 110 s c falls to a's queue and goes
-    on: jobs of one queue do not preempt each other. In the order of the public simulator, a takes its devices back.
+    on: jobs of one queue do not preempt each other. In the order of the public simulator, and by first start, a takes its
+    devices back.
     """
     jobs = (TraceJob(request("a", 2, at=0.0), 1_000.0), TraceJob(request("c", 2, at=60.0), 200.0))
     assert finish_times("gpu:1x2", "tiresias:queues=100", *jobs) == {"a": 1_200.0, "c": 260.0}
-    assert finish_times("gpu:1x2", "tiresias:queues=100,yields=yes", *jobs) == {"a": 1_050.0, "c": 1_200.0}
+    for order in ("simulator", "start"):
+        times = finish_times("gpu:1x2", f"tiresias:queues=100,order={order}", *jobs)
+        assert times == {"a": 1_050.0, "c": 1_200.0}

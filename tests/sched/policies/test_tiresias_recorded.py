@@ -116,7 +116,7 @@ def test_our_order_is_that_of_the_lists(jobs: str, yields: bool) -> None:
     make, devices, thresholds = JOBS[jobs]
     expected = run_listed(make(), devices=devices, thresholds=thresholds, yields=yields)
     queues = "/".join(map(str, thresholds))
-    found = ours(make(), devices, f"tiresias:queues={queues},yields={'yes' if yields else 'no'}")
+    found = ours(make(), devices, f"tiresias:queues={queues},order={'simulator' if yields else 'running'}")
     differing = {
         id_: (found[id_], (job.finished, job.preemptions))
         for id_, job in expected.items()
