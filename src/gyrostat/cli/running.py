@@ -364,7 +364,7 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
         table.add_row(
             str(row.workers),
             f"{row.throughput:,.1f}",
-            f"{row.efficiency:.0%}",
+            "-" if row.efficiency is None else f"{row.efficiency:.0%}",
             f"{1e3 * row.step_seconds:.1f} ms",
             f"{row.busy:.0%}",
         )

@@ -33,7 +33,7 @@ from gyrostat.job.control.instructions import (
     TellMember,
     refused_profile,
 )
-from gyrostat.job.control.profiling import ProfileRequest, Profiling
+from gyrostat.job.control.profiling import ProfileRequest, Profiling, SpeedBySize
 from gyrostat.job.control.recovery import RecoveryState
 from gyrostat.job.control.schedule import Schedule
 from gyrostat.job.control.straggler_response import StragglerResponse
@@ -64,6 +64,7 @@ class Coordinator:
         """What must be equal on all workers."""
         self._tried: tuple[Reconfiguration | None, int] = (None, 0)
         self._profiling: Profiling | None = None
+        self._speeds = SpeedBySize()
         self._stragglers = StragglerResponse(self._options.pace)
         self._recovery = RecoveryState()
 
@@ -103,6 +104,7 @@ class Coordinator:
         noticed: list[Instruction] = [*self._stragglers.observe(steps, generations)]
         if generations.phase is not _Phase.STEADY:
             return noticed
+        self._speeds.stepped(len(self.members), steps)
         if self._profiling is not None:
             return [*noticed, *(self._measure(self._profiling, now) if self._profiling.add(steps) else ())]
         if self._schedule.postponed is not None and (begun := self._next(now)):
@@ -434,7 +436,7 @@ class Coordinator:
             profiling.begin(self.generations.step)
             return []
         self._profiling = None
-        return [ProfileDone(profiling.request, profiling.table()), *self._next(now)]
+        return [ProfileDone(profiling.request, profiling.table(self._speeds)), *self._next(now)]
 
     def _abandon_profile(self, reason: str) -> list[Instruction]:
         profiling, self._profiling = self._profiling, None
