@@ -53,7 +53,7 @@ class Computation(msgspec.Struct, frozen=True):
     pulls: tuple[bytes, ...]
 
 
-class RecordedRun(msgspec.Struct, frozen=True, kw_only=True):
+class AsyncRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run."""
 
     format: int
@@ -79,7 +79,7 @@ class _Owner:
     updates: list[tuple[int, UpdateAccepted]]
 
 
-def merge_records(directory: Path, *, spec: StoreSpec, data: DataSpec, digest: str) -> RecordedRun:
+def merge_records(directory: Path, *, spec: StoreSpec, data: DataSpec, digest: str) -> AsyncRecord:
     """What the files of all servers say."""
     owners: list[list[_Owner]] = [[] for _ in range(spec.slots)]
     for path in sorted(directory.glob(f"{_PREFIX}*.jsonl")):
@@ -104,7 +104,7 @@ def merge_records(directory: Path, *, spec: StoreSpec, data: DataSpec, digest: s
                 computations.append(Computation(update.epoch, update.batch, origin.pulls))
             taken.append(numbers[origin.computation])
         history.append(tuple(taken))
-    return RecordedRun(
+    return AsyncRecord(
         format=FORMAT,
         digest=digest,
         spec=spec,
@@ -114,10 +114,10 @@ def merge_records(directory: Path, *, spec: StoreSpec, data: DataSpec, digest: s
     )
 
 
-def read_record(path: Path) -> RecordedRun:
+def read_record(path: Path) -> AsyncRecord:
     """Raises `UsageError` if it is none."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=RecordedRun)
+        record = msgspec.json.decode(path.read_bytes(), type=AsyncRecord)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

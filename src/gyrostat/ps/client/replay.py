@@ -15,7 +15,7 @@ import numpy as np
 
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.shards.messages import EpochOver, Shard
-from gyrostat.ps.checkpoint.record import RecordedRun
+from gyrostat.ps.checkpoint.record import AsyncRecord
 from gyrostat.ps.client.port import DataSpec, Pull, PulledValues, WholeUpdate, WorkerProgress
 from gyrostat.ps.protocol.evaluation import EvaluationKey, Evaluations
 from gyrostat.ps.protocol.exchange import BatchRange
@@ -105,7 +105,7 @@ class VersionedSlots:
 class ReplayServers:
     """Implements `ParameterServers` from a record."""
 
-    def __init__(self, record: RecordedRun) -> None:
+    def __init__(self, record: AsyncRecord) -> None:
         self._record = record
         self._order = deque(causal_order(record))
         self._batches_left = [len(each) for each in record.history]
@@ -250,7 +250,7 @@ class ReplayServers:
         return found[::-1]
 
 
-def causal_order(record: RecordedRun) -> list[int]:
+def causal_order(record: AsyncRecord) -> list[int]:
     """All computations, each after those whose updates it has seen; epochs one after the other."""
     seen = [
         np.max([np.frombuffer(each, np.int64) for each in one.pulls], axis=0) for one in record.computations
