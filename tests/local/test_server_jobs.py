@@ -14,6 +14,7 @@ from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.layout import read_layout
 from gyrostat.cluster.records import JobState
 from gyrostat.core.errors import Unplaceable, UsageError, WrongState
+from gyrostat.core.roles import ServerRecovery
 from gyrostat.job.control.client import JobClient
 from gyrostat.local.daemon import Daemon
 from tests.job.server_job.counting import EPOCHS, SAMPLES, SCRIPT, UPDATES
@@ -132,4 +133,4 @@ def test_what_can_never_run_is_refused(tmp_path: Path) -> None:
         with pytest.raises(Unplaceable, match="not opportunistic"):
             service.submit(spec(tmp_path, "d", opportunistic=True), "ads")
         with pytest.raises(UsageError, match="recovery by replica needs at least 2 servers"):
-            service.submit(spec(tmp_path, "e", servers=1, server_recovery="replica"), "ads")
+            service.submit(spec(tmp_path, "e", servers=1, server_recovery=ServerRecovery.REPLICA), "ads")

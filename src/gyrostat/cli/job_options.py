@@ -33,6 +33,12 @@ SERVER_RECOVERY: OptionInfo = typer.Option(
     "(partial), or copies on another server take over and nothing goes back (replica).",
     rich_help_panel=SERVERS,
 )
+SERVER_ADJUST: OptionInfo = typer.Option(
+    metavar="SECONDS",
+    min=0,
+    help="Minimum seconds between two treatments of slow or overloaded servers; 0: they are left alone.",
+    rich_help_panel=SERVERS,
+)
 THREADS: OptionInfo = typer.Option(
     metavar="T",
     help="Threads per worker; the number affects the bits of the result.",

@@ -19,7 +19,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.files import check_writable, make_directory
 from gyrostat.core.job import Determinism, RecoveryMode, TrainingOptions
 from gyrostat.core.placement import Placement
-from gyrostat.core.roles import ServerRecovery
+from gyrostat.core.roles import ServerRecovery, ServerRole
 from gyrostat.job.diagnostics.stragglers import Reaction, StragglerPolicy
 from gyrostat.job.diagnostics.watchdog import Action, WatchdogPolicy
 
@@ -67,6 +67,7 @@ def run(
     servers: given.Servers = 0,
     server_cores: given.ServerCores = 1,
     server_recovery: given.ServerRecovery = ServerRecovery.EXACT,
+    server_adjust: given.ServerAdjust = 60.0,
     record: given.Record = None,
     threads: given.Threads = 1,
     reduction: given.Reduction = None,
@@ -117,7 +118,10 @@ def run(
     settings = None
     if servers:
         settings, entries = server_options.choose_servers(
-            servers, server_cores, server_recovery, workers, schedule, record
+            ServerRole(count=servers, cores=server_cores, recovery=server_recovery, adjust_s=server_adjust),
+            workers,
+            schedule,
+            record,
         )
         chosen, is_given = options.choose_placement(virtual_workers or 1, 1, None)
         is_given = virtual_workers is not None
@@ -192,6 +196,11 @@ def run(
             ttl=lease,
         )
         raise typer.Exit(code)
+    if nodes != 1 or node is not None or listen is not None:
+        raise UsageError(
+            "--nodes, --node and --listen are for a job on several nodes, which needs a lease store: add --store ADDRESS, such "
+            "as etcd://HOST:2379, or leave them out"
+        )
     outcome = _run_on_display(request, quiet=quiet, live=log_format is not logs.LogFormat.JSON)
     if report is not None:
         write_report(report, outcome, request)

@@ -51,6 +51,7 @@ Servers = Annotated[
 ]
 ServerCores = Annotated[int, shared.SERVER_CORES]
 ServerRecovery = Annotated[Loss, shared.SERVER_RECOVERY]
+ServerAdjust = Annotated[float, shared.SERVER_ADJUST]
 Record = Annotated[
     Path | None,
     typer.Option(

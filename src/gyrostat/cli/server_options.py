@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from gyrostat.cli.options import parse_schedule_entries
 from gyrostat.core.errors import UsageError
-from gyrostat.core.roles import ServerRecovery, ServerRole
+from gyrostat.core.roles import ServerRole
 
 if TYPE_CHECKING:
     from gyrostat.job.control.run_request import ServerSettings
@@ -39,7 +39,7 @@ REFUSED = {
     "trace": "traces show the phases of synchronous steps: leave it out",
 }
 """Parameters of `run` that a job with parameter servers does not have, and why."""
-ONLY_WITH_SERVERS = ("server_cores", "server_recovery", "record")
+ONLY_WITH_SERVERS = ("server_cores", "server_recovery", "server_adjust", "record")
 
 
 def check_options(given: Collection[str], servers: int) -> None:
@@ -55,9 +55,7 @@ def check_options(given: Collection[str], servers: int) -> None:
 
 
 def choose_servers(
-    servers: int,
-    cores: int,
-    recovery: ServerRecovery,
+    role: ServerRole,
     workers: int | None,
     schedule: str | None,
     record: Path | None,
@@ -76,7 +74,6 @@ def choose_servers(
                 f"--schedule {schedule} begins with {first} workers, but --workers says {workers}"
             )
         workers = first
-    role = ServerRole(count=servers, cores=cores, recovery=recovery)
     settings = ServerSettings(role=role, workers=1 if workers is None else workers, record=record)
     return settings, tuple(entries)
 

@@ -6,6 +6,7 @@ The same for `gyrostat run`, a cluster's `JobSpec` and its scheduler.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -70,8 +71,12 @@ class ServerRole:
     memory: int | None = None
     """Bytes that each server needs; None: not stated."""
     recovery: ServerRecovery = ServerRecovery.EXACT
+    adjust_s: float = 60.0
+    """The least seconds between two treatments of slow or overloaded servers; 0: none."""
 
     def __post_init__(self) -> None:
+        if not 0 <= self.adjust_s < math.inf:
+            raise UsageError(f"servers are treated every some seconds, or never (0); got {self.adjust_s}")
         if not 1 <= self.count <= MOST_SERVERS:
             raise UsageError(f"a server job has 1 to {MOST_SERVERS} servers, got {self.count}")
         if not 1 <= self.cores <= MOST_CORES:
