@@ -2,8 +2,8 @@
 paper's static configuration (DLRover, section 6.2).
 
 Worker at 25 % speed: one of four paced workers takes four times as long for a batch. Ours: shards on demand. Baseline: the data
-is split evenly and the slow worker is left alone, so the job takes as long as the slow worker needs for its quarter; that is what
-is run. Server at 25 % of its time: one of two servers is stopped for 75 of every 100 ms. Ours: it is found and replaced
+is split evenly and the slow worker is left alone, so the job takes as long as the slow worker needs for its quarter; that is
+what is run. Server at 25 % of its time: one of two servers is stopped for 75 of every 100 ms. Ours: it is found and replaced
 (`--server-adjust`). Baseline: it is left alone.
 """
 
