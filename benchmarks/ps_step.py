@@ -9,23 +9,17 @@ processes of a side counts, so that others on the machine hardly matter.
 from __future__ import annotations
 
 import contextlib
-import os
-import selectors
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 
 from figures import Figure, Options, Target, main
-from gyrostat.ps.control.leader import PsLeader
 from gyrostat.ps.control.settings import PsSettings
-from gyrostat.ps.control.status import PsEvent
 from pairs import Pair, show_progress
+from ps_leader import LedJob
 from side_ps import SideSettings
 
 _BLOCK = 150
@@ -74,55 +68,18 @@ def start(settings: SideSettings, stack: contextlib.ExitStack) -> subprocess.Pop
     return process
 
 
-class _Nobody:
-    def ps_event(self, event: PsEvent) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def led(settings: PsSettings) -> Iterator[PsLeader]:
-    """A leader whose loop runs in a thread."""
-    selector = selectors.DefaultSelector()
-    reader, writer = os.pipe()
-    ended = False
-
-    def loop() -> None:
-        while not ended:
-            leader.tick()
-            deadline = leader.deadline()
-            wait = 1.0 if deadline is None else max(0.0, min(1.0, deadline - time.monotonic()))
-            for key, _ in selector.select(wait):
-                key.data()
-
-    leader = PsLeader(settings, selector, _Nobody())
-    selector.register(reader, selectors.EVENT_READ, lambda: os.read(reader, 1))
-    leader.begin()
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield leader
-    finally:
-        ended = True
-        os.write(writer, b"!")
-        thread.join()
-        leader.close()
-        selector.close()
-        os.close(reader)
-        os.close(writer)
-
-
 def measure(options: Options) -> list[Figure]:
     steps = _QUICK_BLOCK if options.quick else _BLOCK
     with contextlib.ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gyrostat-ps-")))
         settings = PsSettings(directory=directory, checkpoint_seconds=1e9)
-        leader = stack.enter_context(led(settings))
+        leader = stack.enter_context(LedJob(settings))
         worker = start(SideSettings("remote", leader.address, leader.token), stack)
         rendezvous = f"file://{directory}/rendezvous"
         rpc_server = start(SideSettings("rpc-server", rendezvous=rendezvous), stack)
         rpc_worker = start(SideSettings("rpc", rendezvous=rendezvous), stack)
         remote = PsSide("remote", worker, [])
-        remote.others = list(leader.status().servers[0].pids)
+        remote.others = list(leader.call(leader.status).servers[0].pids)
         sides = {
             "local": PsSide("local", start(SideSettings("local"), stack), []),
             "embedding": PsSide("embedding", start(SideSettings("embedding"), stack), []),

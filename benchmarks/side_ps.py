@@ -119,7 +119,7 @@ def embedding(settings: SideSettings) -> Callable[[int], None]:
         for _ in range(steps):
             out = table(made[state["number"] % _BATCHES])
             optimizer.zero_grad()
-            (out * out).sum().mul(SCALE / 2).backward()  # type: ignore[no-untyped-call]
+            (out * out).sum().mul(SCALE / 2).backward()
             optimizer.step()
             state["number"] += 1
 
@@ -175,7 +175,7 @@ def rpc_server(settings: SideSettings) -> Callable[[int], None]:
     _rpc_state["table"] = table
     _rpc_state["optimizer"] = torch.optim.Adagrad(table.parameters(), lr=LR)
     _join_rpc(settings, "server", 1)
-    torch_rpc.shutdown()  # type: ignore[no-untyped-call]
+    torch_rpc.shutdown()
     return lambda steps: None
 
 

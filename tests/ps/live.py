@@ -232,9 +232,7 @@ class LiveJob:
         try:
             while not self._ended:
                 self.leader.tick()
-                deadline = self.leader.deadline()
-                wait = None if deadline is None else max(0.0, deadline - time.monotonic())
-                for key, _ in self._selector.select(wait):
+                for key, _ in self._selector.select(max(0.0, self.leader.deadline() - time.monotonic())):
                     key.data()
         except BaseException as error:
             self._error = error

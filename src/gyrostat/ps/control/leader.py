@@ -63,6 +63,8 @@ from gyrostat.ps.wire.handshake import PeerRole, new_token
 
 logger = logging.getLogger(__name__)
 
+_LONGEST_WAIT = 3600.0
+
 
 class PsLeader:
     """One job's servers, shard queues and checkpoints."""
@@ -122,10 +124,10 @@ class PsLeader:
             self._treat(now)
         self._after_event()
 
-    def deadline(self) -> float | None:
+    def deadline(self) -> float:
         """When `tick` has something to do, by the monotonic clock."""
         soonest = min(self._servers.deadline, self._schedule.at, self._treat_at)
-        return None if soonest == float("inf") else soonest
+        return min(soonest, time.monotonic() + _LONGEST_WAIT)  # more than a selector takes may be configured
 
     def scale(self, servers: int, cores: int | None = None, done: Done | None = None) -> None:
         """Add or remove servers, while training goes on. `done` is called when all slots are in place."""
