@@ -35,6 +35,7 @@ COMMANDS = (
     "scale_out_gap",
     "shard_handout",
     "straggler",
+    "server_straggler",
     "philly_elastic",
     "silent_peer",
     "simulate_philly",

@@ -101,6 +101,7 @@ class CountingRun:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
 
     def __enter__(self) -> Self:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from pathlib import Path
 
@@ -174,6 +175,21 @@ def test_stopped_by_request_and_resumed_on_other_numbers(tmp_path: Path, digest:
     assert report["first_step"] == done
     assert report["resumed_from"] == str(tmp_path / "ckpt" / Path(report["resumed_from"]).name)
     assert report["samples"] == EPOCHS * SAMPLES - done * (EPOCHS * SAMPLES // UPDATES)
+
+
+def test_ctrl_c_reaches_the_whole_group_and_the_last_checkpoint_is_written(
+    tmp_path: Path, digest: str
+) -> None:
+    options = ("--servers", "2", "--workers", "2", "--checkpoint-dir", "ckpt")
+    with CountingRun(tmp_path, *options, seconds_per_batch=SLOW) as run:
+        run.until_update(30)
+        os.killpg(run.process.pid, signal.SIGINT)
+        assert run.wait() == 130
+        done = run.report()["steps"]
+        assert events(run.report(), "failure") == []
+    with CountingRun(tmp_path, *options) as run:
+        report = run.check_complete()
+    assert (report["digest"], report["first_step"]) == (digest, done)
 
 
 def test_a_checkpoint_by_request_and_a_killed_leader(tmp_path: Path, digest: str) -> None:

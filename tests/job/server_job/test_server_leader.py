@@ -165,6 +165,28 @@ def test_servers_that_cannot_go_on_end_the_job(job: FakeJob) -> None:
     assert found.exit_code == 1
 
 
+def test_servers_that_are_lost_again_and_again_without_an_update_end_the_job(tmp_path: Path) -> None:
+    job = FakeJob(tmp_path, workers=1, failures={"restarts": 0})
+    job.begin_training()
+    lost = ServersHappened(kind=EventKind.FAILURE, reason="server server-1/0 was lost: killed")
+    for update in range(1, 10):
+        job.leader.from_servers(lost)
+        job.train(update, update)
+    for _ in range(3):
+        job.leader.from_servers(lost)
+    job.leader.tick()
+    assert job.signals == []
+    job.leader.from_servers(lost)
+    job.leader.tick()
+    assert job.signals == [(0, signal.SIGTERM)]
+    job.leave(0)
+    found = outcome(job)
+    assert str(found.failure) == (
+        "server server-1/0 was lost: killed; 4 losses of servers in a row without an update"
+    )
+    assert found.exit_code == 1
+
+
 def test_status_knows_both_roles(job: FakeJob) -> None:
     job.train(5, 20)
     (status,) = job.ask(AskStatus()).replies

@@ -18,12 +18,11 @@ import logging
 import signal
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, replace
 
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.evidence import Evidence
-from gyrostat.core.job import Assignment, ServerAccess
+from gyrostat.core.job import ServerAccess
 from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, transition
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.device_assignment import Slot
@@ -45,7 +44,13 @@ from gyrostat.job.processes.protocol import (
     WorkerId,
 )
 from gyrostat.job.server_job.liveness import WorkerLiveness
-from gyrostat.job.server_job.port import FromServers, ScriptLogged, ServerControl, ServersCheckpointed
+from gyrostat.job.server_job.port import (
+    FromServers,
+    ScriptLogged,
+    ServerControl,
+    ServerJobExecutor,
+    ServersCheckpointed,
+)
 from gyrostat.job.server_job.requests import ServerRequests, SizeChange
 from gyrostat.job.server_job.status import server_job_status
 from gyrostat.job.server_job.tally import ServerTally
@@ -53,17 +58,10 @@ from gyrostat.job.server_job.workers import Order, ServerWorkers, StartMember, W
 
 logger = logging.getLogger(__name__)
 
+_SERVER_LOSSES = 3
+"""So many of them, for each start that `--restarts` allows, may be lost without an update in between."""
+
 _NO_SERVERS_USED = "the script ended without parameter servers: it never called gyrostat.servers(job); run it without --servers"
-
-
-class ServerJobExecutor(Protocol):
-    """Carries out what concerns worker processes."""
-
-    def start(self, worker_id: WorkerId, assignment: Assignment) -> None: ...
-
-    def tell(self, worker_id: WorkerId, message: Ping) -> None: ...
-
-    def signal(self, worker_id: WorkerId, number: int) -> None: ...
 
 
 @dataclass
@@ -96,6 +94,8 @@ class ServerJobLeader:
         self._schedule = list(request.schedule)
         self._liveness = WorkerLiveness(request.failures)
         self._stop = _Stop()
+        self._server_losses = 0
+        """Since the last update."""
 
     # Workers.
 
@@ -167,6 +167,22 @@ class ServerJobLeader:
                 self._show(self._tally.checkpointed(found, now))
             case _:
                 self._show(self._tally.happened(found, now))
+                if found.kind is EventKind.FAILURE:
+                    self._servers_failed(found.reason)
+
+    def _servers_failed(self, reason: str) -> None:
+        """Servers that die again and again while no update is made would do so for ever."""
+        self._server_losses += 1
+        most = (self._request.failures.restarts + 1) * max(_SERVER_LOSSES, self.servers)
+        if self._server_losses > most and self._workers.failure is None:
+            self._fail_servers(
+                f"{reason}; {self._server_losses} losses of servers in a row without an update"
+            )
+
+    def _fail_servers(self, summary: str) -> None:
+        self._workers.failure = JobFailure(
+            worker=0, cause=FailureCause.LOST, summary=summary, role=ProcessRole.SERVER
+        )
 
     # Signals and requests.
 
@@ -241,16 +257,7 @@ class ServerJobLeader:
         """Run on exactly these devices, one worker on each."""
         devices = self._request.device_assignment
         assert devices is not None
-        leaving = devices.retarget(slots, self.members)
-        self.change(
-            SizeChange(
-                request=change.request,
-                workers=change.workers,
-                servers=change.servers,
-                leaving=leaving,
-                reason=change.reason,
-            )
-        )
+        self.change(replace(change, leaving=devices.retarget(slots, self.members)))
 
     def vacate(self, devices: tuple[int, ...]) -> None:
         """Its workers on these devices have not left in time: they are killed, and nobody takes their place there."""
@@ -279,15 +286,11 @@ class ServerJobLeader:
         if self.outcome is not None:
             return
         if self._tally.progressed(self._servers.progress, now):
+            self._server_losses = 0
             self._requests.updated()
             self._liveness.progressed(now)
         if self._servers.failure is not None and self._workers.failure is None:
-            self._workers.failure = JobFailure(
-                worker=0,
-                cause=FailureCause.LOST,
-                summary=self._servers.failure,
-                role=ProcessRole.SERVER,
-            )
+            self._fail_servers(self._servers.failure)
         self._follow_schedule(now)
         self._carry_out(self._workers.orders(self._tally.updates, now))
         self._check_liveness(now)

@@ -1,4 +1,5 @@
-"""`ServerControl`: what the leader of a server job needs of its parameter servers and shard queues.
+"""`ServerControl`: what the leader of a server job needs of its parameter servers and shard queues. `ServerJobExecutor`: what
+it needs of worker processes.
 
 `servers` implements it with `gyrostat.ps.control`. All calls are made in the thread of the event loop, and return at once; what
 takes time calls `done` later, in the same thread.
@@ -11,8 +12,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from gyrostat.core.events import EventKind
+from gyrostat.core.job import Assignment
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.requests import ServerInfo
+from gyrostat.job.processes.protocol import Ping, WorkerId
 from gyrostat.job.server_job.poison import ShardInHand
 
 Done = Callable[[str | None], None]
@@ -111,3 +114,13 @@ class ServerControl(Protocol):
 
     def close(self) -> None:
         """End all server processes."""
+
+
+class ServerJobExecutor(Protocol):
+    """Carries out what concerns worker processes."""
+
+    def start(self, worker_id: WorkerId, assignment: Assignment) -> None: ...
+
+    def tell(self, worker_id: WorkerId, message: Ping) -> None: ...
+
+    def signal(self, worker_id: WorkerId, number: int) -> None: ...

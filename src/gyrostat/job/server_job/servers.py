@@ -6,6 +6,7 @@ import selectors
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from gyrostat.core.errors import GyrostatError
 from gyrostat.core.events import EventKind
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.requests import ServerInfo
@@ -18,6 +19,7 @@ from gyrostat.job.server_job.port import (
     ServersCheckpointed,
     ServersHappened,
 )
+from gyrostat.ps.checkpoint.record import clear_records
 from gyrostat.ps.control.leader import PsLeader
 from gyrostat.ps.control.settings import PsSettings
 from gyrostat.ps.control.status import PsEvent, PsEventKind
@@ -40,10 +42,13 @@ class PsServers:
         on_event: Callable[[FromServers], None],
     ) -> None:
         """`directory`: for checkpoints that need not outlive the job, if the user has named no other."""
-        self._on_event = on_event
-        self._leader = PsLeader(_settings(request, directory), selector, self)
+        assert request.servers is not None
+        self._on_event, self._record = on_event, request.servers.record
+        self._settings = _settings(request, directory)
+        self._leader = PsLeader(self._settings, selector, self)
+        if self._record is not None and self._leader.resumed_from is None:
+            clear_records(self._settings.directory)
         self._opened = False
-        self._record = None if request.servers is None else request.servers.record
         self._shows_checkpoints = request.options.checkpoint is not None
 
     @property
@@ -120,12 +125,16 @@ class PsServers:
         self._leader.checkpoint(done)
 
     def digest(self, done: Callable[[str], None]) -> None:
-        def known(digest: str) -> None:
+        def found(digest: str) -> None:
             if self._record is not None:
-                self._leader.write_record(self._record, digest)
+                try:
+                    self._leader.write_record(self._record, digest)
+                except (OSError, GyrostatError) as error:
+                    reason = f"the order of updates cannot be written to {self._record}: {error}"
+                    self._happened(EventKind.FAILURE, reason)
             done(digest)
 
-        self._leader.digest(known)
+        self._leader.digest(found)
 
     def close(self) -> None:
         self._leader.close()

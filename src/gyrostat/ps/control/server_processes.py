@@ -28,7 +28,8 @@ class ServerProcesses:
         self._processes: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
     def start(self, settings: ServerProcessSettings) -> None:
-        process = subprocess.Popen(self._command, stdin=subprocess.PIPE)
+        # In a session of its own: Ctrl-C is for the leader, and its last checkpoint needs the servers.
+        process = subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
         descriptor = os.pidfd_open(process.pid)
         self._processes[settings.name] = process, descriptor
         self._selector.register(descriptor, selectors.EVENT_READ, partial(self._ended, settings.name))
