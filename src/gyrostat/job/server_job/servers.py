@@ -19,7 +19,8 @@ from gyrostat.job.server_job.port import (
     ServersCheckpointed,
     ServersHappened,
 )
-from gyrostat.ps.checkpoint.record import clear_records
+from gyrostat.ps.checkpoint.checkpoint_files import CheckpointFiles
+from gyrostat.ps.checkpoint.record import clear_records, merge_records
 from gyrostat.ps.control.leader import PsLeader
 from gyrostat.ps.control.settings import PsSettings
 from gyrostat.ps.control.status import PsEvent, PsEventKind
@@ -127,14 +128,20 @@ class PsServers:
     def digest(self, done: Callable[[str], None]) -> None:
         def found(digest: str) -> None:
             if self._record is not None:
-                try:
-                    self._leader.write_record(self._record, digest)
-                except (OSError, GyrostatError) as error:
-                    reason = f"the order of updates cannot be written to {self._record}: {error}"
-                    self._happened(EventKind.FAILURE, reason)
+                self._write_record(self._record, digest)
             done(digest)
 
         self._leader.digest(found)
+
+    def _write_record(self, path: Path, digest: str) -> None:
+        """The end of the last epoch is in a checkpoint, which says what the servers hold."""
+        directory = self._settings.directory
+        manifest = CheckpointFiles(directory, self._settings.keep).newest().manifest
+        assert manifest is not None
+        try:
+            merge_records(directory, spec=manifest.spec, data=manifest.data, digest=digest).write(path)
+        except (OSError, GyrostatError) as error:
+            self._happened(EventKind.FAILURE, f"the order of updates cannot be written to {path}: {error}")
 
     def close(self) -> None:
         self._leader.close()
