@@ -59,6 +59,9 @@ VERBS: Mapping[str, Verb] = {
     "scan": Verb("scan", Panel.PROOF, "Measure the cost of heterogeneous determinism for a script."),
     "probe": Verb("probe", Panel.PROOF, "Check whether two machines compute the same bits."),
     "replay": Verb("replay", Panel.PROOF, "Replay recorded scheduling decisions and compare them."),
+    "replay-async": Verb(
+        "replay_async", Panel.PROOF, "Repeat a recorded asynchronous job in one process, with equal bits."
+    ),
     "simulate": Verb("simulate", Panel.PLANNING, "Run the scheduler on a trace, in virtual time."),
     "experiment": Verb("experiment", Panel.PLANNING, "Reproduce experiments of published papers."),
     "plan": Verb("plan", Panel.PLANNING, "Split virtual workers over devices of several types."),

@@ -3,14 +3,13 @@
 Every update carries its origin: which computation it comes from, and how many updates each slot had applied at each of its
 pulls. A server writes a line for every update that its slots accept, and one when it becomes the owner of a slot; lines
 are in the system's hands before the update is acknowledged, so that they outlive the process. `merge_records` puts the files
-of all servers together: of each slot, the updates that are in it at the end. What was rolled back, or accepted by a
-server that was given up, is left out.
+of all servers together. What was rolled back is part of it: a slot that was saved late may have updates that were computed
+with what another slot, which was saved early, has lost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -19,7 +18,7 @@ import msgspec
 from gyrostat.core.errors import DamagedCheckpoint, UsageError
 from gyrostat.core.files import write_atomically
 from gyrostat.ps.protocol.data_spec import DataSpec
-from gyrostat.ps.protocol.record_lines import RecordLine, SlotOwned, UpdateAccepted, UpdateOrigin
+from gyrostat.ps.protocol.record_lines import RecordLine, SlotOwned, UpdateOrigin, line_of
 from gyrostat.ps.store.spec import StoreSpec
 
 FORMAT = 1
@@ -30,9 +29,8 @@ class UpdateRecorder:
     """Writes one server's file."""
 
     def __init__(self, directory: Path, server: str) -> None:
-        self._file: IO[bytes] = (directory / f"{_PREFIX}{server.replace('/', '-')}.jsonl").open(
-            "ab", buffering=0
-        )
+        name = server.replace("/", "-")
+        self._file: IO[bytes] = (directory / f"{_PREFIX}{name}.jsonl").open("ab", buffering=0)
 
     def write(self, line: RecordLine) -> None:
         self._file.write(msgspec.json.encode(line) + b"\n")
@@ -55,7 +53,19 @@ class Computation(msgspec.Struct, frozen=True):
     pulls: tuple[bytes, ...]
 
 
-class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+class UpdateLine(msgspec.Struct, frozen=True):
+    """The updates of a slot under one owner."""
+
+    slot: int
+    name: int
+    """`line_of`. Later lines of a slot have larger names."""
+    start: int
+    """The version at which it begins."""
+    updates: tuple[int, ...]
+    """Numbers of computations."""
+
+
+class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A whole run."""
 
     format: int
@@ -64,62 +74,49 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     spec: StoreSpec
     data: DataSpec
     computations: tuple[Computation, ...]
-    history: tuple[tuple[int, ...], ...]
-    """By slot: the numbers of the computations whose updates it has taken, in order."""
+    lines: tuple[UpdateLine, ...]
 
     def write(self, path: Path) -> None:
         write_atomically(path, msgspec.json.encode(self))
 
 
-@dataclass
-class _Owner:
-    """A line of updates of one slot, from the instant at which a server became its owner."""
-
-    term: int
-    number: int
-    start: int
-    updates: list[tuple[int, UpdateAccepted]]
-
-
-def merge_records(directory: Path, *, spec: StoreSpec, data: DataSpec, digest: str) -> JobRecord:
+def merge_records(directory: Path, *, spec: StoreSpec, data: DataSpec, digest: str) -> UpdateRecord:
     """What the files of all servers say."""
-    owners: list[list[_Owner]] = [[] for _ in range(spec.slots)]
-    for path in sorted(directory.glob(f"{_PREFIX}*.jsonl")):
-        here: dict[int, _Owner] = {}
-        for line in _lines(path):
-            if isinstance(line, SlotOwned):
-                here[line.slot] = _Owner(line.term, line.number, line.version, [])
-                owners[line.slot].append(here[line.slot])
-            else:
-                for slot, version in line.slots.items():
-                    if slot in here:
-                        here[slot].updates.append((version, line))
     numbers: dict[str, int] = {}
     computations: list[Computation] = []
-    history = []
-    for each in owners:
-        taken = []
-        for update in _valid(each):
-            origin = msgspec.msgpack.decode(update.origin, type=UpdateOrigin)
-            if origin.computation not in numbers:
-                numbers[origin.computation] = len(computations)
-                computations.append(Computation(update.epoch, update.batch, origin.pulls))
-            taken.append(numbers[origin.computation])
-        history.append(tuple(taken))
-    return JobRecord(
+    lines: list[tuple[SlotOwned, list[int]]] = []
+    for path in sorted(directory.glob(f"{_PREFIX}*.jsonl")):
+        here: dict[int, list[int]] = {}
+        for line in _lines(path):
+            if isinstance(line, SlotOwned):
+                here[line.slot] = []
+                lines.append((line, here[line.slot]))
+                continue
+            origin = msgspec.msgpack.decode(line.origin, type=UpdateOrigin)
+            for slot in line.slots:
+                if slot in here:  # else it is the owner's mirror
+                    if origin.computation not in numbers:
+                        numbers[origin.computation] = len(computations)
+                        computations.append(Computation(line.epoch, line.batch, origin.pulls))
+                    here[slot].append(numbers[origin.computation])
+    found = [
+        UpdateLine(owned.slot, line_of(owned.term, owned.number), owned.version, tuple(updates))
+        for owned, updates in lines
+    ]
+    return UpdateRecord(
         format=FORMAT,
         digest=digest,
         spec=spec,
         data=data,
         computations=tuple(computations),
-        history=tuple(history),
+        lines=tuple(sorted(found, key=lambda line: (line.slot, line.name))),
     )
 
 
-def read_record(path: Path) -> JobRecord:
+def read_record(path: Path) -> UpdateRecord:
     """Raises `UsageError` if it is none."""
     try:
-        record = msgspec.json.decode(path.read_bytes(), type=JobRecord)
+        record = msgspec.json.decode(path.read_bytes(), type=UpdateRecord)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -129,20 +126,6 @@ def read_record(path: Path) -> JobRecord:
     if record.format != FORMAT:
         raise UsageError(f"{path} has format {record.format}; this version reads format {FORMAT}")
     return record
-
-
-def _valid(owners: list[_Owner]) -> list[UpdateAccepted]:
-    """The updates of one slot that are in it at the end: each owner begins where the one before it was when it took over."""
-    kept: list[tuple[int, UpdateAccepted]] = []
-    for owner in sorted(owners, key=lambda each: (each.term, each.number)):
-        if owner.start > 0 and not kept and not any(each.start == 0 for each in owners):
-            raise UsageError(
-                f"the record begins in the middle: a slot had applied {owner.start} updates already. Record a run from its "
-                "start (--no-resume)"
-            )
-        kept = [(version, update) for version, update in kept if version < owner.start]
-        kept += owner.updates
-    return [update for _, update in kept]
 
 
 def _lines(path: Path) -> Iterable[RecordLine]:

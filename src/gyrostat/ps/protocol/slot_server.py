@@ -30,9 +30,9 @@ from gyrostat.ps.protocol.messages import (
     TermAssumed,
     ToServer,
 )
-from gyrostat.ps.protocol.record_lines import RecordLine, SlotOwned, UpdateAccepted
+from gyrostat.ps.protocol.record_lines import RecordLine, SlotOwned, UpdateAccepted, line_of
 from gyrostat.ps.store.hashing import slots_of
-from gyrostat.ps.store.ledger import Slots
+from gyrostat.ps.store.ledger import Slots, Versions
 from gyrostat.ps.store.slot_state import SlotState
 from gyrostat.ps.store.slot_store import SlotStore, Update
 from gyrostat.ps.store.spec import StoreSpec
@@ -118,6 +118,8 @@ class SlotServer:
         self.term = 0
         self._owned = np.zeros(spec.slots, bool)
         """Owned or frozen."""
+        self._lines: Versions = np.zeros(spec.slots, np.int64)
+        """Of owned slots, if updates are recorded."""
         self._roles: dict[int, SlotRole] = {}
         self._frozen = np.zeros(spec.slots, bool)
         self._numbers: dict[int, int] = {}
@@ -216,7 +218,7 @@ class SlotServer:
             {tensor: self.store.pull_dense(tensor, exchange.slots) for tensor in exchange.pull_dense},
             applied,
             duplicates,
-            self.store.ledger.versions[exchange.slots] if self.store.spec.record else np.zeros(0, np.int64),
+            self._line_versions(exchange.slots),
         )
 
     def _forward(self, caller: Caller, exchange: Exchange, reply: ExchangeReply) -> list[Action]:
@@ -365,7 +367,13 @@ class SlotServer:
             taken = dict(zip(slots.tolist(), before, strict=True))
             self.record(UpdateAccepted(update.epoch, update.batch, update.origin, taken))
 
+    def _line_versions(self, slots: Slots) -> Versions:
+        if not self.store.spec.record:
+            return np.zeros(0, np.int64)
+        return self.store.ledger.versions[slots] + self._lines[slots]
+
     def _record_owned(self, slot: int, number: int) -> None:
+        self._lines[slot] = line_of(self.term, number)
         if self.record is not None:
             self.record(SlotOwned(self.term, number, slot, int(self.store.ledger.versions[slot])))
 
