@@ -6,6 +6,8 @@ from __future__ import annotations
 import ast
 import importlib
 import re
+import subprocess
+import sys
 import textwrap
 from collections.abc import Iterator
 from itertools import takewhile
@@ -35,6 +37,9 @@ BLOCKS = [
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_python_in_the_docs(launch: Launch, block: str) -> None:
+    if "gyrostat.servers(" in block and "import gyrostat" in block:
+        subprocess.run([sys.executable, "-c", block], check=True, timeout=300)
+        return
     if "gyrostat.init(" in block and "import gyrostat" in block:
         outcome = launch(block, virtual_workers=2, workers=2)
         assert outcome.steps > 0

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,21 +17,23 @@ import gyrostat
 from gyrostat.engine.script import session
 from gyrostat.engine.script.job import Job
 from gyrostat.optim import Adam, RowAdagrad
-from gyrostat.ps.script.servers import JobServers
 
 SAMPLES, FIELDS, IDS = 300, 3, 50
 
 
 @contextmanager
-def fresh_job(*, seed: int = 7, virtual_workers: int = 1) -> Iterator[Job]:
+def fresh_job(
+    *, seed: int = 7, virtual_workers: int = 1, checkpoint_dir: Path | None = None
+) -> Iterator[Job]:
     """This process's job, ended without a report."""
     try:
-        yield gyrostat.init(seed=seed, virtual_workers=virtual_workers)
+        yield gyrostat.init(seed=seed, virtual_workers=virtual_workers, checkpoint_dir=checkpoint_dir)
     finally:
         built, session._Process.built = session._Process.built, None
         if built is not None:
             loops: Any = built.job.loops
-            loops._hook.remove()
+            stop = loops._stop_refusing if hasattr(loops, "_stop_refusing") else loops._hook.remove
+            stop()
 
 
 def clicks(samples: int = SAMPLES) -> TensorDataset:
@@ -57,12 +60,12 @@ def train(
     epochs: int = 2,
     dropout: float = 0.2,
     batch_size: int = 32,
-    with_servers: Callable[[JobServers], None] = lambda servers: None,
+    checkpoint_dir: Path | None = None,
+    stop_after: int | None = None,
 ) -> Trained:
-    """A small model, from beginning to end."""
-    with fresh_job(virtual_workers=virtual_workers) as job:
+    """A small model, from beginning to end; or killed after so many batches, the last of which is trained and not reported."""
+    with fresh_job(virtual_workers=virtual_workers, checkpoint_dir=checkpoint_dir) as job:
         servers = gyrostat.servers(job, staleness=staleness)
-        with_servers(servers)
         items = servers.table("items", width=4, optimizer=RowAdagrad(lr=0.05))
         model = nn.Sequential(nn.Linear(4 * FIELDS, 8), nn.ReLU(), nn.Dropout(dropout), nn.Linear(8, 1))
         servers.track(model=model, optimizer=Adam(lr=0.01))
@@ -81,6 +84,10 @@ def train(
                     step.backward(loss)
                     trained.losses.append(loss.item())
                     trained.seen.append((job.epoch, step.number))
+                if len(trained.seen) == stop_after:
+                    return trained
+                if checkpoint_dir is not None and len(trained.seen) % 3 == 0:
+                    job.save()
             trained.steps.append(job.step)
             scores = job.evaluate(test, score)
             trained.evaluations.append(sum(scores) / len(scores))

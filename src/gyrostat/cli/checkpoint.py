@@ -81,11 +81,19 @@ def export_(
 ) -> None:
     """Write the plain state_dict of a tracked module, for inference or for other programs.
 
-    From a directory, the newest undamaged checkpoint is exported. An existing FILE is replaced.
+    From a directory, the newest undamaged checkpoint is exported. An existing FILE is replaced. Of a job with servers, all
+    tables (ids and rows) and tracked modules are written into one .safetensors file.
     """
     from gyrostat.engine.checkpoint.exchange import state_dict_of, write_plain
+    from gyrostat.ps.checkpoint.plain_tables import export_tables, holds_servers
 
     check_writable(output, "the file")
+    if holds_servers(path):
+        if output.suffix != ".safetensors":
+            raise UsageError(f"tables are exported to .safetensors files, got {output}")
+        manifest, plain = export_tables(path, output)
+        print(f"{output}: {len(plain)} entries, from {manifest}")
+        return
     source, snapshot = _newest(path)
     state = state_dict_of(snapshot, name)
     write_plain(state, output)
@@ -115,7 +123,7 @@ def import_(
     step: Annotated[int, typer.Option(metavar="S", min=0, help="Number of the first step.")] = 0,
     keep_prefix: Annotated[bool, typer.Option(help="Keep the prefix `module.` of names.")] = False,
 ) -> None:
-    """Convert a checkpoint of a plain DDP program.
+    """Convert a checkpoint of a plain DDP program, or an exported one of a job with servers.
 
     `gyrostat run --checkpoint-dir DIR` then starts from its values, with fresh random states. Only tensors and plain
     values are read from FILE; no code in it is executed.
@@ -124,9 +132,18 @@ def import_(
     from gyrostat.engine.checkpoint import CheckpointStore
     from gyrostat.engine.checkpoint.exchange import imported, pick, read_plain
     from gyrostat.job.control import run_file
+    from gyrostat.ps.checkpoint.plain_tables import describes_servers, holds_servers, import_tables
 
     if list_checkpoints(directory) or run_file.find(directory):
         raise UsageError(f"{directory} already has checkpoints or a running job; give an empty directory")
+    if describes_servers(file):
+        if holds_servers(directory):
+            raise UsageError(f"{directory} already has checkpoints; give an empty directory")
+        make_directory(directory, "the directory")
+        manifest = import_tables(file, directory)
+        names = [table.name for table in manifest.spec.tables] + [each.name for each in manifest.spec.dense]
+        print(f"{directory}: {', '.join(names)}; begins with epoch 0")
+        return
     picked = pick(read_plain(file), _parse_map(pairs or []), keep_prefix=keep_prefix)
     make_directory(directory, "the directory")
     path = CheckpointStore(directory).save(imported(picked.states, step=step, epoch=epoch))

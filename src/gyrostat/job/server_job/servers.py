@@ -19,6 +19,8 @@ from gyrostat.job.server_job.port import (
     ServersCheckpointed,
     ServersHappened,
 )
+from gyrostat.ps.checkpoint.checkpoint_files import CheckpointFiles
+from gyrostat.ps.checkpoint.record import clear_records, merge_records
 from gyrostat.ps.control.leader import PsLeader
 from gyrostat.ps.control.settings import PsSettings
 from gyrostat.ps.control.status import PsEvent, PsEventKind
@@ -41,10 +43,13 @@ class PsServers:
         on_event: Callable[[FromServers], None],
     ) -> None:
         """`directory`: for checkpoints that need not outlive the job, if the user has named no other."""
-        self._on_event = on_event
-        self._leader = PsLeader(_settings(request, directory), selector, self)
+        assert request.servers is not None
+        self._on_event, self._record = on_event, request.servers.record
+        self._settings = _settings(request, directory)
+        self._leader = PsLeader(self._settings, selector, self)
+        if self._record is not None and self._leader.resumed_from is None:
+            clear_records(self._settings.directory)
         self._opened = False
-        self._record = None if request.servers is None else request.servers.record
         self._shows_checkpoints = request.options.checkpoint is not None
 
     @property
@@ -125,15 +130,22 @@ class PsServers:
         self._leader.checkpoint(done)
 
     def digest(self, done: Callable[[str], None]) -> None:
-        def known(digest: str) -> None:
+        def found(digest: str) -> None:
             if self._record is not None:
-                try:
-                    self._leader.write_record(self._record, digest)
-                except (OSError, GyrostatError) as error:
-                    self._happened(EventKind.FAILURE, f"{self._record} cannot be written: {error}")
+                self._write_record(self._record, digest)
             done(digest)
 
-        self._leader.digest(known)
+        self._leader.digest(found)
+
+    def _write_record(self, path: Path, digest: str) -> None:
+        """The end of the last epoch is in a checkpoint, which says what the servers hold."""
+        directory = self._settings.directory
+        manifest = CheckpointFiles(directory, self._settings.keep).newest().manifest
+        assert manifest is not None
+        try:
+            merge_records(directory, spec=manifest.spec, data=manifest.data, digest=digest).write(path)
+        except (OSError, GyrostatError) as error:
+            self._happened(EventKind.FAILURE, f"the order of updates cannot be written to {path}: {error}")
 
     def close(self) -> None:
         self._leader.close()

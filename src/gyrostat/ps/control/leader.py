@@ -13,12 +13,10 @@ import logging
 import selectors
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.data.shards.messages import Shard
 from gyrostat.ps.checkpoint.checkpoint_files import FORMAT, CheckpointFiles, FoundCheckpoint, PsManifest
-from gyrostat.ps.checkpoint.record import clear_records, merge_records
 from gyrostat.ps.control.balance import Remedy, ServerPolicy, StragglerRule
 from gyrostat.ps.control.checkpoint_clock import CheckpointClock
 from gyrostat.ps.control.opened_job import OpenedJob, status_of
@@ -170,12 +168,6 @@ class PsLeader:
         self._pending.digests.append(DigestRequest(done))
         self._after_event()
 
-    def write_record(self, path: Path, digest: str) -> None:
-        """What servers have recorded, put together. At the end of a job with `StoreSpec.record`."""
-        if self._job is not None and self._job.spec.record:
-            directory, job = self._files.directory, self._job
-            merge_records(directory, spec=job.spec, data=job.data, digest=digest).write(path)
-
     def give_up_worker(self, name: str) -> None:
         """A worker that hangs, or has ended: what it holds goes to others, and it cannot come back."""
         if self._job is not None:
@@ -258,7 +250,6 @@ class PsLeader:
             if self._job is None:
                 processes = sum(group.cores for group in self._fleet.staying())
                 self._job = OpenedJob.make(message, self._settings, self._files, self._found, processes)
-                clear_records(self._files.directory)
                 self._schedule.begin(time.monotonic(), self._job.desk.updates)
                 if self._settings.adjust_seconds > 0:
                     self._treat_at = time.monotonic() + self._settings.adjust_seconds

@@ -22,10 +22,14 @@ class DensePart:
     def __init__(self, name: str, module: nn.Module, optimizer: AnyOptimizer, slots: int) -> None:
         _check(name, module, optimizer)
         self.name, self.module = name, module
-        self.parameters = [each for each in module.parameters() if each.requires_grad]
-        self.sizes = [each.numel() for each in self.parameters]
-        size = sum(self.sizes)
-        self.spec = DenseSpec(name=name, size=size, optimizer=optimizer)
+        named = [(path, each) for path, each in module.named_parameters() if each.requires_grad]
+        self.parameters = [each for _, each in named]
+        self.spec = DenseSpec(
+            name=name,
+            size=sum(each.numel() for each in self.parameters),
+            optimizer=optimizer,
+            parameters=tuple((path, tuple(each.shape)) for path, each in named),
+        )
         padded = self.spec.piece(slots) * slots
         self._slots = slots
         self._values, self._gradients = torch.zeros(padded), torch.zeros(padded)

@@ -78,7 +78,11 @@ class ServerLoops:
         self._epochs_begun = False
         self._last_loop: int | None = None
         """The epoch of the last `job.steps` loop."""
-        self._hook = register_optimizer_step_pre_hook(_refuse_update)
+        self._stop_refusing: Callable[[], None] = lambda: None
+
+    def begin(self) -> None:
+        """These are the job's loops from now on: torch's optimizers must not update anything."""
+        self._stop_refusing = register_optimizer_step_pre_hook(_refuse_update).remove
 
     # Where the job is.
 
@@ -293,7 +297,7 @@ class ServerLoops:
     def finish(self, exit: SystemExit | None = None) -> None:
         """The script has ended. What this worker still holds is given back."""
         parts = self._parts
-        self._hook.remove()
+        self._stop_refusing()
         digest = ""
         if self.opened:
             digest = "" if parts.remote else parts.servers.digest()

@@ -15,6 +15,7 @@ the process. `server_loops.py` has the loops.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -63,7 +64,10 @@ class JobServers:
         assignment, supervisor, requests = session.surroundings()
         access = assignment.servers
         replayed = replaying()
-        self._port: ParameterServers = LocalServers() if replayed is None else replayed
+        policy = assignment.options.checkpoint
+        self._port: ParameterServers = replayed or (
+            LocalServers() if policy is None else LocalServers(Path(policy.directory), policy.every)
+        )
         if access is not None:
             self._port = RemoteServers(access.address, access.token, access.worker)
         recorded = replayed is not None or (access is not None and access.record)
@@ -94,6 +98,7 @@ class JobServers:
             )
         )
         job.replace_loops(self._loops)
+        self._loops.begin()
 
     def table(
         self,

@@ -3,6 +3,8 @@ changed."""
 
 from __future__ import annotations
 
+from math import prod
+
 import msgspec
 import numpy as np
 
@@ -51,10 +53,14 @@ class DenseSpec(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     size: int
     optimizer: AnyOptimizer
+    parameters: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    """Names and shapes of the tensors in the row, for exports; none: it is one."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
         _check_range("size", self.size, 1, _MOST_ELEMENTS)
+        if self.parameters and sum(prod(shape) for _, shape in self.parameters) != self.size:
+            raise UsageError(f"the parameters of {self.name!r} do not have {self.size} elements together")
 
     def piece(self, slots: int) -> int:
         """Elements per slot."""
