@@ -241,6 +241,10 @@ def _all(directory: Path) -> list[Path]:
     from gyrostat.core.checkpoint_names import list_checkpoints
 
     found = list_checkpoints(directory)
+    if not found and any(directory.glob("servers-*.json")):
+        raise UsageError(
+            f"the checkpoints in {directory} are of a job with parameter servers; this command reads those of synchronous jobs"
+        )
     if not found:
         raise UsageError(
             f"there are no checkpoints in {directory}; give the --checkpoint-dir of a run, or one of them"
