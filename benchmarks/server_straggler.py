@@ -1,9 +1,9 @@
 """A straggler among the workers, and one among the servers, of a job with parameter servers: its completion time against the
 paper's static configuration (DLRover, section 6.2).
 
-Worker at 25 % speed: one of four paced workers takes four times as long for a batch. Ours: shards on demand. Baseline: the
-data is split evenly and the slow worker is left alone, so the job takes as long as the slow worker needs for its quarter; that
-is what is run. Server at 25 % of its time: one of two servers is stopped for 75 of every 100 ms. Ours: it is found and replaced
+Worker at 25 % speed: one of four paced workers takes four times as long for a batch. Ours: shards on demand. Baseline: the data
+is split evenly and the slow worker is left alone, so the job takes as long as the slow worker needs for its quarter; that is
+what is run. Server at 25 % of its time: one of two servers is stopped for 75 of every 100 ms. Ours: it is found and replaced
 (`--server-adjust`). Baseline: it is left alone.
 """
 

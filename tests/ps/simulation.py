@@ -412,8 +412,11 @@ class World:
                 pulled = reply.dense[0]
                 assert (pulled == reply.rows[0]).all(), "a row and the dense piece of its slot differ"
                 self._check_staleness(worker, pulled)
-                worker.pulled.update(zip(exchange.slots.tolist(), pulled, strict=True))
-            delivery.answered(name, reply.status)
+                served = reply.served if len(reply.served) else exchange.slots
+                worker.pulled.update(zip(served.tolist(), pulled, strict=True))
+            delivery.answered(name, reply.status, reply.served.tolist())
+            if len(reply.served):
+                self._count("served in part")
 
         def answer(reply: ExchangeReply) -> None:
             if worker.name in self.workers and name in self.servers:

@@ -135,6 +135,7 @@ def test_schedules_reach_every_event() -> None:
         "reports accepted",
         "reports refused",
         "server deaths",
+        "served in part",
         "server leaves",
         "waits",
         "worker deaths",

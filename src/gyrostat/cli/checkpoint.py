@@ -63,7 +63,7 @@ def verify(path: Place) -> None:
     for each in [path] if _is_single(path) else _all(path):
         problems = problems_of(each)
         damaged = damaged or bool(problems)
-        print("\n".join(problems) or f"checkpoint {each} is whole")
+        print("\n".join(problems) or f"checkpoint {each} is complete and undamaged")
     if damaged:
         raise typer.Exit(1)
 
@@ -241,6 +241,10 @@ def _all(directory: Path) -> list[Path]:
     from gyrostat.core.checkpoint_names import list_checkpoints
 
     found = list_checkpoints(directory)
+    if not found and any(directory.glob("servers-*.json")):
+        raise UsageError(
+            f"the checkpoints in {directory} are of a job with parameter servers; this command reads those of synchronous jobs"
+        )
     if not found:
         raise UsageError(
             f"there are no checkpoints in {directory}; give the --checkpoint-dir of a run, or one of them"
@@ -265,7 +269,7 @@ def _newest(path: Path) -> tuple[Path, JobSnapshot]:
             return each, load(each)
         except CheckpointError as error:
             note(str(error))
-    raise CheckpointError(f"no checkpoint in {path} is whole")
+    raise CheckpointError(f"no checkpoint in {path} is complete and undamaged")
 
 
 def _parse_map(pairs: list[str]) -> dict[str, str]:

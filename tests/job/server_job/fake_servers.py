@@ -40,6 +40,7 @@ class FakeServers:
     resumed_from: str | None = None
     refused: Sequence[str] = ()
     failure: str | None = None
+    settled: bool = True
     address: tuple[str, int] = ("127.0.0.1", 1)
     token: bytes = b"t"
     held: dict[str, ShardInHand] = field(default_factory=dict)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gyrostat.core.phase import JobPhase
+from gyrostat.job.control.requests import Status
 from tests.job.server_job.counting import EPOCHS, SAMPLES, SCRIPT, UPDATES, CountingRun, events
 
 SLOW = 0.01
@@ -70,6 +71,12 @@ def test_the_fork_server_killed_with_all_workers(tmp_path: Path, digest: str) ->
     assert report["digest"] == digest
 
 
+def _in_place(status: Status) -> bool:
+    """Both servers have slots, and with replicas every slot has its copy."""
+    servers = status.servers or ()
+    return len(servers) == 2 and all(server.slots for server in servers) and status.servers_settled
+
+
 @pytest.mark.parametrize("recovery", ["exact", "partial", "replica"])
 def test_killed_servers_are_replaced_by_each_kind_of_recovery(
     tmp_path: Path, digest: str, recovery: str
@@ -82,10 +89,10 @@ def test_killed_servers_are_replaced_by_each_kind_of_recovery(
     ) as run:
         for update in (40, 100, 170):
             run.until_update(update)
-            run.until(
-                lambda status: status.servers is not None and len(status.servers) == 2, what="2 servers"
-            )
+            run.hold()
+            run.until(_in_place, what="2 servers in place")
             run.kill(run.servers()[:1])
+            run.release()
         report = run.check_complete()
     assert report["digest"] == digest
     died = events(report, "failure", "server")

@@ -156,6 +156,8 @@ class Status(msgspec.Struct, frozen=True, tag=True):
     """It is measured on several numbers of workers, and returns to the one it had."""
     servers: tuple[ServerInfo, ...] | None = None
     """Its parameter servers; None: it has none, and is synchronous. `step` counts updates otherwise."""
+    servers_settled: bool = True
+    """No slot of parameters moves or is being saved, and each has its copy on another server, if it should."""
 
     @property
     def is_steady(self) -> bool:

@@ -272,7 +272,10 @@ class ServerJobLeader:
     def status(self) -> Status:
         changing = self._change is not None or not self._workers.settled
         living, servers = self._workers.living, self._servers.servers()
-        return server_job_status(self._request, self.phase, living, self._tally, servers, changing=changing)
+        settled = self._servers.settled
+        return server_job_status(
+            self._request, self.phase, living, self._tally, servers, changing=changing, settled=settled
+        )
 
     def close(self) -> None:
         self._replies.close("the job has ended")

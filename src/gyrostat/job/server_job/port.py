@@ -90,6 +90,10 @@ class ServerControl(Protocol):
     def failure(self) -> str | None:
         """Why the servers cannot go on; the job ends with it."""
 
+    @property
+    def settled(self) -> bool:
+        """No slot moves or is being saved, and each has its copy on another server, if it should."""
+
     def begin(self) -> None:
         """Start the server processes."""
 

@@ -77,6 +77,10 @@ class PsServers:
     def failure(self) -> str | None:
         return self._leader.failure
 
+    @property
+    def settled(self) -> bool:
+        return self._leader.status().settled
+
     def begin(self) -> None:
         self._leader.begin()
 

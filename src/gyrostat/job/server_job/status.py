@@ -18,8 +18,9 @@ def server_job_status(
     servers: tuple[ServerInfo, ...],
     *,
     changing: bool,
+    settled: bool,
 ) -> Status:
-    """`changing`: workers or servers have yet to come or to go."""
+    """`changing`: workers or servers have yet to come or to go. `settled`: of servers."""
     training, devices = phase is JobPhase.TRAINING, request.device_assignment
     steady = not (training and changing)
     return Status(
@@ -37,4 +38,5 @@ def server_job_status(
         throughput=tally.rate() if training else None,
         devices=devices.devices(members) if devices is not None else (),
         servers=servers,
+        servers_settled=settled,
     )

@@ -35,8 +35,6 @@ class SlotPart:
     """An exchange for some slots."""
 
     exchange: Exchange
-    places: Mapping[int, Places] | None
-    """By table, which of the pulled keys belong to these slots; None: all slots are here."""
 
     @staticmethod
     def of(spec: StoreSpec, whole: WholeExchange, slots: Sequence[int]) -> SlotPart:
@@ -63,21 +61,20 @@ class SlotPart:
                 }
             batch = push.batch
             update = Update(batch.epoch, batch.number, numbers, rows, pieces(push.dense), push.origin)
-        pulled = None if everything else {table: places_of(keys) for table, keys in pull.rows.items()}
-        keys = pull.rows
-        if pulled is not None:
-            keys = {table: keys[table][places] for table, places in pulled.items()}
+        pulled = pull.rows
+        if not everything:
+            pulled = {table: keys[places_of(keys)] for table, keys in pulled.items()}
         exchange = Exchange(
             whole.term,
             numbers,
             update,
-            keys,
+            pulled,
             pull.dense,
             pieces(whole.begin),
             whole.batches,
             committed=whole.committed,
         )
-        return SlotPart(exchange, pulled)
+        return SlotPart(exchange)
 
 
 class Gathered:
@@ -92,20 +89,22 @@ class Gathered:
         self._versions: Versions = np.zeros(spec.slots if spec.record else 0, np.int64)
 
     def take(self, part: SlotPart, reply: ExchangeReply) -> None:
+        slots: Slots = reply.served if len(reply.served) else part.exchange.slots
         self._duplicates += reply.duplicates
         if len(self._versions):
-            self._versions[part.exchange.slots] = reply.versions
+            self._versions[slots] = reply.versions
         if part.exchange.which_applied is not None:
             self._applied = reply.applied if self._applied is None else self._applied & reply.applied
-        if part.places is None:
+        if len(slots) == self._spec.slots:
             self._rows, self._dense = dict(reply.rows), dict(reply.dense)
             return
-        for table, places in part.places.items():
+        mine = np.zeros(self._spec.slots, bool)
+        mine[slots] = True
+        for table, rows in reply.rows.items():
+            keys = self._pull.rows[table]
             if table not in self._rows:
-                shape = len(self._pull.rows[table]), self._spec.tables[table].width
-                self._rows[table] = np.empty(shape, np.float32)
-            self._rows[table][places] = reply.rows[table]
-        slots: Slots = part.exchange.slots
+                self._rows[table] = np.empty((len(keys), self._spec.tables[table].width), np.float32)
+            self._rows[table][np.flatnonzero(mine[slots_of(keys, self._spec.slots)])] = rows
         for tensor, pieces in reply.dense.items():
             if tensor not in self._dense:
                 shape = self._spec.slots, self._spec.dense[tensor].piece(self._spec.slots)

@@ -300,7 +300,7 @@ class RemoteServers:
             seconds, count = self._waited.get(name, (0.0, 0))
             self._waited[name] = seconds + current.waited(name), count + 1
             current.take(name, reply)
-        current.delivery.answered(name, reply.status)
+        current.delivery.answered(name, reply.status, reply.served.tolist())
 
     def _disconnect(self, delivery: Delivery) -> None:
         """Those that still owe a reply to an exchange that is over."""

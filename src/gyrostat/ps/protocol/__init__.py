@@ -23,8 +23,9 @@ applies a step that another may still lack, and a batch that is trained again se
 refused, so that nothing of an abandoned past, or of a server that was given up and lives, reaches the new one.
 
 **A slot moves**: the source freezes it and sends a copy; the target reports its arrival; the coordinator changes the
-map; the target owns it and the source drops it. Requests for a frozen slot wait at the source, and are then answered
-`MOVED`: the worker sends them to the target.
+map; the target owns it and the source drops it. A request for several slots is served for those that do not move; the rest is
+sent again. Requests for frozen slots alone wait at the source, and are then answered `MOVED`: the worker sends them to the
+target.
 
 **A checkpoint** takes the queues first, then every slot in its own time with its bitmap: what the queues count as
 reported is in every slot.

@@ -42,12 +42,14 @@ class Delivery:
             self._sent[server] = frozenset(slots)
         return found
 
-    def answered(self, server: str, status: ExchangeStatus) -> None:
-        """A server's reply for all slots that were sent to it."""
+    def answered(self, server: str, status: ExchangeStatus, served: Iterable[int] = ()) -> None:
+        """A server's reply for the slots that were sent to it, or those of them that it has served: others are moving."""
         slots = self._sent.pop(server)
         match status:
             case ExchangeStatus.DONE:
-                self._left -= slots
+                done = slots & frozenset(served) or slots
+                self._left -= done
+                self.outdated = self.outdated or done != slots
             case ExchangeStatus.STALE:
                 self.dropped = True
             case ExchangeStatus.MOVED | ExchangeStatus.AHEAD:

@@ -18,6 +18,7 @@ class ExchangeStatus(IntEnum):
     """The result for all slots of the request. Anything but DONE has changed nothing."""
 
     DONE = 0
+    """For `ExchangeReply.served`, if that is given: other slots are moving, and need not be waited for."""
     MOVED = 1
     """This server does not own all of the slots: look at the map and send to those that do."""
     STALE = 2
@@ -70,3 +71,5 @@ class ExchangeReply:
     """Slots that had the update already."""
     versions: Versions = field(default_factory=lambda: np.zeros(0, np.int64))
     """If updates are recorded: how many updates each slot has applied."""
+    served: Slots = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Empty: all slots of the exchange. Otherwise these: the reply has their rows and pieces only."""

@@ -31,6 +31,7 @@ from gyrostat.ps.protocol.messages import (
     ToServer,
 )
 from gyrostat.ps.protocol.record_lines import RecordLine, SlotOwned, UpdateAccepted, line_of
+from gyrostat.ps.store.hashing import slots_of
 from gyrostat.ps.store.ledger import Slots, Versions
 from gyrostat.ps.store.slot_state import SlotState
 from gyrostat.ps.store.slot_store import SlotStore, Update
@@ -120,7 +121,7 @@ class SlotServer:
         self._lines: Versions = np.zeros(spec.slots, np.int64)
         """Of owned slots, if updates are recorded."""
         self._roles: dict[int, SlotRole] = {}
-        self._frozen: set[int] = set()
+        self._frozen = np.zeros(spec.slots, bool)
         self._numbers: dict[int, int] = {}
         """Of slots that are frozen, incoming or mirrors: the number of the move or mirror. Messages about others came
         too late."""
@@ -137,16 +138,32 @@ class SlotServer:
 
     def request(self, caller: Caller, exchange: Exchange) -> list[Action]:
         """A worker's push and pull. The answer may come later."""
-        refusal = self._refusal(exchange)
-        if refusal is not None:
-            return [AnswerCaller(caller, ExchangeReply(refusal))]
-        if self._frozen and not self._frozen.isdisjoint(exchange.slots.tolist()):
+        if exchange.term != self.term:
+            status = ExchangeStatus.STALE if exchange.term < self.term else ExchangeStatus.AHEAD
+            return [AnswerCaller(caller, ExchangeReply(status))]
+        here = self._owned[exchange.slots] & ~self._frozen[exchange.slots]
+        if here.all():
+            return self._serve(caller, exchange, np.zeros(0, np.int64))
+        if here.any():
+            # The rest is asked for again, at its next owner: no worker waits here for a slot that moves.
+            part = _restrict(exchange, np.flatnonzero(here), self.store.spec.slots)
+            return self._serve(caller, part, part.slots)
+        if self._frozen[exchange.slots].any():
             self._waiting.append((caller, exchange))
             return []
+        return [AnswerCaller(caller, ExchangeReply(ExchangeStatus.MOVED))]
+
+    def _serve(self, caller: Caller, exchange: Exchange, served: Slots) -> list[Action]:
+        """All slots of this exchange are here. `served`: they, if the worker has asked for more."""
+        dense = exchange.pull_dense or (exchange.push is not None and exchange.push.dense)
+        if dense and not exchange.begin_dense and not self.store.has_dense(exchange.slots):
+            return [AnswerCaller(caller, ExchangeReply(ExchangeStatus.WITHOUT_VALUES))]
         if not self.store.commit(exchange.slots, exchange.committed):
             # An update that was acknowledged is not here: another server has become the owner.
             return [AnswerCaller(caller, ExchangeReply(ExchangeStatus.MOVED))]
         reply = self._carry_out(exchange)
+        if len(served):
+            reply = replace(reply, served=served)
         changes = exchange.push is not None or exchange.begin_dense
         if not self._mirrors or not changes:
             return [AnswerCaller(caller, reply)]
@@ -164,7 +181,7 @@ class SlotServer:
         if len(mine) == len(slots):
             return [AnswerCaller(caller, self._carry_out(exchange))]
         if mine:
-            self._carry_out(_restrict(exchange, np.array(mine)))
+            self._carry_out(_restrict(exchange, np.array(mine), self.store.spec.slots))
         return [refused]
 
     def mirrored(self, forward: int, status: ExchangeStatus) -> list[Action]:
@@ -182,16 +199,6 @@ class SlotServer:
             if any(mirror == server for mirror, _ in waiting.waiting.values()):
                 waiting.waiting, waiting.reply = {}, ExchangeReply(ExchangeStatus.MOVED)
         return self._flush_forwarded()
-
-    def _refusal(self, exchange: Exchange) -> ExchangeStatus | None:
-        if exchange.term != self.term:
-            return ExchangeStatus.STALE if exchange.term < self.term else ExchangeStatus.AHEAD
-        if not self._owned[exchange.slots].all():
-            return ExchangeStatus.MOVED
-        dense = exchange.pull_dense or (exchange.push is not None and exchange.push.dense)
-        if dense and not exchange.begin_dense and not self.store.has_dense(exchange.slots):
-            return ExchangeStatus.WITHOUT_VALUES
-        return None
 
     def _carry_out(self, exchange: Exchange) -> ExchangeReply:
         for tensor, values in exchange.begin_dense.items():
@@ -223,7 +230,7 @@ class SlotServer:
             if slot in self._mirrors:
                 by_mirror.setdefault(self._mirrors[slot], []).append(place)
         for server, places in by_mirror.items():
-            part = _restrict(exchange, np.array(places))
+            part = _changes(exchange, np.array(places), self.store.spec.slots)
             pending.waiting[self._next_forward] = server, frozenset(part.slots.tolist())
             actions.append(ForwardUpdate(server, self._next_forward, part))
             self._next_forward += 1
@@ -376,7 +383,7 @@ class SlotServer:
         for slot in gone:
             del self._roles[slot]
             self._owned[slot] = False
-            self._frozen.discard(slot)
+            self._frozen[slot] = False
             self._numbers.pop(slot, None)
             self._mirrors.pop(slot, None)
 
@@ -387,17 +394,28 @@ class SlotServer:
         else:
             self._numbers[slot] = number
         self._owned[slot] = role in (SlotRole.OWNER, SlotRole.FROZEN)
-        if role is SlotRole.FROZEN:
-            self._frozen.add(slot)
-        else:
-            self._frozen.discard(slot)
+        self._frozen[slot] = role is SlotRole.FROZEN
 
 
-def _restrict(exchange: Exchange, places: Slots) -> Exchange:
-    """The changes of an exchange, in some of its slots. Rows of other slots need not be cut out: `Update.slots` decides."""
-    slots = exchange.slots[places]
+def _restrict(exchange: Exchange, places: Slots, slots: int) -> Exchange:
+    """An exchange in some of its slots. Pushed rows of other slots need not be cut out: `Update.slots` decides."""
+    mine = exchange.slots[places]
     push = exchange.push
     if push is not None:
-        push = replace(push, slots=slots, dense={tensor: each[places] for tensor, each in push.dense.items()})
-    begin = {tensor: each[places] for tensor, each in exchange.begin_dense.items()}
-    return Exchange(exchange.term, slots, push, begin_dense=begin, committed=exchange.committed)
+        push = replace(push, slots=mine, dense={tensor: each[places] for tensor, each in push.dense.items()})
+    wanted = np.zeros(slots, bool)
+    wanted[mine] = True
+    return replace(
+        exchange,
+        slots=mine,
+        push=push,
+        pull_rows={table: keys[wanted[slots_of(keys, slots)]] for table, keys in exchange.pull_rows.items()},
+        begin_dense={tensor: each[places] for tensor, each in exchange.begin_dense.items()},
+    )
+
+
+def _changes(exchange: Exchange, places: Slots, slots: int) -> Exchange:
+    """Of some of its slots, what a mirror needs."""
+    return replace(
+        _restrict(replace(exchange, pull_rows={}), places, slots), pull_dense=(), which_applied=None
+    )

@@ -56,6 +56,7 @@ class _ReplyNumbers(msgspec.Struct, frozen=True, array_like=True):
     applied: int
     duplicates: int
     versions: int
+    served: int
 
 
 class _CopyNumbers(msgspec.Struct, frozen=True, array_like=True):
@@ -153,12 +154,14 @@ class ExchangeCodec:
             len(reply.applied),
             reply.duplicates,
             len(reply.versions),
+            len(reply.served),
         )
         arrays: list[NDArray[Any]] = [
             *reply.rows.values(),
             *reply.dense.values(),
             reply.applied,
             reply.versions,
+            reply.served,
         ]
         return msgspec.msgpack.encode(numbers), _padded(arrays)
 
@@ -170,8 +173,11 @@ class ExchangeCodec:
         dense = self._dense(arrays, numbers.dense, numbers.slots)
         applied = arrays.take(np.uint8, numbers.applied).view(np.bool_)
         versions = arrays.take(np.int64, numbers.versions)
+        served = arrays.take(np.int64, numbers.served)
         arrays.end()
-        reply = ExchangeReply(numbers.status, rows, dense, applied, numbers.duplicates, versions)
+        if len(served) and not self._are_slots(served):
+            raise MalformedFrame(f"a reply for slots {served[:8]} … of {self._spec.slots}")
+        reply = ExchangeReply(numbers.status, rows, dense, applied, numbers.duplicates, versions, served)
         return numbers.number, reply
 
     # Slots on their way to another server.
