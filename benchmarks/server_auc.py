@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+_KILLS = 6
 GYROSTAT = Path(sys.executable).with_name("gyrostat")
 
 
@@ -36,7 +37,7 @@ class Side:
 SIDES = (
     Side("undisturbed", ("--servers", "1", "--workers", "2")),
     Side("elastic", ("--servers", "1", "--schedule", "0:1,60:4,120:2,180:3")),
-    Side("disturbed", ("--servers", "2", "--workers", "3", "--checkpoint-every", "20"), kill_every=0.7),
+    Side("disturbed", ("--servers", "2", "--workers", "3", "--checkpoint-every", "20"), kill_every=1.5),
 )
 
 
@@ -52,7 +53,7 @@ def _run_in(directory: str, side: Side, example: str, arguments: list[str]) -> t
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     killed = {"worker": 0, "server": 0}
     due = time.monotonic() + 3
-    while side.kill_every is not None and process.poll() is None:
+    while side.kill_every is not None and sum(killed.values()) < _KILLS and process.poll() is None:
         time.sleep(0.05)
         if time.monotonic() >= due:
             due = time.monotonic() + side.kill_every
