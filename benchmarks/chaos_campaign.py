@@ -22,8 +22,8 @@ TARGETS = {
     "3 agents, etcd": ("--nodes", "3", "--store", "etcd"),
     "cluster of 3 devices, 2 jobs": ("--cluster",),
 }
-_FAULTS_PER_RUN = 40
-_COMMAND = ("chaos", "-n", "4", "-w", "3", "--paced", "120", "--checkpoint-every", "10", "--every", "1.0")
+_FAULTS_PER_RUN = 60
+_COMMAND = ("chaos", "-n", "4", "-w", "3", "--paced", "120", "--checkpoint-every", "10", "--every", "0.5")
 _EPOCHS = "30"
 _FAILURES = ("wrong result", "hang", "untrue exit code", "gave up")
 

@@ -1,9 +1,9 @@
-"""A warm cluster on one machine: from `submit` to the first training step; from a serving load's wish to free devices; and
+"""A warm cluster on one machine: from `submit` to the first training step; from a serving load's request to free devices; and
 until a host has been forked.
 
 A daemon with a host ready runs a small job to its first step, time and again. Then two elastic jobs fill four slots, and a
 serving load asks for two, four and three of them in turn, and gives them back: jobs shrink, or checkpoint and leave.
-Last, a nursery forks hosts, one after the other, as the daemon has it do for every job. The peers are the figures to reach.
+Last, the fork server forks hosts, one after the other, as for every job. The peers are the figures to reach.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def free(daemon: Daemon, devices: int) -> float:
 
 
 class Warm:
-    """A nursery that has imported everything."""
+    """The fork server of hosts, which has imported everything."""
 
     def __init__(self, log: Path) -> None:
         self._fork_server = HostForkServer(log, job_environment(os.environ))

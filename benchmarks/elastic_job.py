@@ -1,4 +1,4 @@
-"""A job that runs while a benchmark asks it for things: its steps as they are completed, its door, and what a change cost.
+"""A job that runs while a benchmark sends it requests: its steps as they complete, its control socket, the cost of a change.
 
 The launcher runs in a thread of the benchmark. What a change costs is read from the times of steps, not from what the engine
 says of itself: boundary s is where the generation changes, so the step after it takes longer by all that training stood
@@ -55,7 +55,7 @@ class Cost:
     """The longest time between two steps, from the request on."""
     to_first_step: float
     """From the request until the first step on the new size was complete."""
-    told: RequestResult
+    reply: RequestResult
 
 
 class ElasticJob(NullObserver):
@@ -189,10 +189,10 @@ class ElasticJob(NullObserver):
         """Change the size, and see what that cost."""
         asked = time.monotonic()
         before = self.last_step
-        told = self.job_client.scale(workers)
-        if not told.done:
-            raise RuntimeError(told.text)
-        boundary = told.step
+        reply = self.job_client.scale(workers)
+        if not reply.done:
+            raise RuntimeError(reply.text)
+        boundary = reply.step
         after = self.times(boundary + 1, boundary + 1 + _AFTER)
         step = statistics.median(after[1:])
         return Cost(
@@ -200,5 +200,5 @@ class ElasticJob(NullObserver):
             step=step,
             longest=max(self.times(max(before, 2), boundary + 1 + _AFTER)),
             to_first_step=self.completed_at(boundary + 1) - asked,
-            told=told,
+            reply=reply,
         )

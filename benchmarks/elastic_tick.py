@@ -18,7 +18,8 @@ from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, Finished, Snapshot, Submitted
-from gyrostat.sched.state import SchedulerState, Vc
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.tick import tick
 from pairs import Pair, show_progress
 

@@ -16,7 +16,7 @@ from gyrostat.core.devices import Fleet
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.simulate import simulate
 from pairs import Pair, show_progress

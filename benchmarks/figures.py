@@ -1,4 +1,4 @@
-"""What every benchmark shares: its options, its figures against their targets, and how they are told.
+"""What every benchmark shares: its options, its figures against their targets, and how they are printed.
 
 A benchmark is a function from `Options` to figures, handed to `main`. Missing a target is a finding and not an error: the
 exit code says only whether the measurement itself is sound.
@@ -17,6 +17,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gyrostat.core.plural import plural
 from pairs import Estimate, Pair, estimate
 
 REDUCTIONS = ("ddp", "tree")
@@ -50,7 +51,7 @@ class Figure:
     pairs: Sequence[Pair]
     target: Target | None = None
     percent: bool = False
-    """The ratio is a share: told in percent."""
+    """The ratio is a share, printed in percent."""
 
     @property
     def found(self) -> Estimate:
@@ -61,15 +62,16 @@ class Figure:
         ours = statistics.median(pair.ours for pair in self.pairs)
         theirs = statistics.median(pair.theirs for pair in self.pairs)
         found = self.found
-        interval = f"{self._told(found.low)} to {self._told(found.high)}"
+        interval = f"{self._format(found.low)} to {self._format(found.high)}"
         lines = [
             f"{self.name}",
             f"  medians   {self.ours} {ours:.4g} {self.unit}, {self.theirs} {theirs:.4g} {self.unit}",
-            f"  ratio     {self._told(found.median)}   {found.confidence:.0%} interval {interval}, {len(self.pairs)} pairs",
+            f"  ratio     {self._format(found.median)}   {found.confidence:.0%} interval {interval}, "
+            f"{plural(len(self.pairs), 'pair')}",
         ]
         if self.target is not None:
             lines.append(
-                f"  target    {self._wish()}: {'reached' if self.target.reached(found) else 'NOT REACHED'}"
+                f"  target    {self._goal()}: {'reached' if self.target.reached(found) else 'NOT REACHED'}"
             )
         return lines
 
@@ -85,22 +87,22 @@ class Figure:
             "pairs": [[pair.ours, pair.theirs] for pair in self.pairs],
         }
 
-    def _told(self, ratio: float) -> str:
+    def _format(self, ratio: float) -> str:
         return f"{100 * ratio:.2f} %" if self.percent else f"{ratio:.3f}"
 
-    def _wish(self) -> str:
+    def _goal(self) -> str:
         assert self.target is not None
-        wishes = {
+        bounds = {
             "at least ": self.target.at_least,
             "at most ": self.target.at_most,
             "interval from at least ": self.target.low_at_least,
         }
-        return ", ".join(words + self._told(value) for words, value in wishes.items() if value is not None)
+        return ", ".join(words + self._format(value) for words, value in bounds.items() if value is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What all benchmarks can be told."""
+    """The options of all benchmarks."""
 
     pairs: int
     block_seconds: float
@@ -120,7 +122,7 @@ def main(
     workloads: Sequence[str] = (),
     reductions: Sequence[str] = (),
 ) -> None:
-    """The command line of one benchmark, which by default measures so many `pairs`."""
+    """The command line of one benchmark, which by default measures `pairs` pairs."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )

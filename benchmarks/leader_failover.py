@@ -1,6 +1,6 @@
 """How fast 64 agents get a new leader when theirs is killed: light processes, each with a campaign of its own, on a real etcd.
 
-Each repetition sends SIGKILL to the leader and waits until every other agent has been told whom to follow, and one that it
+Each repetition sends SIGKILL to the leader and waits until every other agent follows the next one, and one that it
 leads; then a new agent takes the dead one's place. Two spans, by the machine's monotonic clock: from the first moment that any
 agent saw the key gone, and from the kill. Needs Debian's etcd-server.
 """
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 AGENTS = 64
 TTL_S = 2.0
 BUDGET_MS = 50.0
-PATIENCE_S = 60.0
+NODE_TIMEOUT_S = 60.0
 AT_ONCE = 8
 """So many processes are started together."""
 
@@ -75,7 +75,7 @@ class Agent:
     name: str
     process: subprocess.Popen[bytes]
     heard: bytes = b""
-    told: list[tuple[str, int]] = field(default_factory=list)
+    notices: list[tuple[str, int]] = field(default_factory=list)
     """What it said since the last kill, and when."""
 
 
@@ -96,14 +96,14 @@ class Flock:
     def kill_leader(self) -> Takeover:
         leader = self._leader()
         for agent in self._agents.values():
-            agent.told.clear()
+            agent.notices.clear()
         killed = time.monotonic_ns()
         self._remove(leader)
         self._await_all()
-        told = [entry for agent in self._agents.values() for entry in agent.told]
-        gone = min(when for what, when in told if what == "vacant")
-        led = max(when for what, when in told if what == "lead")
-        settled = max(when for what, when in told if what != "vacant")
+        notices = [entry for agent in self._agents.values() for entry in agent.notices]
+        gone = min(when for what, when in notices if what == "vacant")
+        led = max(when for what, when in notices if what == "lead")
+        settled = max(when for what, when in notices if what != "vacant")
         self._add()
         self._await_all()
         return Takeover((gone - killed) / 1e6, (led - gone) / 1e6, (settled - gone) / 1e6)
@@ -114,7 +114,9 @@ class Flock:
         self._selector.close()
 
     def _leader(self) -> Agent:
-        (leader,) = [agent for agent in self._agents.values() if agent.told and agent.told[-1][0] == "lead"]
+        (leader,) = [
+            agent for agent in self._agents.values() if agent.notices and agent.notices[-1][0] == "lead"
+        ]
         return leader
 
     def _add(self) -> None:
@@ -146,9 +148,9 @@ class Flock:
     def _await_all(self) -> None:
         """Until one leads and all others follow it."""
         while not self._settled():
-            ready = self._selector.select(PATIENCE_S)
+            ready = self._selector.select(NODE_TIMEOUT_S)
             if not ready:
-                raise RuntimeError(f"no agent says anything for {PATIENCE_S} s, and not all follow")
+                raise RuntimeError(f"no agent says anything for {NODE_TIMEOUT_S} s, and not all follow")
             for key, _ in ready:
                 self._listen(key.data)
 
@@ -160,10 +162,10 @@ class Flock:
         *lines, agent.heard = (agent.heard + data).split(b"\n")
         for line in lines:
             what, when = line.decode().rsplit(" ", 1)
-            agent.told.append((what, int(when)))
+            agent.notices.append((what, int(when)))
 
     def _settled(self) -> bool:
-        last = {agent.name: agent.told[-1][0] if agent.told else "" for agent in self._agents.values()}
+        last = {agent.name: agent.notices[-1][0] if agent.notices else "" for agent in self._agents.values()}
         leaders = [name for name, said in last.items() if said == "lead"]
         return len(leaders) == 1 and all(
             said == f"follow {leaders[0]}" for name, said in last.items() if name != leaders[0]

@@ -2,8 +2,8 @@
 
 A sample is decompressed, cropped, flipped and normalised: what decoding a small image costs, with the libraries that are
 there. Nothing is trained: the loop consumes batches as fast as they come, on our side with one virtual worker, through the
-same feed that `job.steps` uses. Each measurement is one epoch, from asking for the iterator to the last batch. Beside it the
-CPU time that both sides, with their data workers, need per sample: others on the machine disturb that less.
+same batch source that `job.steps` uses. Each measurement is one epoch, from asking for the iterator to the last batch. Beside
+it the CPU time that both sides, with their data workers, need per sample: others on the machine disturb that less.
 """
 
 from __future__ import annotations

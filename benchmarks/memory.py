@@ -1,9 +1,9 @@
 """Peak memory of one worker with sixteen virtual workers, against one; a model of 38 MiB with AdamW.
 
-The kernel's own high-water mark of the worker's resident memory (what `ru_maxrss` tells), for the tree order and beside it for
+The kernel's own high-water mark of the worker's resident memory (`ru_maxrss`), for the tree order and beside it for
 DDP's; and what sixteen plain DDP processes on the same machine need, added up. Resident memory counts shared libraries once per
-process, so the proportional share (PSS) of these processes after the same steps is told too. The gradient buffers that the tree
-folds with are counted in the worker: one, and at most log2 V more.
+process, so the proportional share (PSS) of these processes after the same steps is reported too. The gradient buffers that the
+tree folds with are counted in the worker: one, and at most log2 V more.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ def need(name: str) -> Need:
             peak = sum(kilobytes(pid, "status", "VmHWM:") for pid in pids)
             shared_once = sum(kilobytes(pid, "smaps_rollup", "Pss:") for pid in pids)
             side.finish()
-        told = Path(directory) / "gyrostat.buffers"
-        buffers = int(told.read_text()) if told.exists() else 0
+        report = Path(directory) / "gyrostat.buffers"
+        buffers = int(report.read_text()) if report.exists() else 0
     return Need(peak=peak * 1024 / 1e6, shared_once=shared_once * 1024 / 1e6, buffers=buffers)
 
 

@@ -25,10 +25,10 @@ BUDGET_SECONDS = 1.0
 def measure(options: Options) -> list[Figure]:
     memory, start, sample = [], [], []
     for pair in range(options.pairs):
-        told = subprocess.run(
+        output = subprocess.run(
             [sys.executable, __file__, "--side"], check=True, capture_output=True, text=True
         ).stdout
-        found = json.loads(told)
+        found = json.loads(output)
         memory.append(Pair(found["mb"], BUDGET_MB))
         start.append(Pair(found["first_batch"], BUDGET_SECONDS))
         sample.append(Pair(found["per_sample_us"], 1.0))

@@ -4,7 +4,7 @@ On a machine that others use too, speed drifts by far more than the differences 
 measured one after the other but in pairs, a moment apart, in alternating order; each pair gives one ratio, and the
 figure is the median ratio. Its interval comes from order statistics: between the l-th smallest and the l-th largest of n
 ratios lies the true median with a probability that is a plain sum of binomial coefficients, whatever the noise looks
-like. `figures.py` next door compares a figure with its target and prints it.
+like. `figures.py` compares a figure with its target and prints it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A job's profile from 2 to 8 workers: one job that scales in step by step, against a job started anew for each size.
 
-Both sides measure the same number of steps on every size, on the same paced devices, and pay for their start: a fork parent
+Both sides measure the same number of steps on every size, on the same paced devices, and pay for their start: a fork server
 that imports torch. As in EDL §6.2, ten steps on each size.
 """
 

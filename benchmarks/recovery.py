@@ -115,8 +115,8 @@ def measure(options: Options) -> Iterator[Figure]:
                 for number in range(options.pairs):
                     gap = job.hit_one(signal.SIGKILL)
                     beyond.append(max(0.0, gap - step_s))
-                    told = f"{1e3 * gap:.0f} ms, a step on {workers - 1} takes {1e3 * step_s:.0f}"
-                    show_progress(number + 1, options.pairs, told)
+                    text = f"{1e3 * gap:.0f} ms, a step on {workers - 1} takes {1e3 * step_s:.0f}"
+                    show_progress(number + 1, options.pairs, text)
         yield Figure(
             name=name,
             ours="gyrostat",

@@ -90,7 +90,7 @@ def _node(port: int, directory: str) -> subprocess.Popen[bytes]:
 def _wait_for_steps(
     directory: str, nodes: Sequence[subprocess.Popen[bytes]], *, workers: int, count: int
 ) -> list[tuple[float, int]]:
-    """Until so many steps were made on so many workers; all steps so far."""
+    """Waits for `steps` steps on `workers` workers; returns all steps so far."""
     deadline = time.monotonic() + 120.0
     file = Path(directory) / "steps"
     while time.monotonic() < deadline and all(node.poll() is None for node in nodes):

@@ -1,7 +1,7 @@
 """CPU of the leader per shard that it hands out, with 256 clients that report one and ask for the next, all at once.
 
 The leader is a real agent (`gyrostat run --store file://…`) whose lease store is a directory, into which the queues are written
-before anything is answered. Clients are connections, all in this process: to the leader's own door, and to that of another
+before anything is answered. Clients are connections, all in this process: to the leader's own socket, and to that of another
 agent, which passes requests on. Measured in CPU time of the leader's process, so that others on the machine hardly matter; the
 peer is the budget. `--quick` takes fewer shards.
 """
@@ -43,10 +43,10 @@ def measure(options: Options) -> list[Figure]:
         stack.enter_context(agent(Path(directory), "other", "following"))
         with JobClient("shards.leader") as job_client:
             job_client.open_shards(_QUEUES, 10**9, shard_size=1000)
-        for door, name in (("leader", "at its own door"), ("other", "through another agent")):
+        for node, name in (("leader", "at its own socket"), ("other", "through another agent")):
             pairs = []
             for pair in range(options.pairs):
-                pairs.append(Pair(microseconds_per_shard(leader, door, pair, shards), BUDGET_US))
+                pairs.append(Pair(microseconds_per_shard(leader, node, pair, shards), BUDGET_US))
                 show_progress(pair + 1, options.pairs, f"{name}: {pairs[-1].ours:.1f} µs")
             figures.append(
                 Figure(
@@ -83,9 +83,9 @@ def agent(directory: Path, node: str, role: str) -> Iterator[int]:
 class Client:
     """One worker: it reports what it holds and asks for the next, again and again."""
 
-    def __init__(self, door: str, name: str) -> None:
+    def __init__(self, node: str, name: str) -> None:
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        sock.connect(str(runtime_directory() / f"shards.{door}.socket"))
+        sock.connect(str(runtime_directory() / f"shards.{node}.socket"))
         self.channel: Channel[Reply] = Channel(sock, Reply)
         self._name, self._number = name, 0
         self._offsets: tuple[tuple[int, int], ...] = ()
@@ -109,8 +109,8 @@ class Client:
         self.channel.close()
 
 
-def microseconds_per_shard(leader: int, door: str, turn: int, shards: int) -> float:
-    clients = [Client(door, f"{door}-{turn}-{number}") for number in range(CLIENTS)]
+def microseconds_per_shard(leader: int, node: str, turn: int, shards: int) -> float:
+    clients = [Client(node, f"{node}-{turn}-{number}") for number in range(CLIENTS)]
     with selectors.DefaultSelector() as selector:
         for client in clients:
             selector.register(client.channel, selectors.EVENT_READ, client)

@@ -29,7 +29,7 @@ def gyrostat_side(
     name: str = "gyrostat",
     more: Sequence[str] = (),
 ) -> Side:
-    """`gyrostat run` with so many virtual workers on so many workers, and `more` options; its report goes to NAME.json."""
+    """`gyrostat run` with `more` options; its report goes to NAME.json."""
     command = [str(Path(sys.executable).with_name("gyrostat")), "run", "--quiet"]
     command += ["--virtual-workers", str(virtual_workers), "--workers", str(workers)]
     command += ["--reduction", reduction, "--report", f"{directory}/{name}.json", *more]
@@ -38,7 +38,7 @@ def gyrostat_side(
 
 
 def ddp_side(workload: str, ranks: int, directory: Path, *, micro_batches: int = 1) -> Side:
-    """A process per rank, each with so many micro-batches per step; rank 0's digest goes to ddp.json."""
+    """A process per rank, each with `micro_batches` per step; rank 0's digest goes to ddp.json."""
     command = [sys.executable, str(HERE / "side_ddp.py"), workload, "--ranks", str(ranks)]
     command += ["--micro-batches", str(micro_batches)]
     command += ["--store", f"{directory}/ddp.store", "--report", f"{directory}/ddp.json"]
@@ -47,7 +47,7 @@ def ddp_side(workload: str, ranks: int, directory: Path, *, micro_batches: int =
 
 
 def loop_side(workload: str, directory: Path, *, micro_batches: int) -> Side:
-    """One process that accumulates gradients over so many micro-batches per step."""
+    """One process that accumulates gradients over `micro_batches` per step."""
     command = [sys.executable, str(HERE / "side_accumulation.py"), workload]
     command += ["--micro-batches", str(micro_batches)]
     return Side("loop", [command], address=directory / "loop.socket", processes=1, env=ONE_THREAD)

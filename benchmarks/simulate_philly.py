@@ -29,10 +29,10 @@ def measure(options: Options) -> Iterator[Figure]:
     for kind, name in (("tiresias", "Tiresias"), ("cells", "cells and first in first out")):
         seconds, memory = [], []
         for pair in range(options.pairs):
-            told = subprocess.run(
+            ended = subprocess.run(
                 [sys.executable, str(SIDE), str(trace), kind], capture_output=True, text=True, check=True
             )
-            found = json.loads(told.stdout)
+            found = json.loads(ended.stdout)
             assert found["finished"] == JOBS, found
             seconds.append(Pair(found["seconds"], SECONDS))
             memory.append(Pair(found["megabytes"], MEGABYTES))

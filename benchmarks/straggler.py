@@ -29,7 +29,7 @@ SIZES = ((4, 32), (8, 128))
 
 
 def best(virtual_workers: int, seconds: Sequence[float]) -> list[int]:
-    """The shares with the shortest step: the least time in which all together can run so many."""
+    """The shares with the shortest step: the least time in which all workers together run `virtual_workers`."""
     lengths = sorted({count * time for time in seconds for count in range(1, virtual_workers + 1)})
     for length in lengths:
         most = [int(length / time + 1e-9) for time in seconds]

@@ -2,7 +2,7 @@
 
 Both sides stay alive for the whole comparison: starting and warming up does not count, and while one works the other
 waits in a read. Every process of a side joins through a Unix socket (`Turns`). The conductor tells all processes of one
-side to make so many steps and takes the time until the last of them has made them (`Side.run`).
+side to make a number of steps and takes the time until the last of them has made them (`Side.run`).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Starting a worker: from the request to its first finished step, forked from the fork parent against a cold interpreter.
+"""Starting a worker: from the request to its first finished step, forked from the fork server against a cold interpreter.
 
-The fork parent has been started before and has imported everything, as it has in a job that grows. The cold interpreter
+The fork server has been started before and has imported everything, as it has in a job that grows. The cold interpreter
 imports torch and the engine anew. Everything else is the same: launcher, script, two small steps.
 """
 

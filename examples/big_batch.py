@@ -48,7 +48,7 @@ def parse() -> argparse.Namespace:
     )
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--batch-size", type=int, default=8, help="windows per virtual worker")
-    parser.add_argument("--limit", type=int, default=10, help="at most so many steps per epoch")
+    parser.add_argument("--limit", type=int, default=10, help="the most steps per epoch")
     parser.add_argument("--memory", type=int, default=128, metavar="MB", help="for training; 0 is no limit")
     parser.add_argument("--small", action="store_true", help="shorter windows, for tests")
     parser.add_argument(
@@ -114,12 +114,12 @@ def run(virtual_workers: int, order: str, args: list[str]) -> float | None:
     program = str(Path(sys.executable).with_name("gyrostat"))
     options = [f"--virtual-workers={virtual_workers}", "--workers=1", f"--reduction={order}"]
     ended = subprocess.run([program, "run", *options, __file__, *args], capture_output=True, text=True)
-    told = ended.stdout + ended.stderr
+    output = ended.stdout + ended.stderr
     if ended.returncode == 0:
-        return float(re.findall(r"peak_mb (\S+)", told)[-1])
-    if "allocate memory" in told or "MemoryError" in told:
+        return float(re.findall(r"peak_mb (\S+)", output)[-1])
+    if "allocate memory" in output or "MemoryError" in output:
         return None
-    raise SystemExit(told)
+    raise SystemExit(output)
 
 
 def _shown(megabytes: float | None) -> str:

@@ -15,7 +15,7 @@ DIRECTORY = Path("/usr/share/datasets/fashion-mnist")
 def load(split: str, count: int) -> tuple[Tensor, Tensor]:
     """The first `count` images of "train" or "test", N×1×28×28 scaled to -1 … 1, and their classes.
 
-    The files are in no particular order of classes, so the first so many are a fair sample.
+    The files are in no particular order of classes, so the first ones are a fair sample.
     """
     prefix = {"train": "train", "test": "t10k"}[split]
     images = _read_idx(DIRECTORY / f"{prefix}-images-idx3-ubyte.gz", magic=0x803, count=count)

@@ -81,7 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--batch-size", type=int, default=16, help="per virtual worker")
-    parser.add_argument("--limit", type=int, default=None, help="at most so many steps per epoch")
+    parser.add_argument("--limit", type=int, default=None, help="the most steps per epoch")
     parser.add_argument("--small", action="store_true", help="fewer images and channels, for tests")
     args = parser.parse_args()
 

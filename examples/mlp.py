@@ -45,7 +45,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--batch-size", type=int, default=16, help="per virtual worker")
-    parser.add_argument("--limit", type=int, default=None, help="at most so many steps per epoch")
+    parser.add_argument("--limit", type=int, default=None, help="the most steps per epoch")
     parser.add_argument("--small", action="store_true", help="a narrower network, for tests")
     args = parser.parse_args()
 

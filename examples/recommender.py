@@ -57,7 +57,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=8)
     parser.add_argument("--batch-size", type=int, default=256, help="interactions per virtual worker")
-    parser.add_argument("--limit", type=int, default=None, help="at most so many steps per epoch")
+    parser.add_argument("--limit", type=int, default=None, help="the most steps per epoch")
     parser.add_argument("--small", action="store_true", help="fewer users and items, for tests")
     args = parser.parse_args()
 

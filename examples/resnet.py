@@ -72,7 +72,7 @@ def main() -> None:
     )
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--batch-size", type=int, default=32, help="per virtual worker")
-    parser.add_argument("--limit", type=int, default=None, help="at most so many steps per epoch")
+    parser.add_argument("--limit", type=int, default=None, help="the most steps per epoch")
     parser.add_argument("--small", action="store_true", help="fewer images and channels, for tests")
     args = parser.parse_args()
 

@@ -1,6 +1,6 @@
 """Python's own standard library as text: the .py files at its top level, in the order of their names.
 
-It is there wherever Python is; the text is that of the installed version.
+It exists wherever Python is installed; the text is that of the installed version.
 """
 
 from __future__ import annotations

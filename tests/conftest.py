@@ -1,4 +1,4 @@
-"""What tests of all rooms share: one fork parent for the whole session, and `launch`, which runs a script as
+"""What tests of all packages share: one fork server for the whole session, and `launch`, which runs a script as
 a job.
 
     from tests.conftest import Launch
@@ -141,14 +141,14 @@ class Launch:
 
 
 @pytest.fixture(scope="session")
-def fork_parent() -> Iterator[WorkerForkServer]:
-    """A fork parent that has imported everything."""
+def fork_server() -> Iterator[WorkerForkServer]:
+    """A fork server that has imported everything."""
     with WorkerForkServer() as parent:
         parent.wait_until_ready()
         yield parent
 
 
 @pytest.fixture
-def launch(fork_parent: WorkerForkServer, tmp_path: Path) -> Launch:
+def launch(fork_server: WorkerForkServer, tmp_path: Path) -> Launch:
     """Scripts run in the test's own directory."""
-    return Launch(fork_parent, tmp_path)
+    return Launch(fork_server, tmp_path)

@@ -14,11 +14,11 @@ def test_a_sound_file_is_said_to_be_sound(tmp_path: Path) -> None:
     code, out, err = gyrostat("cells", "check", EXAMPLE, cwd=tmp_path)
     assert (code, err) == (0, [])
     assert out == [
-        f"{EXAMPLE} is sound: 64 v100 devices on 8 machines, 16 p100 devices on 4 machines, 3 virtual clusters"
+        f"{EXAMPLE} is valid: 64 v100 devices on 8 machines, 16 p100 devices on 4 machines, 3 virtual clusters"
     ]
 
 
-def test_every_error_is_told_with_its_line(tmp_path: Path) -> None:
+def test_every_error_is_reported_with_its_line(tmp_path: Path) -> None:
     text = EXAMPLE.read_text()
     (tmp_path / "c.yaml").write_text(
         text.replace("p100-node: 2", "p100-node: 4").replace("v100-node: 2,", "v100-node: 5,")
@@ -49,7 +49,7 @@ def test_a_cluster_is_drawn(tmp_path: Path) -> None:
     assert "v100-node at v3 is pinned: search/index" in drawn
     row = next(line for line in out if line.strip().startswith("vision"))
     cells = "1 x v100-rack, 1 x v100-switch, 1 x p100-node"
-    assert " ".join(row.split()) == f"vision 2 {cells} 34 v100, 4 p100"
+    assert " ".join(row.split()) == f"vision 2 {cells} 34 v100 + 4 p100"
     assert out[-1] == "priorities: opportunistic < batch (0) < normal (10) < urgent (20)"
 
 

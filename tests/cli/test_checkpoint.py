@@ -92,9 +92,18 @@ def damage(path: Path) -> None:
 def test_show_a_directory(directory: Path) -> None:
     damage(directory / "step-00000010")
     lines = printed("show", directory).splitlines()
-    assert lines[0].split() == ["step", "epoch", "virtual", "workers", "size", "written", "fingerprint"]
+    assert lines[0].split() == [
+        "step",
+        "epoch",
+        "virtual",
+        "workers",
+        "size",
+        "written",
+        "fingerprint",
+        "state",
+    ]
     assert lines[1].split()[:3] == ["20", "4", "2"]
-    assert lines[1].split()[-1] == "whole"
+    assert lines[1].split()[-1] == "valid"
     assert lines[2].split()[-1] == "damaged"
     assert "step-00000010 is damaged: shared.safetensors: its checksum is wrong" in " ".join(lines[3:])
 
@@ -114,7 +123,7 @@ def test_show_what_is_not_there(tmp_path: Path) -> None:
 
 
 def test_verify(directory: Path) -> None:
-    assert printed("verify", directory).count("is whole") == 2
+    assert printed("verify", directory).count("is complete and undamaged") == 2
     damage(directory / "step-00000010")
     result = gyrostat("verify", directory)
     assert result.exit_code == 1
@@ -291,7 +300,7 @@ def test_save_of_a_step_that_was_saved_before(directory: Path, running: list[str
     assert printed("save", directory) == f"{directory / 'step-00000020'}\n"
 
 
-def test_save_that_comes_to_nothing(directory: Path, running: list[str]) -> None:
+def test_a_save_that_fails(directory: Path, running: list[str]) -> None:
     running[:] = ["nothing", "end"]
     late = error_of("save", directory, "--timeout", "0", kind=CheckpointError)
     assert "no new checkpoint has appeared" in late

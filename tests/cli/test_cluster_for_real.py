@@ -51,7 +51,7 @@ def invoke(*args: str, code: int = 0) -> str:
     return result.output
 
 
-def told(*args: str) -> Any:
+def parsed(*args: str) -> Any:
     return json.loads(invoke(*args))
 
 
@@ -75,7 +75,7 @@ def test_a_day_in_the_life_of_a_cluster(
         assert "[job] step 15  lr 0.01" in said
         assert said.startswith("gyrostat: submitted train as j1\n")
         assert said.endswith(f"gyrostat: train (j1) finished after step 16, digest {fixed}\n")
-        job = told("status", "train", "--json")["job"]
+        job = parsed("status", "train", "--json")["job"]
         assert (job["state"], job["step"], job["digest"]) == ("finished", 16, fixed)
         metrics = [json.loads(line) for line in invoke("logs", "--source", "metrics", "j1").splitlines()]
         assert [line["step"] for line in metrics] == list(range(16))
@@ -96,13 +96,13 @@ def test_a_day_in_the_life_of_a_cluster(
         said = invoke("submit", "--follow", "broken.py", code=1)
         assert "[0]     raise ValueError('no data')\n[0] ValueError: no data\n" in said
         assert said.endswith("broken (j3) failed: worker 0 raised ValueError: no data\n")
-        assert told("status", "j3", "--json")["job"]["last_lines"][-1] == "ValueError: no data"
+        assert parsed("status", "j3", "--json")["job"]["last_lines"][-1] == "ValueError: no data"
 
         kinds = [line.split()[3] for line in invoke("events", "--job", "j1").splitlines()]
         assert kinds[:2] == ["submitted", "started"]
         assert kinds[-1] == "finished"
-        assert told("replay", "--json")["difference"] is None
-        assert "0 jobs run, 0 wait, 2 finished, 1 failed" in invoke("top")
+        assert parsed("replay", "--json")["difference"] is None
+        assert "0 running, 0 waiting, 2 finished, 1 failed" in invoke("top")
 
         invoke("down")
         assert finish(daemon)[0] == 0

@@ -100,7 +100,7 @@ def test_a_failure_ends_with_the_traceback_of_the_one_to_blame(capsys: pytest.Ca
     assert capsys.readouterr().err.splitlines() == ["worker 1 │ Traceback", "worker 1 │ E: x"]
 
 
-def test_a_stop_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_stop_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     PlainDisplay(PLACEMENT, quiet=False).over(outcome(digest=None, stopped_by=SIGTERM))
     assert capsys.readouterr().err.splitlines()[-1] == "gyrostat: stopped by SIGTERM after step 6"
     PlainDisplay(PLACEMENT, quiet=False).over(
@@ -160,18 +160,18 @@ def test_sparklines(values: list[float], line: str) -> None:
     assert sparkline(values) == line
 
 
-def test_changes_and_stragglers_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_changes_and_stragglers_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay(PLACEMENT, quiet=False)
     display.noticed(Straggler(member=1, seconds=0.0533, usual=0.04))
     moved = Reconfiguration(workers=2, reason="speed", counts=(3, 1))
     display.resized(ReconfigurationDone(moved, 13, 2, 2, 0.009, 0.5, ()))
     display.resized(
-        ReconfigurationDone(Reconfiguration(workers=1, reason="asked for"), 20, 2, 1, 0.02, 0.5, ())
+        ReconfigurationDone(Reconfiguration(workers=1, reason="requested"), 20, 2, 1, 0.02, 0.5, ())
     )
     assert capsys.readouterr().err.splitlines() == [
         "gyrostat: worker 1 is 1.33 times slower than usual: 53.3 ms for a virtual worker's micro-batches, instead of 40.0 ms",
         "gyrostat: from step 13 on other shares among 2 workers, after a pause of 9 ms (speed)",
-        "gyrostat: from step 20 on 1 worker instead of 2, after a pause of 20 ms (asked for)",
+        "gyrostat: from step 20 on 1 worker instead of 2, after a pause of 20 ms (requested)",
     ]
 
 

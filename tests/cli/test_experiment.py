@@ -20,14 +20,14 @@ def experiment(*options: str) -> str:
 
 
 def test_without_a_name_it_lists_them() -> None:
-    told = experiment()
-    assert [line.split()[0] for line in told.splitlines()] == list(EXPERIMENTS)
+    output = experiment()
+    assert [line.split()[0] for line in output.splitlines()] == list(EXPERIMENTS)
 
 
 @needs_data
 def test_it_runs_one_and_writes_a_page(tmp_path: Path) -> None:
-    told = experiment("virtualflow-3-jobs", "--data", str(DATA), "--page", str(tmp_path / "page.md"))
-    assert "JCT of the most urgent job" in told
+    output = experiment("virtualflow-3-jobs", "--data", str(DATA), "--page", str(tmp_path / "page.md"))
+    assert "JCT of the most urgent job" in output
     assert "## VirtualFlow: 3 jobs" in (tmp_path / "page.md").read_text()
     assert (tmp_path / "page" / "virtualflow-3-jobs.svg").exists()
 

@@ -21,13 +21,13 @@ def test_version_and_help() -> None:
 
     runner = CliRunner()
     assert runner.invoke(build_app(), ["--version"]).output == f"gyrostat {package.__version__}\n"
-    told = runner.invoke(build_app(), ["--help"])
-    assert told.exit_code == 0
-    assert "gyrostat run --virtual-workers 4 --workers 2 train.py" in told.output
+    result = runner.invoke(build_app(), ["--help"])
+    assert result.exit_code == 0
+    assert "gyrostat run --virtual-workers 4 --workers 2 train.py" in result.output
     for verb in ("run", "checkpoint"):
-        assert verb in told.output
-    assert "operator" not in told.output
-    told = runner.invoke(build_app(), ["run", "--help"])
+        assert verb in result.output
+    assert "operator" not in result.output
+    result = runner.invoke(build_app(), ["run", "--help"])
     for option in (
         "--virtual-workers",
         "--workers",
@@ -36,7 +36,7 @@ def test_version_and_help() -> None:
         "--report",
         "--log-dir",
     ):
-        assert option in told.output
+        assert option in result.output
 
 
 def test_every_verb_of_a_module_is_in_the_table() -> None:

@@ -68,7 +68,7 @@ def test_what_is_refused(tmp_path: Path, options: list[str], message: str) -> No
     assert message in " ".join(err)
 
 
-def test_who_can_be_reached_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_agent_that_can_be_reached_needs_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GYROSTAT_TOKEN", raising=False)
     monkeypatch.setenv("GYROSTAT_RUNTIME_DIR", str(tmp_path / "run"))
     (tmp_path / "train.py").write_text("")

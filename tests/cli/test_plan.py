@@ -32,7 +32,7 @@ def plan(*options: str) -> str:
 
 
 def test_it_splits_virtual_workers_and_says_what_mixing_brings(profiles: str) -> None:
-    told = plan(
+    output = plan(
         "--profile",
         profiles,
         "--workload",
@@ -42,10 +42,10 @@ def test_it_splits_virtual_workers_and_says_what_mixing_brings(profiles: str) ->
         "--virtual-workers",
         "32",
     )
-    assert "v100  2 of 2   8 " in told
-    assert "p100  8 of 8   2 " in told
-    assert "step 2560.0 ms" in told
-    assert "mixing is 100.0 % faster than v100 alone" in told
+    assert "v100  2 of 2   8 " in output
+    assert "p100  8 of 8   2 " in output
+    assert "step 2560.0 ms" in output
+    assert "mixing is 100.0 % faster than v100 alone" in output
 
 
 def test_it_defines_a_job(profiles: str) -> None:
@@ -58,7 +58,7 @@ def test_it_defines_a_job(profiles: str) -> None:
 
 
 def test_it_falls_back_to_one_type(profiles: str) -> None:
-    told = plan(
+    output = plan(
         "--profile",
         profiles,
         "--workload",
@@ -68,13 +68,13 @@ def test_it_falls_back_to_one_type(profiles: str) -> None:
         "--virtual-workers",
         "4",
     )
-    assert "mixing does not pay: v100 alone" in told
+    assert "mixing does not pay: v100 alone" in output
 
 
 def test_all_workloads_of_a_file(profiles: str) -> None:
-    told = plan("--profile", profiles, "--devices", "v100:1,p100:1", "--virtual-workers", "2")
-    assert "resnet50, 2 virtual workers of 256 samples" in told
-    assert "bert was not measured on p100" in told
+    output = plan("--profile", profiles, "--devices", "v100:1,p100:1", "--virtual-workers", "2")
+    assert "resnet50, 2 virtual workers of 256 samples" in output
+    assert "bert was not measured on p100" in output
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_all_workloads_of_a_file(profiles: str) -> None:
         (("--devices", "v100:1", "--global-batch", "100", "--workload", "resnet50"), "cannot be split over"),
     ],
 )
-def test_what_makes_no_sense_is_told(profiles: str, options: tuple[str, ...], complaint: str) -> None:
+def test_impossible_options_are_refused(profiles: str, options: tuple[str, ...], complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
         plan("--profile", profiles, *options)
 

@@ -201,3 +201,19 @@ def test_log_options_reach_workers(directory: Path) -> None:
     code, out, err = gyrostat("run", "-vv", "--log-format", "json", "train.py", cwd=directory)
     assert (code, out) == (0, ["worker 0 │ DEBUG json"]), err
     assert [line for line in err if not logs.is_json_record(line)] == []
+
+
+def test_workers_log_their_own_number(directory: Path) -> None:
+    (directory / "train.py").write_text("import gyrostat\ngyrostat.init()\n")
+    code, _, err = gyrostat("run", "-v", "-n", "2", "-w", "2", "train.py", cwd=directory)
+    assert code == 0, err
+    for member in (0, 1):
+        mine = [line for line in err if line.startswith(f"worker {member} │")]
+        assert any(line.endswith(f"worker: worker {member} starts") for line in mine), err
+        assert any(line.endswith(f"worker: worker {member} exits with code 0") for line in mine), err
+
+
+def test_options_of_several_nodes_need_a_store(directory: Path) -> None:
+    code, out, err = gyrostat("run", "--nodes", "2", "train.py", cwd=directory)
+    assert (code, out) == (2, [])
+    assert "--nodes, --node and --listen are for a job on several nodes" in err[0]

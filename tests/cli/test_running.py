@@ -15,7 +15,7 @@ from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
 
 ROWS = (
-    SizeMeasured(workers=1, steps=20, step_seconds=0.5, throughput=64.0, busy=0.9),
+    SizeMeasured(workers=1, steps=20, step_seconds=0.5, throughput=64.0, busy=0.9, efficiency=1.0),
     SizeMeasured(workers=2, steps=20, step_seconds=0.4, throughput=80.0, busy=0.75, efficiency=0.625),
 )
 

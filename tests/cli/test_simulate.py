@@ -227,7 +227,7 @@ def test_bad_input_is_refused(args: list[str], message: str, trace: Path, tmp_pa
     assert message in " ".join(" ".join(err).split())
 
 
-def test_pinned_cells_are_left_to_those_who_ask_for_them(tmp_path: Path) -> None:
+def test_pinned_cells_are_left_to_jobs_that_request_them(tmp_path: Path) -> None:
     """`search` has a pinned V100 machine and two P100 machines: a job of its that wants V100s borrows, or waits for ever."""
     example = Path(__file__).parents[2] / "examples/clusters/cells.yaml"
     (tmp_path / "jobs.csv").write_text(

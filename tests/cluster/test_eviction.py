@@ -57,7 +57,7 @@ def test_a_deadline_is_brought_forward_and_never_put_off() -> None:
     assert deadlines.first() == (149.0, 30.0), "a new one"
 
 
-def test_who_holds_devices_that_others_should_have_and_since_when() -> None:
+def test_which_jobs_hold_devices_of_others_and_since_when() -> None:
     now = [100.0]
     occupancy = Occupancy(clock=lambda: now[0])
     occupancy.entitle("j1", (0, 1, 2))
@@ -78,6 +78,6 @@ def test_who_holds_devices_that_others_should_have_and_since_when() -> None:
         occupancy.holders("j2", (1, 2)),
         30.0,
     )
-    assert waits.why == f"{text}; told so: j1 for 3 s"
+    assert waits.why == f"{text}; asked to leave: j1 3 s ago"
     occupancy.release("j1")
     assert occupancy.acquire("j2", (1, 2))

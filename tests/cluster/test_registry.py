@@ -33,7 +33,7 @@ def submit_without_end(registry: Registry) -> None:
         registry.add(SPEC, "me", "default")
 
 
-def test_everything_is_there_again(tmp_path: Path) -> None:
+def test_all_records_are_restored(tmp_path: Path) -> None:
     path = tmp_path / "cluster.db"
     times = iter(range(100, 200))
     store = Store(path, born=90.0)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gyrostat.core.files import OWNER_ONLY, READABLE, write_atomically
+from gyrostat.core.errors import UsageError
+from gyrostat.core.files import OWNER_ONLY, READABLE, read_text, write_atomically
 
 
 @pytest.mark.parametrize(("mode", "durable"), [(OWNER_ONLY, True), (READABLE, False)])
@@ -30,3 +31,11 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path: Path) -> None:
     assert error.value.errno in (errno.EISDIR, errno.ENOTEMPTY)
     assert os.listdir(tmp_path) == ["directory"]
     assert os.listdir(path) == ["content"]
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "token").write_bytes(b"\xff\xfe")
+    with pytest.raises(UsageError, match=r"^the token file .*token is not UTF-8 text: "):
+        read_text(tmp_path / "token", "the token file")
+    with pytest.raises(UsageError, match=r"^/nosuch cannot be read: No such file or directory$"):
+        read_text(Path("/nosuch"))

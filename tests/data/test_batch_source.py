@@ -89,7 +89,7 @@ def _on_rank(loader: OrderedLoader, rank: int, n: int) -> list[Batch]:
 
 
 @dataclass
-class Company:
+class RankGroup:
     """Some virtual workers on one worker."""
 
     loader: OrderedLoader
@@ -151,7 +151,7 @@ def assert_same(
     for epoch in range(EPOCHS):
         for first, last in itertools.pairwise(sorted({0, *cuts, batches})):
             for ranks in next(ways):
-                Company(loader, ranks, contexts, positions, seen).run(epoch, first, last)
+                RankGroup(loader, ranks, contexts, positions, seen).run(epoch, first, last)
     assert seen == wanted
 
 
@@ -192,7 +192,7 @@ def test_start_methods(method: str) -> None:
     forked = make(Noisy(9), 2, num_workers=1)
     contexts = {rank: streams_of(rank) for rank in range(2)}
     seen: dict[int, list[Batch]] = {0: [], 1: []}
-    Company(loader, [0, 1], contexts, {}, seen).run(0, 0, 2)
+    RankGroup(loader, [0, 1], contexts, {}, seen).run(0, 0, 2)
     assert seen == {rank: batches[:2] for rank, batches in expected(forked, 2).items()}
 
 
@@ -213,7 +213,7 @@ def test_num_workers_processes_in_all() -> None:
     source.close()
 
 
-def test_who_will_move_is_prepared_until_then_and_can_be_handed_over_before() -> None:
+def test_a_virtual_worker_that_will_move_can_be_handed_over_ahead() -> None:
     """Virtual worker 1 leaves at boundary 3: nothing of it is prepared from there on, and its position there is known."""
     source = started(make(Noisy(60, counts=True), 2, num_workers=2, prefetch_factor=4), 2)
     ahead = source.leave_at(1, 3)

@@ -74,7 +74,7 @@ def test_every_sample_once_per_epoch_however_far_ahead_it_is_planned(
         ]
         made[0].order(seed=5, epoch=0)
     except Misuse:
-        return  # too few samples for so many virtual workers, and it says so
+        return  # too few samples for the virtual workers: an error that says so
     for epoch in range(2):
         seen = run_epoch(made[0], n, epoch)
         assert sorted(i for batch in seen for part in batch for i in part) == list(range(length))

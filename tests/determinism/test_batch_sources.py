@@ -1,7 +1,7 @@
 """However data comes, it comes with the bits of torch's DataLoader on N ranks; also when a job goes on elsewhere in mid-epoch.
 
 The reference is torch's own DataLoader in N processes, with `num_workers` data workers each. The short matrix gives every
-way of `feeds.py` one N and one placement; the full one (`pytest -m full`) gives it every N, placement and `num_workers`.
+way of `batch_sources.py` one N and one placement; the full one (`pytest -m full`) every N, placement and `num_workers`.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ class Net(torch.nn.Module):
         return super().load_state_dict(state)
 
 
-class Keeper:
+class UpdateCounter:
     # State of its own that holds parameters of the model, too.
     def __init__(self, model):
         self.model, self.updates = model, 0
@@ -154,9 +154,9 @@ class Keeper:
 
 job = gyrostat.init(seed=1)
 model = Net()
-keeper, average = Keeper(model), torch.optim.swa_utils.AveragedModel(model)
+counter, average = UpdateCounter(model), torch.optim.swa_utils.AveragedModel(model)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-job.track(model=model, average=average, optimizer=optimizer, keeper=keeper)
+job.track(model=model, average=average, optimizer=optimizer, counter=counter)
 data = job.dataloader([torch.full((4,), float(i)) for i in range(64)], batch_size=2, shuffle=True)
 for step in job.steps(data):
     for x in step:
@@ -164,7 +164,7 @@ for step in job.steps(data):
     optimizer.step()
     optimizer.zero_grad()
     average.update_parameters(model)
-    keeper.updates += 1
+    counter.updates += 1
 """
 
 

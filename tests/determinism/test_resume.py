@@ -179,7 +179,7 @@ def test_switches_and_evaluations_survive(launch: Launch, tmp_path: Path) -> Non
     assert launch(ZOO, placement=[3], args=args, checkpoint=policy).digest == whole.digest
 
 
-def test_a_script_that_ends_too_early_is_told_so(launch: Launch, tmp_path: Path) -> None:
+def test_a_script_that_ends_too_early_is_an_error(launch: Launch, tmp_path: Path) -> None:
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"))
     launch(SCRIPT, virtual_workers=2, args=["3"], checkpoint=policy, stop_after=14)
     outcome = launch(SCRIPT, virtual_workers=2, args=["1"], checkpoint=policy, check=False)

@@ -142,11 +142,11 @@ _FORKS = """
 import os, runpy, sys
 import torch, gyrostat.cli.main
 
-benchmarks, told, *names = sys.argv[1:]
+benchmarks, output, *names = sys.argv[1:]
 sys.path[0] = benchmarks
 for name in names:
     if os.fork() == 0:
-        os.dup2(os.open(f"{told}/{name}", os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(os.open(f"{output}/{name}", os.O_WRONLY | os.O_CREAT), 1)
         sys.argv = [f"{benchmarks}/{name}.py", "--help"]
         runpy.run_path(sys.argv[0], run_name="__main__")
         sys.exit("it did not end with its help")
@@ -158,5 +158,5 @@ def test_every_benchmark_explains_itself(tmp_path: Path) -> None:
     """In processes of their own, forked from one that has imported what takes long."""
     subprocess.run([sys.executable, "-c", _FORKS, str(BENCHMARKS), str(tmp_path), *COMMANDS], check=True)
     for name in COMMANDS:
-        told = (tmp_path / name).read_text()
-        assert all(option in told for option in ("--pairs", "--quick", "--json")), told
+        output = (tmp_path / name).read_text()
+        assert all(option in output for option in ("--pairs", "--quick", "--json")), output

@@ -13,7 +13,7 @@ from gyrostat.engine.checkpoint import JobSnapshot
 
 @pytest.fixture
 def snapshot_at() -> Callable[[int], JobSnapshot]:
-    """The snapshot of a job of two virtual workers after so many steps."""
+    """The snapshot of a job of two virtual workers after `steps` steps."""
 
     def snapshot(step: int) -> JobSnapshot:
         weight = torch.full((2, 3), float(step))

@@ -20,10 +20,11 @@ from gyrostat.core.job import CheckpointPolicy
 from gyrostat.core.phase import JobPhase, ReconfigurationPhase
 from gyrostat.engine.checkpoint import load
 from gyrostat.engine.state.digest import digest
-from gyrostat.job.control.client import JobClient
+from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.requests import RequestResult
+from gyrostat.job.processes.fork_server import STORE_NAME
 from tests.conftest import Launch
-from tests.job.agents import PATIENCE_S, TRAINING, AgentProcess, Agents, end_fork_parent
+from tests.job.agents import NODE_TIMEOUT_S, TRAINING, AgentProcess, Agents, end_fork_server
 from tests.job.nodes.lease.conftest import own_etcd, shared_etcd  # noqa: F401
 from tests.job.nodes.lease.etcd_server import EtcdServer
 
@@ -161,6 +162,7 @@ def test_the_leader_is_killed(
         assert job_client.scale(3, request="mine").workers == 3
         status = job_client.status()
         assert (status.is_steady, status.workers) == (True, 3)
+    check_idle(other, tmp_path)
     stop(again, other)
     same_bits()
     assert [path.name for path in tmp_path.iterdir() if "report" in path.name] == ["report.json"]
@@ -192,7 +194,7 @@ def wait_until(phase: ReconfigurationPhase) -> None:
 
 @pytest.mark.full
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase is not ReconfigurationPhase.STEADY])
-def test_the_leader_is_told_to_leave(
+def test_the_leader_is_asked_to_leave(
     start: Start, same_bits: Callable[[], None], tmp_path: Path, phase: ReconfigurationPhase
 ) -> None:
     """In the midst of a change: it brings that to its end, its workers leave at the next fence, and another leads."""
@@ -244,7 +246,10 @@ def open_gate(gate: Path) -> None:
 
 def end_of(directory: Path, member: int) -> None:
     """Kills the worker of that number, the one that prints into its log, as soon as it is there."""
-    log, deadline = os.path.realpath(directory / "logs" / f"worker-{member}.log"), monotonic() + PATIENCE_S
+    log, deadline = (
+        os.path.realpath(directory / "logs" / f"worker-{member}.log"),
+        monotonic() + NODE_TIMEOUT_S,
+    )
     while monotonic() < deadline:
         for process in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -255,10 +260,10 @@ def end_of(directory: Path, member: int) -> None:
 
 
 def test_a_lost_node(start: Start, same_bits: Callable[[], None], tmp_path: Path) -> None:
-    """Agent, fork parent and workers of a node are gone at once: the others go on, and another worker takes its place."""
+    """Agent, fork server and workers of a node are gone at once: the others go on, and another worker takes its place."""
     leader, other = two_that_train(start("--node-timeout", "1"))
     other.kill()
-    end_fork_parent(other.node)
+    end_fork_server(other.node)
     leader.wait_for("went on after")
     leader.wait_for("in place of worker")
     with JobClient("job") as job_client:
@@ -281,6 +286,18 @@ def test_an_agent_stays_away(start: Start, same_bits: Callable[[], None], tmp_pa
 
 
 @pytest.mark.full
+def test_an_agent_comes_back_after_the_end(start: Start) -> None:
+    """It reports the outcome that it has missed, and does not wait for the others to begin the job anew."""
+    agents = start("--node-timeout", "20")
+    leader, other = two_that_train(agents)
+    other.kill()
+    end_fork_server(other.node)
+    wait_until(ReconfigurationPhase.STEADY)
+    stop(leader)
+    again = agents.start(other.node)
+    assert again.finish() == 128 + signal.SIGTERM
+
+
 def test_an_agent_stays_away_from_a_job_without_backups(start: Start, same_bits: Callable[[], None]) -> None:
     """Its workers wait for another for some time, then stop the job at a boundary, with a checkpoint; from that the agents
     that are left go on."""
@@ -303,7 +320,7 @@ def test_an_agent_is_back_before_its_workers_are_given_up(
     other.kill()
     wait_for_steps(tmp_path, after=monotonic() + 10.5)
     again = agents.start(other.node)
-    again.wait_for("found 1 workers")
+    again.wait_for("found 1 worker of the previous agent")
     again.wait_for("following")
     wait_for_steps(tmp_path, after=monotonic())
     assert list_checkpoints(tmp_path / "ckpt") == []
@@ -354,6 +371,104 @@ def test_the_leader_is_killed_while_its_workers_start(start: Start, tmp_path: Pa
     stop(again, *others)
 
 
+@pytest.mark.parametrize("connected", [0, 1])
+def test_the_rendezvous_is_killed_while_workers_start(start: Start, tmp_path: Path, connected: int) -> None:
+    """The process in which workers find each other, before any has connected to it or when the first one waits there."""
+    for member in range(2):
+        os.mkfifo(tmp_path / f"starting-{member}.fifo")
+    agent = start(nodes=1).start("a")
+    agent.wait_for("leading")
+    while not (tmp_path / "logs" / "worker-1.log").exists():
+        os.sched_yield()
+    (store,) = rendezvous_processes(tmp_path)
+    before = sockets(store)
+    for member in range(connected):
+        open_gate(tmp_path / f"starting-{member}.fifo")
+    while sockets(store) < before + connected:
+        os.sched_yield()
+    os.kill(store, signal.SIGKILL)
+    for member in range(connected, 2):
+        open_gate(tmp_path / f"starting-{member}.fifo")
+    if connected:  # its attempt cannot succeed
+        agent.wait_for("lost a peer")
+    wait_until(ReconfigurationPhase.STEADY)
+    stop(agent)
+
+
+def test_the_rendezvous_is_killed_while_workers_train(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path
+) -> None:
+    """The next change finds another process at the same address; one that was connecting meanwhile is tried again."""
+    os.mkfifo(tmp_path / "connecting-1.fifo")
+    agent = start(nodes=1).start("a")
+    agent.wait_for("leading")
+    wait_until(ReconfigurationPhase.STEADY)
+    (store,) = rendezvous_processes(tmp_path)
+    before = sockets(store)
+    scaling = Asking(lambda client: client.scale(3))
+    while sockets(store) < before + 2:  # worker 0 and the new one wait there for worker 1
+        os.sched_yield()
+    os.kill(store, signal.SIGKILL)
+    answer = scaling.answer()
+    assert (answer.done, answer.retryable) == (False, True)
+    assert "workers could not connect to each other" in answer.text
+    open_gate(tmp_path / "connecting-1.fifo")
+    with JobClient("job") as job_client:
+        assert job_client.scale(3).workers == 3
+    stop(agent)
+    same_bits()
+
+
+def test_a_killed_fork_server_is_replaced(
+    start: Start, same_bits: Callable[[], None], tmp_path: Path
+) -> None:
+    """With it die the node's workers, and the rendezvous: the job goes on from its checkpoint, and can be resized."""
+    agent = start("--checkpoint-every", "5", nodes=1).start("a")
+    agent.wait_for("checkpoint of step")
+    (store,) = rendezvous_processes(tmp_path)
+    fork_server = int(Path(f"/proc/{store}/stat").read_text().rpartition(")")[2].split()[1])
+    os.kill(fork_server, signal.SIGKILL)
+    agent.wait_for("was killed by SIGKILL; restarting from step")
+    wait_until(ReconfigurationPhase.STEADY)
+    with JobClient("job") as job_client:
+        assert job_client.scale(3).workers == 3
+    stop(agent)
+    same_bits()
+
+
+def rendezvous_processes(directory: Path) -> list[int]:
+    """Those that serve the rendezvous of a job whose sockets are below this directory."""
+    ours, found = f"GYROSTAT_RUNTIME_DIR={directory}/run".encode(), []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            name, strings = (process / "comm").read_text(), (process / "environ").read_bytes().split(b"\0")
+            if name.strip() == STORE_NAME and ours in strings:
+                found.append(int(process.name))
+    return found
+
+
+def sockets(pid: int) -> int:
+    """How many a process has open."""
+    found = 0
+    for file in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            found += os.readlink(file).startswith("socket:")
+    return found
+
+
+def check_idle(agent: AgentProcess, directory: Path) -> None:
+    """While workers train, an agent mostly waits."""
+    began, before = monotonic(), processor_time(agent)
+    wait_for_steps(directory, after=began + 2.0)
+    assert processor_time(agent) - before < 0.5 * (monotonic() - began)
+
+
+def processor_time(agent: AgentProcess) -> float:
+    """Seconds."""
+    fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def wait_for_steps(directory: Path, after: float) -> None:
     while not steps_between(directory, after, float("inf")):
         os.sched_yield()
@@ -397,8 +512,15 @@ def test_etcd_is_restarted(
     killed = monotonic()
     leader.wait_for("leading no more")
     assert steps_between(tmp_path, killed, monotonic()) > 0
+    with JobClient("job") as job_client:  # nobody can answer, and a client is not left waiting
+        with pytest.raises(RequestFailed, match=r"has no leader at the moment .*no answer from etcd .*retry"):
+            job_client.status()
+        refused = job_client.scale(3)
+        assert (refused.done, refused.retryable) == (False, True)
     own_etcd.start()
     with JobClient("job") as job_client:
-        assert job_client.scale(3).workers == 3
+        while not (scaled := job_client.scale(3)).done:
+            assert scaled.retryable, scaled
+        assert scaled.workers == 3
     stop(leader, other)
     same_bits()

@@ -138,7 +138,9 @@ def test_memory_is_used_again_and_grows(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full_at", [1, 3, 5, 9])
-def test_a_full_disk_is_told_when_collected(tmp_path: Path, snapshot_at: SnapshotAt, full_at: int) -> None:
+def test_a_full_disk_is_reported_when_collected(
+    tmp_path: Path, snapshot_at: SnapshotAt, full_at: int
+) -> None:
     CheckpointStore(tmp_path).save(snapshot_at(10))
     writer = Writer(CheckpointStore(tmp_path, disk=FaultyDisk(full_at=full_at, torn=True)))
     writer.begin(snapshot_at(20), since=0.0)
@@ -238,8 +240,8 @@ def policy(tmp_path: Path) -> CheckpointPolicy:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
-    outcome = Launch(fork_parent, tmp_path_factory.mktemp("undisturbed"))(SCRIPT, placement=[3])
+def undisturbed(fork_server: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    outcome = Launch(fork_server, tmp_path_factory.mktemp("undisturbed"))(SCRIPT, placement=[3])
     assert outcome.steps == 12
     return outcome
 
@@ -332,22 +334,22 @@ def test_killed_while_one_is_written(
 
 
 @pytest.mark.parametrize(
-    ("args", "told"),
+    ("args", "reports"),
     [
         (["save=1,4", "full=5"], 1),  # at the first boundary after it happened; training goes on
         (["save=1,10", "full=11"], 1),  # … or at the end
         (["save=1", "full=11"], 0),
     ],
 )
-def test_a_full_disk_is_told_and_ends_a_job_that_has_nothing_else_to_do(
-    launch: Launch, policy: CheckpointPolicy, undisturbed: Outcome, args: list[str], told: int
+def test_a_full_disk_is_reported_and_ends_a_job_that_has_nothing_else_to_do(
+    launch: Launch, policy: CheckpointPolicy, undisturbed: Outcome, args: list[str], reports: int
 ) -> None:
     outcome = launch(
         SCRIPT, placement=[2, 1], args=[*args, "hold=4,10", "release=5,11"], checkpoint=policy, check=False
     )
     no_room = "could not be written: No space left on device; earlier ones are as they were"
     failed = [event.reason for event in outcome.events if event.kind is EventKind.CHECKPOINT_FAILED]
-    assert [no_room in reason for reason in failed] == [True] * told
+    assert [no_room in reason for reason in failed] == [True] * reports
     assert outcome.failure is not None  # the last one, which nothing comes after
     assert outcome.failure.worker == 0
     assert outcome.failure.summary.startswith("raised CheckpointError: ")

@@ -91,7 +91,7 @@ def test_killed_and_then_resumed(launch: Launch, dooms: Path, tmp_path: Path) ->
     assert last.digest == quiet.digest
 
 
-def test_three_deaths_at_one_batch_are_told(launch: Launch, dooms: Path) -> None:
+def test_three_deaths_at_one_batch_are_reported(launch: Launch, dooms: Path) -> None:
     for number in range(6):  # a death may also cost the answer before it: three at one batch are at most five
         (dooms / f"exit{number}").touch()
     outcome = launch(SCRIPT, placement=[2], args=[str(dooms), "0"], check=False)
@@ -104,10 +104,10 @@ def test_what_a_data_worker_raises_reaches_the_user(launch: Launch, dooms: Path)
     (dooms / "raise").touch()
     outcome = launch(SCRIPT, placement=[2], args=[str(dooms), "0"], check=False)
     assert outcome.failure is not None
-    told = str(outcome.failure.traceback)
-    assert "Caught KeyError in DataLoader worker process" in told
-    assert 'raise KeyError("sample 13 is spoilt")' in told
-    assert "in __getitem__" in told
+    traceback = str(outcome.failure.traceback)
+    assert "Caught KeyError in DataLoader worker process" in traceback
+    assert 'raise KeyError("sample 13 is spoilt")' in traceback
+    assert "in __getitem__" in traceback
 
 
 def test_timeout(launch: Launch, dooms: Path) -> None:

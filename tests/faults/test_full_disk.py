@@ -53,14 +53,14 @@ assert SCRIPT.count("what_is_being_written_is_over()") == 2
 
 
 @pytest.mark.parametrize(
-    ("where", "worker", "told"),
+    ("where", "worker", "reports"),
     [
-        ("micro_batch", 1, 2),  # worker 0 writes, and tells of both that fail
+        ("micro_batch", 1, 2),  # worker 0 writes, and reports both failures
         ("checkpoint", 0, 1),  # it dies while it tries the first; another one tries the next
     ],
 )
 def test_a_worker_is_killed_while_the_disk_is_full(
-    launch: Launch, tmp_path: Path, where: str, worker: int, told: int
+    launch: Launch, tmp_path: Path, where: str, worker: int, reports: int
 ) -> None:
     undisturbed = launch(test_recovery.SCRIPT, virtual_workers=N, workers=2, args=["1"])
     policy = CheckpointPolicy(directory=str(tmp_path / "checkpoints"), every=STEP)
@@ -68,7 +68,7 @@ def test_a_worker_is_killed_while_the_disk_is_full(
     outcome = faults.run(launch, SCRIPT, virtual_workers=N, workers=3, args=["1"], checkpoint=policy)
     check(outcome, undisturbed, lost=held_by(worker, 3))
     failed = [event.reason for event in outcome.events if event.kind is EventKind.CHECKPOINT_FAILED]
-    assert len(failed) == told
+    assert len(failed) == reports
     assert all("could not be written: No space left on device; earlier ones" in reason for reason in failed)
     assert [written.step for written in outcome.checkpoints] == [9, 12]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == [

@@ -162,7 +162,7 @@ SLOW = SCRIPT.replace(
 )
 
 
-def test_who_finds_no_boundary_in_time_is_killed_and_the_job_goes_on_from_its_checkpoint(
+def test_a_worker_without_a_boundary_in_time_is_killed_and_the_job_resumes_from_its_checkpoint(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.1)

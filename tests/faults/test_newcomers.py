@@ -217,8 +217,8 @@ def test_if_every_newcomer_is_killed_the_change_is_given_up(launch: Launch) -> N
     assert (outcome.digest, outcome.workers) == (undisturbed.digest, 1)
     given_up, *_ = [event for event in outcome.events if event.kind is EventKind.RESIZE]
     assert given_up.reason == (
-        "not to 2 workers: the new worker 3 was killed by SIGKILL before it joined; it is tried again later, and training goes "
-        "on meanwhile"
+        "not resized to 2 workers: the new worker 3 was killed by SIGKILL before it joined; it is tried again later, and "
+        "training goes on meanwhile"
     )
 
 

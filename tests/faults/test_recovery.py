@@ -54,10 +54,10 @@ PLACES = ("micro_batch", "backward", "exchange", "reduce", "reduced", "update", 
 
 @pytest.fixture(scope="module")
 def undisturbed(
-    fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory
+    fork_server: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[int, Outcome]:
     """By `accumulate`. The number of workers does not matter, nor whether there are checkpoints."""
-    launch = Launch(fork_parent, tmp_path_factory.mktemp("undisturbed"))
+    launch = Launch(fork_server, tmp_path_factory.mktemp("undisturbed"))
     return {each: launch(SCRIPT, virtual_workers=N, workers=2, args=[str(each)]) for each in (1, 2)}
 
 

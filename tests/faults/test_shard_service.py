@@ -29,7 +29,7 @@ def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Agents]:
 
 
 class Puller(threading.Thread):
-    """Trains an epoch. Pauses half-way until it is told to go on."""
+    """Trains an epoch. Pauses half-way until a file lets it continue."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name=name)

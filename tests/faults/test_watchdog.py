@@ -48,7 +48,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("how", ["sleeps", "holds the lock"])
-def test_who_hangs_is_shown_and_ended(
+def test_a_hanging_worker_is_shown_and_killed(
     launch: Launch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.1)
@@ -71,7 +71,7 @@ def test_who_hangs_is_shown_and_ended(
         for event in outcome.events
         if event.kind is EventKind.STANDSTILL and "worker 1 hangs" in event.reason
     )
-    assert found.step <= 3  # steps are told ten times a second
+    assert found.step <= 3  # steps are reported ten times a second
     assert "worker 1 hangs at " in found.reason
     assert " in hang_here, and is killed" in found.reason
     assert "worker 0 hangs" not in found.reason

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from gyrostat.job.control.control_socket import runtime_directory
 
-PATIENCE_S = 120.0
+NODE_TIMEOUT_S = 120.0
 _MAIN = "from gyrostat.cli.main import main; main()"
 
 TRAINING = """
@@ -108,7 +108,7 @@ class AgentProcess:
 
     def wait_for(self, pattern: str) -> str:
         """The next line that matches."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + NODE_TIMEOUT_S
         with self._more:
             while True:
                 while self._seen < len(self.lines):
@@ -127,14 +127,14 @@ class AgentProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
-        """The agent alone: its fork parent and its workers live on, and may still print."""
+        """The agent alone: its fork server and its workers live on, and may still print."""
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(PATIENCE_S)
+        self.process.wait(NODE_TIMEOUT_S)
 
     def finish(self) -> int:
         """Its exit code."""
-        code = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
+        code = self.process.wait(NODE_TIMEOUT_S)
+        self._reader.join(NODE_TIMEOUT_S)
         assert self._ended
         assert self.process.stdout is not None
         self.process.stdout.close()
@@ -159,12 +159,12 @@ class Agents:
             if agent.process.poll() is None:
                 agent.kill()
         for node in {agent.node for agent in self._started}:
-            end_fork_parent(node)
+            end_fork_server(node)
         for agent in self._started:
             agent.finish()
 
 
-def end_fork_parent(node: str) -> None:
+def end_fork_server(node: str) -> None:
     """And with it all workers of the node."""
     from gyrostat.job.processes.start import WorkerForkServer
 

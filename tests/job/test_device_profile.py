@@ -36,28 +36,28 @@ SCRIPT = """
 def measure(
     parent: WorkerForkServer, launch: Launch, script: str = SCRIPT, **asked: object
 ) -> tuple[Profile, list[str]]:
-    told: list[str] = []
+    messages: list[str] = []
     request = DeviceProfileRequest(
         program=Program(name=str(launch.script(script))),
         **{"batches": (4, 2), "steps": 4, **asked},  # type: ignore[arg-type]
     )
-    return profile_device(request, parent, told.append), told
+    return profile_device(request, parent, messages.append), messages
 
 
-def test_throughput_by_batch_size_and_the_exchange(fork_parent: WorkerForkServer, launch: Launch) -> None:
-    found, told = measure(fork_parent, launch, device_type="mine", workload="small")
+def test_throughput_by_batch_size_and_the_exchange(fork_server: WorkerForkServer, launch: Launch) -> None:
+    found, messages = measure(fork_server, launch, device_type="mine", workload="small")
     assert (found.workload, found.types) == ("small", ("mine",))
     speed = found.speed("mine")
     assert [batch for batch, _ in speed.throughput] == [2, 4]
     assert [workers for workers, _ in speed.exchange] == [2]
     # Batch norm cannot do with one sample: the exchange is measured with the smallest batch instead.
-    assert "(batches of 2)" in told[-1]
+    assert "(batches of 2)" in messages[-1]
     split = best_split(found, batch=4, virtual_workers=3, devices={"mine": 2})
     assert split is not None
 
 
-def test_the_device_says_what_it_is(fork_parent: WorkerForkServer, launch: Launch) -> None:
-    found, _ = measure(fork_parent, launch, batches=(4,), workers=())
+def test_the_device_says_what_it_is(fork_server: WorkerForkServer, launch: Launch) -> None:
+    found, _ = measure(fork_server, launch, batches=(4,), workers=())
     assert found.workload == "script0"
     assert found.types[0] in ("sse", "avx2", "avx512", "cpu")
     assert found.speed(found.types[0]).exchange == ()
@@ -68,32 +68,32 @@ def test_its_own_batch_size_is_overruled(launch: Launch) -> None:
     assert outcome.samples == 5 * 6
 
 
-def test_what_cannot_be_measured(fork_parent: WorkerForkServer, launch: Launch) -> None:
+def test_what_cannot_be_measured(fork_server: WorkerForkServer, launch: Launch) -> None:
     with pytest.raises(UsageError, match="ended after 2 steps"):
-        measure(fork_parent, launch, SCRIPT.replace("epochs(9)", "epochs(2)"), batches=(96,))
+        measure(fork_server, launch, SCRIPT.replace("epochs(9)", "epochs(2)"), batches=(96,))
     with pytest.raises(UsageError, match=r"steps have 96.0 samples on average, not 200"):
-        measure(fork_parent, launch, batches=(200,))
+        measure(fork_server, launch, batches=(200,))
     with pytest.raises(ScriptFailed, match="give it a batch_size"):
-        measure(fork_parent, launch, SCRIPT.replace("batch_size=[4, 2, 1], shuffle=True", "batch_size=None"))
+        measure(fork_server, launch, SCRIPT.replace("batch_size=[4, 2, 1], shuffle=True", "batch_size=None"))
 
 
 @pytest.mark.parametrize(
     "asked", [{"batches": ()}, {"batches": (0,)}, {"batches": (2, 2)}, {"workers": (1,)}, {"steps": 2}]
 )
 def test_requests_that_cannot_be(
-    fork_parent: WorkerForkServer, launch: Launch, asked: dict[str, object]
+    fork_server: WorkerForkServer, launch: Launch, asked: dict[str, object]
 ) -> None:
     with pytest.raises(UsageError):
-        measure(fork_parent, launch, SCRIPT, **asked)
+        measure(fork_server, launch, SCRIPT, **asked)
 
 
-def test_what_does_not_fit_is_left_out(fork_parent: WorkerForkServer, launch: Launch) -> None:
+def test_what_does_not_fit_is_left_out(fork_server: WorkerForkServer, launch: Launch) -> None:
     script = SCRIPT.replace(
         "print(len(x))", "exec('raise torch.OutOfMemoryError(\"no room\")' if len(x) > 4 else 'pass')"
     )
-    found, told = measure(fork_parent, launch, script, batches=(4, 8, 16), workers=(), device_type="mine")
+    found, messages = measure(fork_server, launch, script, batches=(4, 8, 16), workers=(), device_type="mine")
     assert [batch for batch, _ in found.speed("mine").throughput] == [4]
-    assert "batch 8 does not fit" in told[-1]
+    assert "batch 8 does not fit" in messages[-1]
 
 
 def test_types_are_measured_one_by_one() -> None:

@@ -37,7 +37,7 @@ def test_the_worker_that_raised_is_blamed_and_the_rest_ended(launch: Launch) -> 
     assert {outcome.exit_codes[0], outcome.exit_codes[2]} == {-signal.SIGTERM}
 
 
-def test_who_does_not_end_is_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_does_not_end_is_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyrostat.job.control.worker_tracker.KILL_GRACE_S", 0.05)
     script = """
         import os, signal, sys
@@ -139,7 +139,7 @@ def test_an_observer_that_raises_leaves_nothing_running(launch: Launch) -> None:
         launch(WAIT_FOREVER, virtual_workers=2, workers=2, observer=Listener(react=stumble))
     for departure in departures:
         departure.wait()
-    launch("print('the fork parent serves the next job')")
+    launch("print('the fork server serves the next job')")
 
 
 def test_signals_of_a_program_that_uses_the_library_stay_its_own(launch: Launch) -> None:

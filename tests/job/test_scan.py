@@ -78,9 +78,9 @@ Parents = tuple[WorkerForkServer, WorkerForkServer]
 
 
 @pytest.fixture(scope="module")
-def parents(fork_parent: WorkerForkServer) -> Iterator[Parents]:
+def parents(fork_server: WorkerForkServer) -> Iterator[Parents]:
     with WorkerForkServer() as second:
-        yield fork_parent, second
+        yield fork_server, second
 
 
 def request(directory: Path, steps: int, script: str = SCRIPT) -> ScanRequest:

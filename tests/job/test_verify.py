@@ -109,11 +109,11 @@ class Verify:
 
 
 @pytest.fixture
-def verifying(fork_parent: WorkerForkServer, tmp_path: Path) -> Verify:
-    return Verify(fork_parent, tmp_path)
+def verifying(fork_server: WorkerForkServer, tmp_path: Path) -> Verify:
+    return Verify(fork_server, tmp_path)
 
 
-def told(finding: VerifyFinding) -> tuple[Scope, int, str | None, int]:
+def place(finding: VerifyFinding) -> tuple[Scope, int, str | None, int]:
     """Between what, the first step, the first tensor, and how many tensors differ."""
     located = finding.located
     names = () if located is None else located.tensors
@@ -202,9 +202,9 @@ def test_too_few_steps_to_resume(verifying: Verify, steps: int) -> None:
     )
     assert verdict.equal
     assert names(verdict) == ["plain DDP, 2 processes", "2 workers", "1 worker"]
-    told = "1 step" if steps else "0 steps"
+    number = "1 step" if steps else "0 steps"
     assert verdict.notes == (
-        f"save and resume was not tested: the script makes only {told}; give it more data or epochs",
+        f"save and resume was not tested: the script makes only {number}; give it more data or epochs",
     )
 
 
@@ -227,7 +227,7 @@ def test_an_unseeded_generator(verifying: Verify) -> None:
             inner="loss = F.cross_entropy(model(x + rng.normal() * (job.step >= 2)), y)",
         ),
     )
-    assert told(finding) == (Scope.PLACEMENT, 3, "model.0.weight", 8)
+    assert place(finding) == (Scope.PLACEMENT, 3, "model.0.weight", 8)
     assert finding.loss_differs
     assert not finding.evidence.repeatable
     assert finding.causes[0].key is Key.UNSEEDED_RNG
@@ -264,7 +264,7 @@ def test_threads(verifying: Verify) -> None:
 def test_an_untracked_schedule(verifying: Verify) -> None:
     schedule = "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (1 + n))"
     finding = verifying.finding(verifying.script(setup=schedule, after="schedule.step()"))
-    assert told(finding) == (Scope.RESUME, 4, "optimizer.param_groups.0.lr", 1)
+    assert place(finding) == (Scope.RESUME, 4, "optimizer.param_groups.0.lr", 1)
     assert finding.causes[0].key is Key.UNTRACKED_SCHEDULE
 
 
@@ -275,7 +275,7 @@ def test_a_counter_of_the_script(verifying: Verify) -> None:
             update="model[0].bias.grad.mul_(1 + (number > 2))",
         )
     )
-    assert told(finding) == (Scope.RESUME, 4, "model.0.bias", 2)
+    assert place(finding) == (Scope.RESUME, 4, "model.0.bias", 2)
     assert not finding.loss_differs
     assert finding.evidence.repeatable
     assert finding.causes[0].key is Key.COUNTER
@@ -290,7 +290,7 @@ def test_an_attribute_of_a_module(verifying: Verify) -> None:
             after="model.scale *= 0.9",
         )
     )
-    assert told(finding) == (Scope.RESUME, 4, "model.0.weight", 8)
+    assert place(finding) == (Scope.RESUME, 4, "model.0.weight", 8)
     assert [cause.key for cause in finding.causes] == [Key.UNTRACKED_STATE]
 
 
@@ -301,7 +301,7 @@ def test_a_generator_that_is_not_saved(verifying: Verify) -> None:
             update="model[2].bias.grad.add_(torch.randn(3, generator=noise))",
         )
     )
-    assert told(finding) == (Scope.RESUME, 4, "model.2.bias", 2)
+    assert place(finding) == (Scope.RESUME, 4, "model.2.bias", 2)
     assert finding.causes[0].key is Key.GENERATOR_NOT_SAVED
     assert lines(finding) == ["torch.randn(3, generator=noise)"]
 
@@ -316,7 +316,7 @@ def test_a_generator_shared_by_virtual_workers(verifying: Verify) -> None:
     )
     verdict = verifying(script)
     (finding,) = verdict.findings
-    assert told(finding) == (Scope.PLACEMENT, 1, "model.0.weight", 8)
+    assert place(finding) == (Scope.PLACEMENT, 1, "model.0.weight", 8)
     assert not finding.loss_differs  # virtual worker 0 was the first to draw
     assert finding.evidence.repeatable
     assert finding.causes[0].key is Key.SHARED_STREAM
@@ -341,7 +341,7 @@ def test_a_dataset_that_counts(verifying: Verify) -> None:
             """
         )
     )
-    assert told(finding) == (Scope.PLACEMENT, 1, "model.0.weight", 8)
+    assert place(finding) == (Scope.PLACEMENT, 1, "model.0.weight", 8)
     assert finding.causes[0].key is Key.SHARED_OBJECT
     assert lines(finding) == ["self.seen += 1"]
 
@@ -362,7 +362,7 @@ def test_only_a_buffer_differs(verifying: Verify) -> None:
         ),
         every=3,
     )
-    assert told(finding) == (Scope.PLACEMENT, 2, "model.count", 1)
+    assert place(finding) == (Scope.PLACEMENT, 2, "model.count", 1)
     assert finding.causes[0].key is Key.SHARED_OBJECT
     assert lines(finding) == ["self.calls += 1"]
 
@@ -371,7 +371,7 @@ def test_the_number_of_workers(verifying: Verify) -> None:
     finding = verifying.finding(
         verifying.script(update="model[0].weight.grad.mul_(int(os.environ['WORLD_SIZE']))")
     )
-    assert told(finding) == (Scope.PLACEMENT, 1, "model.0.weight", 2)
+    assert place(finding) == (Scope.PLACEMENT, 1, "model.0.weight", 2)
     assert finding.causes[0].key is Key.WORKER_CODE
     assert lines(finding) == ["os.environ['WORLD_SIZE']"]
 
@@ -381,7 +381,7 @@ def test_only_the_loss_differs(verifying: Verify) -> None:
     finding = verifying.finding(
         verifying.script(inner=f"loss = F.cross_entropy(model(x), y) + (job.step == 4) * {world}")
     )
-    assert told(finding) == (Scope.PLACEMENT, 5, None, 0)
+    assert place(finding) == (Scope.PLACEMENT, 5, None, 0)
     assert finding.evidence.kind is DifferenceKind.LOSS
     assert finding.causes[0].key is Key.WORKER_CODE
 
@@ -400,7 +400,7 @@ def test_the_loss_of_one_virtual_worker(verifying: Verify) -> None:
     finding = verifying.finding(
         verifying.script(after="optimizer.param_groups[0]['lr'] = 0.1 / (1 + loss.item())")
     )
-    assert told(finding) == (Scope.PLACEMENT, 1, "optimizer.param_groups.0.lr", 1)
+    assert place(finding) == (Scope.PLACEMENT, 1, "optimizer.param_groups.0.lr", 1)
     assert "workers 0 and 1" in str(finding.pair.other.trace.workers_differ)
     assert finding.evidence.repeatable
     assert finding.causes[0].key is Key.LOCAL_VALUE
@@ -426,7 +426,7 @@ def test_a_module_that_is_not_called_itself(verifying: Verify) -> None:
     script.write_text(text)
     verdict = verifying(script)
     (finding,) = verdict.findings
-    assert told(finding) == (Scope.DDP, 1, "model.0.weight", 8)
+    assert place(finding) == (Scope.DDP, 1, "model.0.weight", 8)
     assert finding.causes[0].key is Key.NOT_THROUGH_MODULE
     assert [row.difference is None for row in verdict.rows] == [True, False, False, False]
     assert all(row.exact for row in verdict.rows)
@@ -461,7 +461,7 @@ def test_a_script_that_fails_only_as_plain_ddp(verifying: Verify) -> None:
     assert verdict.failed is not None
     assert verdict.failed.configuration.reference
     assert names(verdict) == ["2 workers", "1 worker", "2 workers, saved after step 3, resumed on 1 worker"]
-    assert [told(finding) for finding in verdict.findings] == [(Scope.PLACEMENT, 1, "model.0.bias", 2)]
+    assert [place(finding) for finding in verdict.findings] == [(Scope.PLACEMENT, 1, "model.0.bias", 2)]
     assert verdict.exit_code == 1
 
 

@@ -67,7 +67,7 @@ def test_the_first_difference(one: Trace, other: Trace, expected: RunDifference)
     assert compare(other, one) == expected
 
 
-def test_a_run_that_was_ended_sooner_is_alike() -> None:
+def test_a_run_that_was_ended_sooner_is_equal() -> None:
     assert compare(trace("abc"), trace("ab"), whole=False) is None
     assert compare(trace("abc", differ="so"), trace("ab"), whole=False) is None
     assert compare(trace("ab", differ="so"), trace("ab", differ="so"), whole=False) is None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.processes.output import OutputStream
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class Departure:
@@ -23,9 +23,9 @@ class Departure:
     def wait(self) -> None:
         poll = select.poll()
         poll.register(self._pidfd, select.POLLIN)
-        gone = poll.poll(PATIENCE_S * 1000)
+        gone = poll.poll(TIMEOUT_S * 1000)
         os.close(self._pidfd)
-        assert gone, f"process {self.pid} is still there after {PATIENCE_S} s"
+        assert gone, f"process {self.pid} is still there after {TIMEOUT_S} s"
 
 
 @dataclass

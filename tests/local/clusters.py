@@ -1,7 +1,7 @@
 """A cluster for tests: a daemon in this process, real hosts and workers, state in a directory of the test's own.
 
 Jobs run `SCRIPT`, which computes for real and takes a few milliseconds per step by sleeping, so that there is time to
-disturb it, until a file tells it to hurry. What it comes to is compared
+disturb it, until a file tells it to hurry. Its result is compared
 with `fixed`, the same script run undisturbed on fixed workers.
 """
 
@@ -55,7 +55,7 @@ SCRIPT = textwrap.dedent(
     print("the end, after step", job.step)
     """
 )
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def write_script(directory: Path, text: str = SCRIPT) -> Path:
@@ -80,7 +80,7 @@ def hurry(job: JobSpec) -> None:
 
 
 def fixed(launch: Launch, job: JobSpec) -> str:
-    """What the job comes to, undisturbed on one worker."""
+    """The result of the job, undisturbed on one worker."""
     path = Path(job.workdir) / job.script
     args = (job.args[0], "0", "-")
     digest = launch(path, virtual_workers=job.virtual_workers, workers=1, args=args).digest
@@ -100,14 +100,14 @@ def running(
             yield daemon
         finally:
             daemon.service.shutdown()
-            assert daemon.wait(PATIENCE_S)
+            assert daemon.wait(TIMEOUT_S)
 
 
 def until(daemon: Daemon, reached: Callable[[], bool], what: str = "") -> None:
     """Wait until it is so; every event makes us look again."""
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while not reached():
-        assert time.monotonic() < deadline, f"{what}: {[_told(job) for job in daemon.service.jobs(None)]}"
+        assert time.monotonic() < deadline, f"{what}: {[_describe(job) for job in daemon.service.jobs(None)]}"
         assert not daemon.wait(0.02), "the daemon has ended"
 
 
@@ -116,7 +116,7 @@ def finished(daemon: Daemon, *ids: str) -> list[JobRecord]:
     until(daemon, lambda: all(daemon.service.job(id_, None).state.over for id_ in ids), "ends")
     records = [daemon.service.job(id_, None) for id_ in ids]
     assert [record.state for record in records] == [JobState.FINISHED] * len(ids), [
-        _told(job) for job in records
+        _describe(job) for job in records
     ]
     return records
 
@@ -125,5 +125,5 @@ def at_step(daemon: Daemon, id_: str, step: int) -> None:
     until(daemon, lambda: daemon.service.job(id_, None).step >= step, f"{id_} at step {step}")
 
 
-def _told(job: JobRecord) -> str:
+def _describe(job: JobRecord) -> str:
     return f"{job.id} {job.state} at {job.step} on {job.devices}: {job.reason}; {job.last_lines[-3:]}"

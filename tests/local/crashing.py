@@ -1,6 +1,6 @@
 """A daemon that is killed at a chosen instant: `python -m tests.local.crashing DIRECTORY POINT submit|finish NAME`.
 
-It submits a job, or lets one finish, and is killed by itself, with SIGKILL, when it comes to
+It submits a job, or lets one finish, and is killed by itself, with SIGKILL, when it reaches
 the point: before or after a function, when its arguments fit. `POINTS` are the steps of a submission, a resize and an end.
 """
 
@@ -19,7 +19,7 @@ from gyrostat.local import attempts
 from gyrostat.local.driver import Driver
 from gyrostat.local.host_pool import HostPool
 from gyrostat.local.store import Store
-from tests.local.clusters import PATIENCE_S, at_step, running, spec
+from tests.local.clusters import TIMEOUT_S, at_step, running, spec
 
 STEPS = 300
 PAUSE_S = 0.05
@@ -85,7 +85,7 @@ def main() -> None:
             daemon.service.submit(job, "me")
             with (directory / "accepted").open("a") as file:
                 print(name, file=file)
-        daemon.wait(PATIENCE_S)
+        daemon.wait(TIMEOUT_S)
     raise AssertionError("it lives")
 
 

@@ -36,7 +36,7 @@ def kinds(daemon: Daemon, id_: str) -> list[str]:
     return [event.kind for event in daemon.service.events(None) if event.job == id_]
 
 
-def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_alike(
+def test_six_jobs_on_four_slots_end_as_if_undisturbed_and_replay_equally(
     launch: Launch, tmp_path: Path
 ) -> None:
     """Elastic weighted fair sharing, different sizes and priorities."""
@@ -194,7 +194,7 @@ def test_migrating_and_profiling_leave_one_worker_on_every_device(launch: Launch
     assert record.digest == fixed(launch, job)
 
 
-def test_failures_are_told_retried_and_given_up(launch: Launch, tmp_path: Path) -> None:
+def test_failures_are_reported_retried_and_given_up(launch: Launch, tmp_path: Path) -> None:
     (tmp_path / "breaks.py").write_text("print('nearly there')\nraise ValueError('no such thing')\n")
     (tmp_path / "once.py").write_text(
         "import pathlib, sys\nmark = pathlib.Path('mark')\n"
@@ -271,7 +271,7 @@ def test_ended_jobs_are_kept_for_a_set_time(tmp_path: Path) -> None:
 
 
 def test_slots_keep_their_pace(tmp_path: Path) -> None:
-    """Which worker sits on which device is known: two jobs, each on a slot of its own pace."""
+    """The daemon knows which worker is on which device: two jobs, each on a slot of its own pace."""
     clocked = SCRIPT.replace("for epoch in", "began = time.monotonic()\nfor epoch in")
     write_script(tmp_path, clocked + "open(f'{hurry}.took', 'w').write(str(time.monotonic() - began))\n")
     with running(tmp_path, "fast:1@3000,slow:1@300", spare=2) as daemon:

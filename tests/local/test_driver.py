@@ -34,7 +34,7 @@ from gyrostat.local.move_retries import MoveRetries
 from tests.local.fake_job import FakeJob, job_status
 from tests.local.fork_servers import FakeForkServer
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 T = TypeVar("T")
 
 
@@ -50,7 +50,7 @@ class Driven:
 
     def next(self, kind: type[T]) -> T:
         """The next message of this kind."""
-        while not isinstance(message := self.messages.get(timeout=PATIENCE_S), kind):
+        while not isinstance(message := self.messages.get(timeout=TIMEOUT_S), kind):
             pass
         return message
 
@@ -112,7 +112,7 @@ def test_a_failure_is_reported_once_and_the_driver_tries_again(tmp_path: Path) -
         driven.driver.start()
         assert "IsADirectoryError" in driven.next(DriverTrouble).reason
         lock.rmdir()
-        assert driven.messages.get(timeout=PATIENCE_S) == HostGone("j1", 0, None)
+        assert driven.messages.get(timeout=TIMEOUT_S) == HostGone("j1", 0, None)
         assert not driven.driver.hosted
 
 
@@ -122,13 +122,13 @@ def test_a_job_that_no_host_has_taken_can_be_stopped(tmp_path: Path) -> None:
     with driving(tmp_path, pool) as driven:
         driven.driver.start()
         driven.driver.retarget((0,))
-        assert driven.attempts.get(timeout=PATIENCE_S) == 1
+        assert driven.attempts.get(timeout=TIMEOUT_S) == 1
         driven.driver.retarget((), within=600.0)
         result = driven.next(HostGone).result
         assert result is not None
         assert (result.stopped, result.reason) == (True, "cancelled before a host took it")
         driven.driver.retarget((1,), restart=True)
-        assert driven.attempts.get(timeout=PATIENCE_S) == 2
+        assert driven.attempts.get(timeout=TIMEOUT_S) == 2
         assert (driven.occupancy.on(0), driven.occupancy.on(1)) == ([], ["j1"])
     pool.close()
     never_ready.wait()
@@ -141,7 +141,7 @@ def test_a_job_whose_target_is_empty_before_it_starts_is_reported_each_time(tmp_
         for _ in range(2):
             driven.driver.retarget((0,))
             driven.driver.retarget((), within=600.0)
-            assert driven.messages.get(timeout=PATIENCE_S) == HostGone("j1", 0, None, began=False)
+            assert driven.messages.get(timeout=TIMEOUT_S) == HostGone("j1", 0, None, began=False)
         assert driven.attempts.empty()
 
 
@@ -149,7 +149,7 @@ def test_a_job_moves_and_a_refused_move_is_reported(tmp_path: Path) -> None:
     with fake_job(tmp_path) as job, driving(tmp_path) as driven:
         train(driven, job, (0, 1))
         driven.driver.retarget((1, 2))
-        request = job.requests.get(timeout=PATIENCE_S)
+        request = job.requests.get(timeout=TIMEOUT_S)
         assert isinstance(request, Occupy)
         assert [slot.device for slot in request.slots] == [1, 2]
         assert driven.next(JobMoved).after == (1, 2)
@@ -203,22 +203,22 @@ def test_a_job_that_stops_is_still_killed_if_it_should_run_elsewhere_meanwhile(t
             assert process.stdout.readline() == b"ready\n"
             train(driven, job, (0,))
             driven.driver.retarget((), within=1.0)
-            assert isinstance(job.requests.get(timeout=PATIENCE_S), AskStop)
+            assert isinstance(job.requests.get(timeout=TIMEOUT_S), AskStop)
             driven.driver.retarget((1,))
-            assert process.wait(PATIENCE_S) == -9
+            assert process.wait(TIMEOUT_S) == -9
 
 
 def test_when_moves_are_tried_again() -> None:
     retries = MoveRetries()
     retries.busy(10.0)
     assert retries.pause(10.0) == pytest.approx(0.1)
-    pauses, told, now = [], [], 10.1
+    pauses, reports, now = [], [], 10.1
     for _ in range(7):
-        told.append(retries.busy(now))
+        reports.append(retries.busy(now))
         pauses.append(retries.pause(now))
         now += pauses[-1]
     assert pauses == pytest.approx([0.2, 0.4, 0.8, 1.6, 2.0, 2.0, 2.0])
-    assert told == [False] * 5 + [True, False], "reported once"
+    assert reports == [False] * 5 + [True, False], "reported once"
     for now, pause in ((20.0, 2.0), (30.0, 4.0), (40.0, 8.0), (50.0, 16.0), (60.0, 30.0), (99.0, 30.0)):
         retries.refused(now)
         assert retries.pause(now) == pause

@@ -100,3 +100,27 @@ def test_an_owner_gets_its_cell_back_in_time(
         (record,) = finished(daemon, id_)
     assert record.attempts == (1 if where == "step" and least == 1 and not stopped else 2)
     assert record.digest == fixed(launch, low)
+
+
+@pytest.mark.parametrize("ends_daemon", [False, True], ids=["paused", "down"])
+def test_a_job_that_reaches_no_boundary_is_stopped_in_time(
+    launch: Launch, tmp_path: Path, ends_daemon: bool
+) -> None:
+    """Its owner pauses it, or the cluster is stopped: it goes on from its newest checkpoint."""
+    write_script(tmp_path, _script())
+    held = spec(tmp_path, 20, virtual_workers=2, checkpoint_every=1, env={"HOLD": "step"}, name="held")
+    with running(tmp_path, read_layout(_TENANTS), grace=1.0) as daemon:
+        service = daemon.service
+        id_ = service.submit(held, "vision").id
+        until(daemon, lambda: bool(list(tmp_path.glob("held-*"))), "reaches no boundary")
+        until(daemon, lambda: service.job(id_, None).state is JobState.RUNNING, "trains")
+        if not ends_daemon:
+            service.pause(id_, "vision")
+            until(daemon, lambda: service.job(id_, None).state is JobState.PAUSED, "is paused")
+    assert not (tmp_path / "release").exists()
+    (tmp_path / "release").touch()
+    with running(tmp_path, read_layout(_TENANTS), grace=1.0) as daemon:
+        if not ends_daemon:
+            daemon.service.resume(id_, "vision")
+        (record,) = finished(daemon, id_)
+    assert record.digest == fixed(launch, held)

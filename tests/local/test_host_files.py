@@ -58,7 +58,7 @@ def test_an_attempt_is_made_once_and_late_ones_never(tmp_path: Path) -> None:
     assert not is_due(tmp_path, given_order, 3)
 
 
-def test_a_process_is_told_from_a_later_one_with_its_id(tmp_path: Path) -> None:
+def test_a_process_is_distinguished_from_a_later_one_with_its_id(tmp_path: Path) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
         found = ProcessIdentity.of(child.pid)
         assert found is not None
@@ -75,7 +75,7 @@ def test_a_process_is_told_from_a_later_one_with_its_id(tmp_path: Path) -> None:
     assert (host.attempt, host.host.pid, host.parent) == (4, os.getpid(), None)
 
 
-def test_only_the_fork_parent_of_a_dead_host_is_ended(tmp_path: Path) -> None:
+def test_only_the_fork_server_of_a_dead_host_is_ended(tmp_path: Path) -> None:
     """That of a living one may serve another job by now."""
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as parent:
         register_host(tmp_path, 1, parent.pid)

@@ -23,7 +23,7 @@ from gyrostat.local.host_pool import HostPool, HostTask, HostTaskState
 from gyrostat.local.layout import layout_of_slots
 from tests.job.worker_doubles import Departure
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 SECRET = "gyr_sesame"
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
@@ -70,7 +70,7 @@ def send(pool: HostPool, directory: Path, script: str) -> HostTask:
 
 
 def end_of(task: HostTask) -> AttemptResult:
-    assert task.wait(HostTaskState.OVER, PATIENCE_S)
+    assert task.wait(HostTaskState.OVER, TIMEOUT_S)
     result = read_result(Path(task.command.directory), 1)
     assert result is not None
     return result
@@ -92,10 +92,10 @@ def libraries(pid: int) -> set[str]:
     return set(re.findall(r"/\S+torch/lib/\S+", Path(f"/proc/{pid}/maps").read_text()))
 
 
-def test_hosts_and_their_fork_parents_are_copies_and_share_no_files(tmp_path: Path) -> None:
+def test_hosts_and_their_fork_servers_are_copies_and_share_no_files(tmp_path: Path) -> None:
     with hosts(tmp_path, spare=2) as found:
         found.pool.fill()
-        assert found.pool.await_ready(PATIENCE_S, hosts=2)
+        assert found.pool.await_ready(TIMEOUT_S, hosts=2)
         fork_server = found.fork_server
         forked = children(fork_server)
         parents = [parent for host in forked for parent in children(host)]
@@ -154,7 +154,7 @@ print(json.dumps({
     "blocked": sorted(signal.pthread_sigmask(signal.SIG_BLOCK, [])),
     "stdin": os.readlink("/proc/self/fd/0"),
     "hash": hash("gyrostat"),
-    "told": [open(f"/proc/{pid}/{what}").read() for pid in ("self", os.getppid()) for what in ("environ", "cmdline")],
+    "proc": [open(f"/proc/{pid}/{what}").read() for pid in ("self", os.getppid()) for what in ("environ", "cmdline")],
     "sockets": sum(os.readlink(f"/proc/self/fd/{fd}").startswith("socket:")
                    for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")),
 }))
@@ -166,9 +166,9 @@ print(json.dumps({
     (line,) = result.last_lines
     seen = msgspec.json.decode(line)
     env = seen.pop("env")
-    assert SECRET not in str((seen.pop("told"), env))
+    assert SECRET not in str((seen.pop("proc"), env))
     assert seen.pop("sockets") == 1, "more than the line to its host"
-    told = {
+    set_by_host = {
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
@@ -177,7 +177,7 @@ print(json.dumps({
     }
     assert env == {
         **before,
-        **told,
+        **set_by_host,
         "PYTHONHASHSEED": "0",
         "GYROSTAT_RUNTIME_DIR": str(tmp_path),
     }

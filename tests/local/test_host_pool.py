@@ -12,7 +12,7 @@ import pytest
 from gyrostat.local.host_pool import HostPool, HostTask, HostTaskState
 from tests.local.fork_servers import FakeForkServer
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 TAKES_ONE = """
     echo ready
     read -r command && echo "$command" >> taken
@@ -20,7 +20,7 @@ TAKES_ONE = """
 
 
 def await_end(task: HostTask) -> None:
-    assert task.wait(HostTaskState.OVER, PATIENCE_S)
+    assert task.wait(HostTaskState.OVER, TIMEOUT_S)
 
 
 def test_a_host_that_dies_before_it_is_ready_is_replaced(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_each_job_has_a_host_of_its_own_and_spare_ones_take_their_place(tmp_path
     pool = HostPool(tmp_path / "log", spare=2, source=fork_server)
     for attempt in (1, 2, 3):
         await_end(pool.send(tmp_path / "job", attempt))
-    assert pool.await_ready(PATIENCE_S, hosts=2)
+    assert pool.await_ready(TIMEOUT_S, hosts=2)
     pool.close()
     assert not pool.await_ready(0.0)
     fork_server.wait()
@@ -93,7 +93,7 @@ def test_what_could_not_be_sent_is_not_taken_later(tmp_path: Path) -> None:
         pool.send(tmp_path / "first", 1)
     (tmp_path / "room").touch()
     second = pool.send(tmp_path / "second", 1)
-    assert second.wait(HostTaskState.ASSIGNED, PATIENCE_S)
+    assert second.wait(HostTaskState.ASSIGNED, TIMEOUT_S)
     assert not pool.cancel(second)
     pool.close()
     fork_server.wait()

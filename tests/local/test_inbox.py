@@ -11,7 +11,7 @@ from gyrostat.local.inbox import ClusterInbox, JobChanged, Message, Reserve
 from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.tracked import RateMeter
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def test_messages_keep_their_order_and_are_taken_once() -> None:
@@ -29,10 +29,10 @@ def test_a_question_waits_for_the_messages_before_it() -> None:
     inbox.post(JobChanged("j1"))
     asking = threading.Thread(target=lambda: answers.append(inbox.ask(lambda state: len(state.fleet))))
     asking.start()
-    inbox.wait(PATIENCE_S)
+    inbox.wait(TIMEOUT_S)
     assert inbox.take_questions() == []
     assert inbox.take() == [JobChanged("j1")]
-    inbox.wait(PATIENCE_S)
+    inbox.wait(TIMEOUT_S)
     (answer,) = inbox.take_questions()
     answer(layout_of_slots("cpu:3").scheduler_state("fifo"))
     asking.join()

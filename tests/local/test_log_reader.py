@@ -86,7 +86,7 @@ def test_carriage_returns_and_bad_bytes_stay_in_their_line(log: Path) -> None:
     look=st.sets(st.integers(0, 40)),
     largest=st.integers(8, 64),
 )
-def test_who_reads_in_time_misses_nothing(
+def test_a_reader_that_keeps_up_misses_nothing(
     tmp_path_factory: pytest.TempPathFactory, sizes: list[int], look: set[int], largest: int
 ) -> None:
     log = tmp_path_factory.mktemp("log") / "output.log"

@@ -28,7 +28,7 @@ from gyrostat.local.layout import layout_of_slots
 from gyrostat.local.store import Store
 from gyrostat.sched.recording import replay
 from tests.conftest import Launch
-from tests.local.clusters import PATIENCE_S, finished, fixed, running, spec, until, write_script
+from tests.local.clusters import TIMEOUT_S, finished, fixed, running, spec, until, write_script
 from tests.local.crashing import PAUSE_S, STEPS
 from tests.local.fake_job import FakeJob, job_status
 
@@ -60,7 +60,7 @@ SHORT = (
 def crash(directory: Path, point: str, deed: str, name: str) -> None:
     """A daemon does this and dies at that point."""
     command = [sys.executable, "-m", "tests.local.crashing", str(directory), point, deed, name]
-    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * PATIENCE_S)
+    process = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT_S)
     assert process.returncode == -signal.SIGKILL, f"{point}: {process.stdout}{process.stderr}"
 
 

@@ -9,7 +9,8 @@ from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, Finished, Snapshot, Submitted
-from gyrostat.sched.state import SchedulerState, Vc
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sched.tick import tick
 

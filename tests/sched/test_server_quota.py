@@ -90,16 +90,16 @@ def test_memory_counts_too() -> None:
 def test_servers_are_given_back_with_the_last_device() -> None:
     found = state()
     run(found, 0.0, job("a", 4))
-    assert found.servers.free("red") == ServerCapacity(cores=0, memory=1000)
+    assert found.vcs["red"].servers.free == ServerCapacity(cores=0, memory=1000)
     run(found, 1.0, Stopped(JobId("a"), "it failed to start"), Finished(JobId("a")))
-    assert found.servers.free("red") == ServerCapacity(cores=4, memory=1000)
+    assert found.vcs["red"].servers.free == ServerCapacity(cores=4, memory=1000)
 
 
 def test_a_job_that_ran_before_keeps_its_devices_only_if_its_servers_fit() -> None:
     found = state()
     run(found, 0.0, job("a", 3), job("b", 3), Bound(JobId("a"), (0,)), Bound(JobId("b"), (1,)))
     assert running(found) == {"a"}
-    assert found.servers.free("red") == ServerCapacity(cores=1, memory=1000)
+    assert found.vcs["red"].servers.free == ServerCapacity(cores=1, memory=1000)
 
 
 @settings(max_examples=60, deadline=None)
@@ -125,7 +125,7 @@ def test_never_more_than_the_tenant_has(
         held = [alive[name] for name in running(found)]
         assert sum(cores for cores, _ in held) <= 4
         assert sum(memory for _, memory in held) <= 1000
-        free = found.servers.free("red")
+        free = found.vcs["red"].servers.free
         assert free == ServerCapacity(
             cores=4 - sum(cores for cores, _ in held), memory=1000 - sum(memory for _, memory in held)
         )

@@ -9,6 +9,8 @@ import pytest
 from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Preempt, Resize, Start
 from gyrostat.core.request import JobId
+from gyrostat.sched.cells.load import loads
+from gyrostat.sched.placers.cells import CellPlacer
 from gyrostat.sched.port import Bound, NodeBack, NodeLost, Stopped, Submitted, Withdrawn
 from tests.sched.little_cluster import LittleCluster, request
 
@@ -155,3 +157,35 @@ def test_a_tick_with_actions_logs_its_duration_and_one_without_nothing(
     assert record.getMessage().startswith("tick at 0.000 s: 2 changes, 2 actions, ")
     assert record.__dict__["actions"] == 2
     assert record.__dict__["duration_ms"] >= 0.0
+
+
+@pytest.mark.parametrize("cells", [False, True])
+def test_a_preempted_job_goes_on_as_a_borrower_where_others_can_be_bound(cells: bool) -> None:
+    """HiveD's lazy preemption. a falls to the second queue at 5 s, and b comes. y's devices are idle: b gets them, and a
+    keeps its own, as a borrower. When y wants its devices, a, which borrows now, leaves.
+    """
+    placer = None
+    if cells:
+        placer = CellPlacer(
+            loads(
+                "cell_types: {node: {of: gpu, count: 2, node: true}}\n"
+                "physical_cluster: [{cell: node, nodes: [n0, n1]}]\n"
+                "virtual_clusters: {x: {cells: {node: 1}}, y: {cells: {node: 1}}}\n",
+                "the test",
+            ),
+            lends=True,
+        )
+    cluster = LittleCluster(
+        "gpu:2x2", "tiresias:queues=10", quotas={"x": 2, "y": 2}, lends=True, placer=placer
+    )
+    cluster.submit(0.0, request("a", 2, vc="x"))
+    held = cluster.held()["a"]
+    cluster.tick(5.0)
+    actions = cluster.submit(6.0, request("b", 2, vc="x", at=6.0))
+    a = cluster.scheduler_state.jobs[JobId("a")]
+    assert (a.devices, a.borrowed, a.starts) == ((), held, 1)
+    assert [(type(action), action.job) for action in actions] == [(Resize, "a"), (Start, "b")]
+    assert actions[0].reason == "preempted by b; keeps its devices as a borrower"
+    assert set(cluster.held()["b"]).isdisjoint(held)
+    cluster.submit(7.0, request("c", 2, vc="y", at=7.0))
+    assert set(cluster.held()) == {"b", "c"}

@@ -11,7 +11,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, NodeBack, NodeLost, Withdrawn
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.throughput import AnalyticScaling
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.failures import failures

@@ -61,7 +61,7 @@ def test_jobs_that_were_not_over_are_left_out(tmp_path: Path) -> None:
     assert found.unfinished == 1
 
 
-def test_a_job_that_was_never_submitted_is_told(tmp_path: Path) -> None:
+def test_a_job_that_was_never_submitted_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "ticks.jsonl"
     with TickRecorder(path, SETUP.to_json()) as keep:
         keep(Snapshot(5.0, (Finished(JobId("a")),)), Plan(5.0))

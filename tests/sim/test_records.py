@@ -7,7 +7,7 @@ import pytest
 from gyrostat.core.devices import Fleet
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.policies import find_policy
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.simulate import simulate
 from tests.sched.little_cluster import request

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.policies import find_policy
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_cells, cluster_of_nodes
 from gyrostat.sim.simulate import SimulationResult, simulate
@@ -72,13 +72,13 @@ def test_a_real_trace_with_borrowing_makes_no_tenant_wait_longer(philly: list[Tr
 
 
 def test_a_quota_is_no_promise_of_a_place_but_cells_are() -> None:
-    """HiveD §2. Under a quota, small jobs of one tenant come to lie on both nodes, and the other one's job of eight
-    waits.
+    """HiveD §2. Under a quota, small jobs of one tenant come to lie on both nodes, the last one on the fuller node, beside
+    three devices of the other tenant; and that one's job of eight waits.
     """
     spec = cluster_of_nodes({"small": 1, "large": 1})
     jobs = [
         *(TraceJob(request(f"s{k}", 1, vc="small"), 1000.0 if k >= 6 else 10.0) for k in range(8)),
-        TraceJob(request("one", 1, at=1.0, vc="large"), 15.0),
+        TraceJob(request("three", 3, at=1.0, vc="large"), 15.0),
         TraceJob(request("late", 1, at=12.0, vc="small"), 2000.0),
         TraceJob(request("eight", 8, at=20.0, vc="large"), 100.0),
     ]

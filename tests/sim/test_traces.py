@@ -50,7 +50,7 @@ def test_parquet_says_the_same_as_csv(tmp_path: Path) -> None:
         ("", "has no jobs in it"),
         ("a,b\n1,2\n", "its columns are a, b; a trace of your own needs submitted, duration and devices"),
         ("submitted,duration,devices\n1,2,zero\n", "job 1: invalid literal"),
-        ("submitted,duration,devices\n1,0,1\n", "job 1: a job takes some time"),
+        ("submitted,duration,devices\n1,0,1\n", "job 1: the duration of a job must be more than 0 seconds"),
         ("submitted,duration,devices\n1,1,0\n", "job 1: job job-0 asks for 0 devices"),
         ("submitted,duration,devices,affinity\n1,1,1,odd\n", "'odd' is not a valid Affinity"),
         ("submitted,duration,devices,mixes_types\n1,1,1,odd\n", "mixes_types is yes or no, got 'odd'"),

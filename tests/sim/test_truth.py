@@ -16,7 +16,8 @@ from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.recording import TickRecorder, replay
-from gyrostat.sched.state import SchedulerState, Vc
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.simulate import SimulationResult, simulate

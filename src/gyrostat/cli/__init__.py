@@ -1,1 +1,1 @@
-"""The command line: one file per verb, listed in `verbs`. The only room that wires others together."""
+"""The command line: one file per verb, listed in `verbs`. The only package that wires others together."""

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gyrostat.core.devices import format_counts
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
+from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -58,13 +61,12 @@ File = Annotated[Path, typer.Argument(metavar="FILE", show_default=False, help="
 def check(file: File) -> None:
     from gyrostat.sched.cells.load import parse
 
-    spec, problems = parse(_read(file))
+    spec, problems = parse(read_text(file))
     if spec is None:
         for problem in problems:
             print(f"{file}:{problem.line}: {problem.reason}")
-        number = f"{len(problems)} error{'s' * (len(problems) > 1)}"
-        raise UsageError(f"{file} has {number}")
-    print(f"{file} is sound: {', '.join(_summary(spec))}")
+        raise UsageError(f"{file} has {plural(len(problems), 'error')}")
+    print(f"{file} is valid: {', '.join(_summary(spec))}")
 
 
 @app.command(help=_SHOW)
@@ -93,21 +95,12 @@ def schema() -> None:
     print(json.dumps(schema_of_files(), indent=2))
 
 
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text: {error}") from error
-
-
 def _summary(spec: CellSpec) -> Iterator[str]:
     for hierarchy in spec.hierarchies:
         nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
         devices = nodes * hierarchy.sizes[hierarchy.node_level]
-        yield f"{_count(devices, f'{hierarchy.device_type} device')} on {_count(nodes, 'machine')}"
-    yield _count(len(spec.virtual_clusters), "virtual cluster")
+        yield f"{plural(devices, f'{hierarchy.device_type} device')} on {plural(nodes, 'machine')}"
+    yield plural(len(spec.virtual_clusters), "virtual cluster")
 
 
 def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
@@ -117,13 +110,13 @@ def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
 
     layout = spec.layouts[hierarchy.name]
     nodes = sum(node is not None for node in layout.nodes)
-    devices = _count(nodes * hierarchy.sizes[hierarchy.node_level], f"{hierarchy.device_type} device")
-    tree = Tree(f"[bold]{hierarchy.name}[/bold]: {_count(nodes, 'machine')}, {devices}")
+    devices = plural(nodes * hierarchy.sizes[hierarchy.node_level], f"{hierarchy.device_type} device")
+    tree = Tree(f"[bold]{hierarchy.name}[/bold]: {plural(nodes, 'machine')}, {devices}")
     levels = tree.add("cells")
     for level in range(len(hierarchy.types) - 1, -1, -1):
         kind, size = hierarchy.types[level], hierarchy.sizes[level]
         made_of = (
-            f"{hierarchy.splits[level]} x {hierarchy.types[level - 1]}, {_count(size, 'device')}"
+            f"{hierarchy.splits[level]} x {hierarchy.types[level - 1]}, {plural(size, 'device')}"
             if level
             else "a device"
         )
@@ -139,7 +132,7 @@ def _drawn(spec: CellSpec, hierarchy: Hierarchy) -> Tree:
             for words in pinned:
                 branch.add(escape(words))
     if len(mine) > _MANY:
-        machines.add(f"… {_count(len(mine), 'top cell')} in all")
+        machines.add(f"… {plural(len(mine), 'top cell')} in all")
     return tree
 
 
@@ -172,14 +165,14 @@ def _tenants(spec: CellSpec) -> Table:
             f"{pin.name} ({spec.hierarchy(pin.hierarchy).types[pin.level]} at {pin.at})" for pin in vc.pinned
         ]
         servers = (str(vc.servers) if vc.servers.cores else "none",) if with_servers else ()
-        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), _devices_text(devices), *servers)
+        table.add_row(vc.name, f"{vc.weight:g}", escape(", ".join(cells)), format_counts(devices), *servers)
     spare: dict[str, int] = {}
     for hierarchy in spec.hierarchies:
         nodes = sum(node is not None for node in spec.layouts[hierarchy.name].nodes)
         kind = hierarchy.device_type
         spare[kind] = spare.get(kind, 0) + nodes * hierarchy.sizes[hierarchy.node_level]
     rest = {kind: number - owned.get(kind, 0) for kind, number in spare.items()}
-    table.add_row("(nobody's)", "", "spare for bad hardware and opportunistic jobs", _devices_text(rest))
+    table.add_row("(unassigned)", "", "spare for bad hardware and opportunistic jobs", format_counts(rest))
     return table
 
 
@@ -190,14 +183,6 @@ def _devices(spec: CellSpec, vc: VirtualCluster) -> dict[str, int]:
         kind = hierarchy.device_type
         devices[kind] = devices.get(kind, 0) + count * hierarchy.sizes[owned.level]
     return devices
-
-
-def _devices_text(devices: dict[str, int]) -> str:
-    return ", ".join(f"{number} {kind}" for kind, number in devices.items()) or "none"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def _ranges(cell: TopCell) -> str:

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gyrostat.core.logs import note
+from gyrostat.core.plural import plural
 from gyrostat.job.chaos.job_run import ChaosObserver
 from gyrostat.job.chaos.record import RecordedRun
 from gyrostat.job.chaos.verdict import ChaosVerdict, InjectedFault, Round
@@ -27,7 +28,8 @@ class Printer(ChaosObserver):
             )
             return
         note(
-            f"undisturbed: {len(recorded.steps):,} steps, {recorded.samples:,} samples, digest {_digest(recorded)}"
+            f"undisturbed: {plural(len(recorded.steps), 'step')}, {plural(recorded.samples, 'sample')}, "
+            f"digest {_digest(recorded)}"
         )
 
     def fault_injected(self, fault: InjectedFault) -> None:
@@ -42,8 +44,9 @@ class Printer(ChaosObserver):
             )
             return
         note(
-            f"round over: {len(round.faults)} faults, {round.samples:,} samples, recovered {round.recovered} times from peers "
-            f"and {round.restored} times from a checkpoint, begun again {round.begun_again} times, digest "
+            f"round over: {plural(len(round.faults), 'fault')}, {plural(round.samples, 'sample')}, "
+            f"recovered {plural(round.recovered, 'time')} from peers and {plural(round.restored, 'time')} from a checkpoint, "
+            f"begun again {plural(round.begun_again, 'time')}, digest "
             f"{_digest(round.jobs[0])}"
         )
 
@@ -54,7 +57,9 @@ def _digest(recorded: RecordedRun) -> str:
 
 def print_verdict(verdict: ChaosVerdict) -> None:
     console = Console(highlight=False)
-    table = Table(title=f"{len(verdict.faults)} faults in {len(verdict.rounds)} rounds, seed {verdict.seed}")
+    table = Table(
+        title=f"{plural(len(verdict.faults), 'fault')} in {plural(len(verdict.rounds), 'round')}, seed {verdict.seed}"
+    )
     table.add_column("fault")
     for column in ("times", "until the next step: median", "longest"):
         table.add_column(column, justify="right")
@@ -78,8 +83,8 @@ def print_verdict(verdict: ChaosVerdict) -> None:
     elif verdict.ok:
         console.print(
             f"verdict: equal. All {len(verdict.rounds)} runs ended with digest {_digest(verdict.undisturbed)}, every step with "
-            f"the same loss and samples; {recovered} times they recovered from peers, {restored} times from a checkpoint, and "
-            f"{begun_again} times they began again.",
+            f"the same loss and samples. They recovered {plural(recovered, 'time')} from peers and {plural(restored, 'time')} "
+            f"from a checkpoint, and began again {plural(begun_again, 'time')}.",
             soft_wrap=True,
         )
     else:

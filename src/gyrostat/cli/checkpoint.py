@@ -63,7 +63,7 @@ def verify(path: Place) -> None:
     for each in [path] if _is_single(path) else _all(path):
         problems = problems_of(each)
         damaged = damaged or bool(problems)
-        print("\n".join(problems) or f"checkpoint {each} is whole")
+        print("\n".join(problems) or f"checkpoint {each} is complete and undamaged")
     if damaged:
         raise typer.Exit(1)
 
@@ -269,7 +269,7 @@ def _newest(path: Path) -> tuple[Path, JobSnapshot]:
             return each, load(each)
         except CheckpointError as error:
             note(str(error))
-    raise CheckpointError(f"no checkpoint in {path} is whole")
+    raise CheckpointError(f"no checkpoint in {path} is complete and undamaged")
 
 
 def _parse_map(pairs: list[str]) -> dict[str, str]:

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gyrostat.core.errors import CheckpointError
+from gyrostat.core.plural import plural
 from gyrostat.engine.checkpoint import Description, describe, verify
 from gyrostat.engine.state.statetree import TensorSpec
 
@@ -20,8 +21,8 @@ def print_list(paths: Sequence[Path]) -> None:
     """One row each. Reads all of them to find damaged ones."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for column in ("step", "epoch", "virtual workers", "size"):
-        table.add_column(column, justify="right", no_wrap=True)
-    for column in ("written", "fingerprint", ""):
+        table.add_column(column, justify="right", no_wrap=column != "virtual workers")
+    for column in ("written", "fingerprint", "state"):
         table.add_column(column, no_wrap=True)
     reasons = []
     for path in paths:
@@ -33,7 +34,7 @@ def print_list(paths: Sequence[Path]) -> None:
             continue
         problems = verify(path)
         reasons += problems
-        table.add_row(*_cells(description), Text("damaged", "red") if problems else Text("whole", "green"))
+        table.add_row(*_cells(description), Text("damaged", "red") if problems else Text("valid", "green"))
     console = Console(highlight=False)
     console.print(table)
     for reason in reasons:
@@ -61,7 +62,7 @@ def print_details(description: Description) -> None:
 
 def _print_tensors(console: Console, title: str, tensors: Sequence[TensorSpec]) -> None:
     total = _bytes(sum(spec.size for spec in tensors))
-    console.print(Text(f"\n{title}: {len(tensors)} tensor{'s' * (len(tensors) != 1)}, {total}", "bold"))
+    console.print(Text(f"\n{title}: {plural(len(tensors), 'tensor')}, {total}", "bold"))
     table = Table(box=None, pad_edge=False, show_header=False)
     for _ in ("name", "type", "shape"):
         table.add_column()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from gyrostat.core.errors import GyrostatError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
     from gyrostat.cluster.records import JobRecord
 
@@ -78,6 +80,33 @@ def span(seconds: float) -> str:
 def clock(at: float) -> str:
     """The local time of day."""
     return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def job_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Without the columns that are empty in all rows. Only reasons, the columns after `why`, are wrapped."""
+    from rich.table import Table
+
+    table, wraps = Table(box=None), False
+    shown = [number for number in range(len(columns)) if any(row[number] for row in rows)]
+    for number in shown:
+        wraps = wraps or columns[number] == "why"
+        table.add_column(columns[number], no_wrap=not wraps)
+    for row in rows:
+        table.add_row(*(row[number] for number in shown))
+    return table
+
+
+def tenants(jobs: Sequence[JobRecord]) -> list[str]:
+    """A cell for each: the tenant, and its VC if that has another name. Empty if all are the same."""
+    names = [job.tenant if job.vc in ("default", job.tenant) else f"{job.tenant} in {job.vc}" for job in jobs]
+    return names if len(set(names)) > 1 else [""] * len(names)
+
+
+def devices(job: JobRecord) -> str:
+    """`2 of 1-4`; with a number of borrowed ones, `2 (1*) of 1-4`."""
+    smallest, largest = job.spec.min, job.spec.largest
+    lent = f" ({len(job.borrowed)}*)" if job.borrowed else ""
+    return f"{len(job.devices)}{lent} of {smallest if smallest == largest else f'{smallest}-{largest}'}"
 
 
 def loss(job: JobRecord) -> str:

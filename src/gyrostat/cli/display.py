@@ -21,6 +21,7 @@ from rich.text import Text
 from gyrostat.core import logs
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.outcome import Outcome
@@ -133,12 +134,18 @@ def news(message: FromWorker) -> list[str]:
     return []
 
 
+NOT_TRAINED = (
+    "the script has ended without gyrostat.init and a loop over job.steps: it ran {}, as it is, and gyrostat has trained "
+    "nothing; see docs/howto/from-ddp.md for what a script needs"
+)
+
+
 def summary(outcome: Outcome) -> list[str]:
     """The last lines of a run that finished or was stopped."""
     lines = []
     if outcome.losses:
         lines.append(
-            f"{_steps(outcome)}, {outcome.samples:,} samples in {outcome.seconds:.1f} s "
+            f"{_steps(outcome)}, {plural(outcome.samples, 'sample')} in {outcome.seconds:.1f} s "
             f"({outcome.throughput:,.0f} samples/s), {_size(outcome)}"
         )
     if outcome.digest is not None:
@@ -151,25 +158,30 @@ def summary(outcome: Outcome) -> list[str]:
             else ""
         )
         lines.append(f"stopped {how} after step {outcome.steps}{where}")
+    elif outcome.ok and not outcome.trained:
+        lines.append(NOT_TRAINED.format(_times(outcome.workers)))
     return lines
 
 
+def _times(workers: int) -> str:
+    return "once" if workers == 1 else f"{workers} times, once on each worker"
+
+
 def _steps(outcome: Outcome) -> str:
-    what = "steps" if outcome.servers is None else "updates"
-    if outcome.first_step:
-        return f"{what} {outcome.first_step + 1:,} to {outcome.steps:,}"
-    return f"{outcome.steps:,} {what}"
+    what = "step" if outcome.servers is None else "update"
+    if outcome.reported_from:
+        return f"{what}s {outcome.reported_from + 1:,} to {outcome.steps:,}"
+    return plural(outcome.steps, what)
 
 
 def _size(outcome: Outcome) -> str:
     if outcome.servers is not None:
         return server_job_size(outcome.workers, outcome.servers)
-    n = outcome.virtual_workers
-    return f"{n} virtual worker{'s' * (n != 1)} on {outcome.workers}"
+    return f"{plural(outcome.virtual_workers, 'virtual worker')} on {outcome.workers}"
 
 
 def server_job_size(workers: int, servers: int) -> str:
-    return f"{workers} worker{'s' * (workers != 1)} and {servers} server{'s' * (servers != 1)}"
+    return f"{plural(workers, 'worker')} and {plural(servers, 'server')}"
 
 
 class PlainDisplay:
@@ -206,7 +218,7 @@ class PlainDisplay:
 
     def resized(self, done: ReconfigurationDone) -> None:
         self.workers = max([self.workers, *(member + 1 for member in done.joined)])
-        workers = f"{done.after} worker{'s' * (done.after != 1)}"
+        workers = plural(done.after, "worker")
         what = f"{workers} instead of {done.before}"
         if done.change.counts is not None:
             what = f"other shares among {workers}"
@@ -218,10 +230,10 @@ class PlainDisplay:
         """`recovered` or `refused` says it, with the consequence."""
 
     def recovered(self, recovery: SurvivorsGoOn) -> None:
-        workers = f"{recovery.after} worker{'s' * (recovery.after != 1)}"
+        workers = plural(recovery.after, "worker")
         self.note(
             f"{recovery.reason} in step {recovery.step}; {workers} went on after {recovery.paused * 1e3:.0f} ms, "
-            f"{recovery.redone} micro-batch{'es' * (recovery.redone != 1)} redone, nothing lost"
+            f"{plural(recovery.redone, 'micro-batch', 'micro-batches')} redone, nothing lost"
         )
         if recovery.waits:
             self.note(
@@ -253,7 +265,7 @@ class PlainDisplay:
         self.note(str(straggler))
 
     def refused(self, change: Reconfiguration, reason: str) -> None:
-        self.note(f"not on {change.workers} workers: {reason}")
+        self.note(f"not resized to {plural(change.workers, 'worker')}: {reason}")
 
     def ticked(self) -> float | None:
         if self.quiet:
@@ -312,7 +324,7 @@ class LiveDisplay(PlainDisplay):
         self._servers = servers
         self._console = console or Console(stderr=True, highlight=False)
         self._virtual_workers = placement.virtual_workers
-        self._size = f"{placement.virtual_workers} on {placement.workers} workers"
+        self._size = f"{placement.virtual_workers} on {plural(placement.workers, 'worker')}"
         if servers is not None:
             self._size = server_job_size(placement.workers, servers)
         self._began = self._drawn_at = clock()
@@ -330,7 +342,7 @@ class LiveDisplay(PlainDisplay):
 
     def resized(self, done: ReconfigurationDone) -> None:
         super().resized(done)
-        self._size = f"{self._virtual_workers} on {done.after} workers"
+        self._size = f"{self._virtual_workers} on {plural(done.after, 'worker')}"
 
     def happened(self, event: Event) -> None:
         super().happened(event)

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 _HELP = "\n\n".join(
     [
         "Stop the cluster on this machine.",
-        "Its jobs checkpoint at their next step boundary and end; the next `gyrostat up` resumes them, with the same "
-        "bits. With --leave-jobs they continue to train, and the next `up` adopts them.",
+        "Its jobs checkpoint at their next step boundary and end; one that reaches none within `up --preemption-grace` is "
+        "killed, and keeps its newest checkpoint. The next `gyrostat up` resumes them, with the same bits. "
+        "With --leave-jobs they continue to train, and the next `up` adopts them.",
     ]
 )
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, plain, print_json
+from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
     from gyrostat.cluster.records import EventRecord
@@ -59,5 +60,7 @@ def events(
 def line(event: EventRecord) -> str:
     """`  17  2026-11-16 05:20:11  resized    j3  2 → 4: gains most by them`"""
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-    change = "" if event.before == event.after else f"{len(event.before)} → {len(event.after)} devices: "
+    change = (
+        "" if event.before == event.after else f"{len(event.before)} → {plural(len(event.after), 'device')}: "
+    )
     return f"{event.number:>5}  {when}  {event.kind:<10} {event.job or '-':<6} {change}{plain(event.reason)}"

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gyrostat.cli.cluster_options import AsJson, At, console, loss, print_json, rate, servers, span
+from gyrostat.cli.cluster_options import (
+    AsJson,
+    At,
+    console,
+    devices,
+    job_table,
+    loss,
+    print_json,
+    rate,
+    servers,
+    span,
+    tenants,
+)
 from gyrostat.cluster.records import JobRecord, JobState
 
 if TYPE_CHECKING:
@@ -44,13 +56,15 @@ def jobs(
 
     with connect(at) as cluster:
         found = cluster.jobs(state=state, tenant=tenant)
-    wanted = [job for job in found if ended or state is not None or not job.state.over]
+        wanted = [job for job in found if ended or state is not None or not job.state.over]
+        waits = not as_json and any(job.state.waits for job in wanted)
+        why = {waiting.job: waiting.why for waiting in cluster.overview().waiting} if waits else {}
     if as_json:
         print_json(wanted)
         return
     out = console()
     if wanted:
-        out.print(table(wanted, time.time()))
+        out.print(table(wanted, why, time.time()))
     else:
         out.print("no jobs")
     over = Counter(str(job.state) for job in found if job.state.over)
@@ -59,24 +73,23 @@ def jobs(
         out.print(f"and {ended_jobs}: --all shows them", style="dim")
 
 
-def table(found: Sequence[JobRecord], now: float) -> Table:
-    from rich.table import Table
-
-    with_servers = any(job.spec.servers for job in found)
-    size = ("devices", "servers") if with_servers else ("devices",)
-    rows = Table("job", "name", "tenant", "state", *size, "step", "loss", "speed", "age", "why", box=None)
-    for job in found:
-        rows.add_row(
+def table(found: Sequence[JobRecord], why: Mapping[str, str], now: float) -> Table:
+    """`why`: the reasons for which jobs wait."""
+    columns = ("job", "name", "tenant", "state", "devices", "servers", "step", "loss", "speed", "age", "why")
+    rows = [
+        (
             job.id,
             job.name,
-            job.tenant if job.vc in ("default", job.tenant) else f"{job.tenant} in {job.vc}",
+            tenant,
             str(job.state),
-            f"{len(job.devices)} of {job.spec.min}-{job.spec.largest}",
-            *((servers(job),) if with_servers else ()),
+            devices(job),
+            servers(job),
             str(job.step),
             loss(job),
             rate(job),
             span(now - job.submitted),
-            job.reason,
+            why.get(job.id, job.reason),
         )
-    return rows
+        for job, tenant in zip(found, tenants(found), strict=True)
+    ]
+    return job_table(columns, rows)

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from gyrostat.cli import environment
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.core.logs import note
 
 if TYPE_CHECKING:
@@ -30,8 +31,9 @@ def run_as_agent(
 ) -> int:
     """Run this node's agent until the job ends. Returns the exit code."""
     from gyrostat.job.control.control_socket import check_name
-    from gyrostat.job.nodes.agent import Agent, NodeOptions
+    from gyrostat.job.nodes.agent import Agent
     from gyrostat.job.nodes.lease import Timing, open_store
+    from gyrostat.job.nodes.node_options import NodeOptions
     from gyrostat.job.nodes.service import own_host
     from gyrostat.job.processes.signals import caught
 
@@ -82,10 +84,7 @@ def read_token(file: Path | None) -> str | None:
     """From a file or the environment; not from the command line, which all users of the machine can read."""
     if file is None:
         return environment.token()
-    try:
-        token = file.read_text().strip()
-    except OSError as error:
-        raise UsageError(f"the token file {file} cannot be read: {error.strerror}") from error
+    token = read_text(file, "the token file").strip()
     if not token:
         raise UsageError(f"the token file {file} is empty; write a long random string into it")
     return token

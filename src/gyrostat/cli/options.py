@@ -10,6 +10,7 @@ from pathlib import Path
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism, DevicePool
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 
 
 def parse_counts(text: str) -> list[int]:
@@ -33,11 +34,11 @@ def choose_placement(
     counts = parse_counts(placement)
     if workers is not None and workers != len(counts):
         raise UsageError(
-            f"--placement {placement} is for {len(counts)} workers, but --workers says {workers}"
+            f"--placement {placement} is for {plural(len(counts), 'worker')}, but --workers says {workers}"
         )
     if virtual_workers is not None and virtual_workers != sum(counts):
         raise UsageError(
-            f"--placement {placement} places {sum(counts)} virtual workers, "
+            f"--placement {placement} places {plural(sum(counts), 'virtual worker')}, "
             f"but --virtual-workers says {virtual_workers}"
         )
     return Placement.from_counts(counts), True
@@ -92,13 +93,14 @@ def choose_schedule(
     for step, count in entries:
         if count < 1 or (virtual_workers is not None and count > virtual_workers):
             raise UsageError(
-                f"--schedule {text} has {count} workers at step {step}; the number of workers is 1 to the number of virtual "
+                f"--schedule {text} has {plural(count, 'worker')} at step {step}; the number of workers is 1 to the number of "
+                f"virtual "
                 f"workers ({virtual_workers or 'set it with --virtual-workers N'})"
             )
     if steps[0] == 0:
         if workers is not None and workers != entries[0][1]:
             raise UsageError(
-                f"--schedule {text} begins with {entries[0][1]} workers, but --workers says {workers}"
+                f"--schedule {text} begins with {plural(entries[0][1], 'worker')}, but --workers says {workers}"
             )
         workers = entries.pop(0)[1]
     if virtual_workers is None:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gyrostat.core.devices import format_counts
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
+from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +46,14 @@ def plan(
     ],
     virtual_workers: Annotated[
         int | None,
-        typer.Option(metavar="N", min=1, show_default=False, help="Number of virtual workers of the job."),
+        typer.Option(
+            "--virtual-workers",
+            "-n",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Number of virtual workers of the job.",
+        ),
     ] = None,
     global_batch: Annotated[
         int | None,
@@ -109,9 +119,7 @@ def _read(path: Path) -> dict[str, Profile]:
     from gyrostat.sched.planner.tables import profiles_of
 
     try:
-        return profiles_of(json.loads(path.read_text()))
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+        return profiles_of(json.loads(read_text(path)))
     except ValueError as error:
         raise UsageError(f"{path} is not JSON: {error}") from error
 
@@ -148,7 +156,7 @@ def _placed(
     found = best_split(known, batch=batch, virtual_workers=virtual_workers, devices=there)
     if found is None:
         raise UsageError(
-            f"{known.workload}: micro-batches of {batch} samples fit on none of {_devices_text(there)}"
+            f"{known.workload}: micro-batches of {plural(batch, 'sample')} fit on none of {format_counts(there)}"
         )
     alone = {
         name: split.step
@@ -165,7 +173,7 @@ def _placed(
             )
             for share in found.shares
         ]
-        title = f"{known.workload}, {virtual_workers} virtual workers of {batch} samples"
+        title = f"{known.workload}, {plural(virtual_workers, 'virtual worker')} of {plural(batch, 'sample')}"
         _show(console, title, rows, "virtual workers each", found, batch * found.throughput, alone)
     return {
         "workload": known.workload,
@@ -187,7 +195,7 @@ def _defined(
     found = define(known, global_batch=global_batch, devices=there)
     if found is None:
         raise UsageError(
-            f"{known.workload}: {global_batch} samples cannot be split over {_devices_text(there)} in measured micro-batches; "
+            f"{known.workload}: {global_batch} samples cannot be split over {format_counts(there)} in measured micro-batches; "
             "try a multiple of a power of two"
         )
     alone = {
@@ -252,7 +260,3 @@ def _verdict(step: float, types: int, alone: Mapping[str, float]) -> str:
 def _runs(counts: tuple[int, ...]) -> str:
     """`8`, or `8 or 7` where devices of one type differ."""
     return " or ".join(str(count) for count in sorted(set(counts), reverse=True))
-
-
-def _devices_text(there: Mapping[str, int]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in there.items()) or "no device"

@@ -12,7 +12,7 @@ from gyrostat.cli import log_options
 from gyrostat.cli.script_options import Args, Module, Script
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
-from gyrostat.core.files import check_writable
+from gyrostat.core.files import check_writable, read_text
 from gyrostat.core.profile import Profile
 
 _HELP = "\n\n".join(
@@ -84,7 +84,7 @@ def profile(
     request.check()
     known = None if file is None or not file.exists() else _read(file)
     with WorkerForkServer() as parent:
-        found = profile_device(request, parent, tell=logs.note)
+        found = profile_device(request, parent, report=logs.note)
     if file is None:
         print(json.dumps(found.to_json()))
     else:
@@ -105,7 +105,7 @@ def merged(known: Profile | None, found: Profile) -> Profile:
 
 def _read(file: Path) -> Profile:
     try:
-        return Profile.from_json(json.loads(file.read_text()))
+        return Profile.from_json(json.loads(read_text(file)))
     except ValueError as error:
         raise UsageError(f"{file} is not JSON: {error}") from error
 

@@ -12,6 +12,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, console, print_json
 from gyrostat.core.errors import UsageError
 from gyrostat.core.files import check_writable
+from gyrostat.core.plural import plural
 
 if TYPE_CHECKING:
     from gyrostat.sched.recording import Replayed
@@ -99,7 +100,9 @@ def _simulate(recording: Path, policies: list[str], as_json: bool) -> None:
         print_json([run.summary.to_json() for run in runs])
         return
     out = console()
-    out.print(f"{len(found.jobs)} jobs of the recording; {found.unfinished} had not ended or never ran")
+    out.print(
+        f"{plural(len(found.jobs), 'job')} of the recording; {found.unfinished} had not ended or never ran"
+    )
     print_runs(out, runs)
 
 

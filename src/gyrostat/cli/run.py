@@ -196,6 +196,11 @@ def run(
             ttl=lease,
         )
         raise typer.Exit(code)
+    if nodes != 1 or node is not None or listen is not None:
+        raise UsageError(
+            "--nodes, --node and --listen are for a job on several nodes, which needs a lease store: add --store ADDRESS, such "
+            "as etcd://HOST:2379, or leave them out"
+        )
     outcome = _run_on_display(request, quiet=quiet, live=log_format is not logs.LogFormat.JSON)
     if report is not None:
         write_report(report, outcome, request)

@@ -15,6 +15,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, complete_job, print_json
 from gyrostat.core.errors import ClusterUnreachable, GyrostatError, NoSuchJob, UsageError
 from gyrostat.core.logs import note
+from gyrostat.core.plural import numbered, plural
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -279,7 +280,7 @@ def _table(rows: tuple[SizeMeasured, ...]) -> Table:
         table.add_row(
             str(row.workers),
             f"{row.throughput:,.1f}",
-            f"{row.efficiency:.0%}",
+            "-" if row.efficiency is None else f"{row.efficiency:.0%}",
             f"{1e3 * row.step_seconds:.1f} ms",
             f"{row.busy:.0%}",
         )
@@ -297,18 +298,18 @@ def print_answer(answer: RequestResult, as_json: bool) -> None:
 
 
 def _line(status: Status) -> str:
-    members = f" (workers {', '.join(map(str, status.members))})" if status.members else ""
+    members = f" ({numbered('worker', status.members)})" if status.members else ""
     if status.servers is None:
         parts = [
             f"{status.name}: step {status.step}",
-            f"{status.virtual_workers} virtual workers on {status.workers}{members}",
+            f"{plural(status.virtual_workers, 'virtual worker')} on {status.workers}{members}",
         ]
     else:
         owned = ", ".join(f"{server.name} {server.slots}" for server in status.servers)
         parts = [
             f"{status.name}: update {status.step}",
-            f"{status.workers} worker{'s' * (status.workers != 1)}{members}",
-            f"{len(status.servers)} server{'s' * (len(status.servers) != 1)} (slots: {owned or 'none yet'})",
+            f"{plural(status.workers, 'worker')}{members}",
+            f"{plural(len(status.servers), 'server')} (slots: {owned or 'none yet'})",
         ]
     parts.append(status.phase)
     if status.loss is not None:

@@ -12,6 +12,7 @@ import typer
 from gyrostat.cli.cluster_options import AsJson, At, print_json
 from gyrostat.cli.running import Agent, Name, call, cluster_of, print_answer
 from gyrostat.core.errors import UsageError
+from gyrostat.core.plural import plural, plural_range
 
 if TYPE_CHECKING:
     from gyrostat.cluster.client import ClusterClient
@@ -76,7 +77,7 @@ def scale(
     leavers = _members(without)
     if leavers and (match[1] is None or int(workers) != -len(leavers)):
         raise UsageError(
-            f"--without {without} names {len(leavers)} workers, so P is -{len(leavers)}; got {workers}"
+            f"--without {without} names {plural(len(leavers), 'worker')}, so P is -{len(leavers)}; got {workers}"
         )
     cluster = cluster_of(name, agent, at)
     if cluster is not None:
@@ -138,16 +139,16 @@ def _scale_roles_in_cluster(cluster: ClusterClient, name: str, sizes: RoleSizes,
         servers = None if servers is None else job.spec.servers + servers
     if workers is not None and workers < 1:
         raise UsageError(
-            f"{job.name} would have {workers} workers; to release all devices: gyrostat pause {job.name}"
+            f"{job.name} would have {plural(workers, 'worker')}; to release all devices: gyrostat pause {job.name}"
         )
     if servers is not None and servers < 1:
-        raise UsageError(f"{job.name} would have {servers} servers; it needs at least one")
+        raise UsageError(f"{job.name} would have {plural(servers, 'server')}; it needs at least one")
     scaled = cluster.scale(job.id, workers, workers, servers=servers)
     if as_json:
         print_json(scaled)
         return
-    parts = [f"{workers} workers as soon as devices are free"] if workers is not None else []
-    parts += [f"{servers} servers"] if servers is not None else []
+    parts = [f"{plural(workers, 'worker')} as soon as possible"] if workers is not None else []
+    parts += [plural(servers, "server")] if servers is not None else []
     print(f"{scaled.name} ({scaled.id}) gets {' and '.join(parts)}")
 
 
@@ -160,14 +161,14 @@ def _scale_in_cluster(cluster: ClusterClient, name: str, wanted: re.Match[str], 
         smallest = largest = now + int(wanted[1])
     if largest < 1:
         raise UsageError(
-            f"{job.name} would have {largest} devices; to release all of them: gyrostat pause {job.name}"
+            f"{job.name} would have {plural(largest, 'device')}; to release all of them: gyrostat pause {job.name}"
         )
     scaled = cluster.scale(job.id, smallest, largest)
     if as_json:
         print_json(scaled)
     else:
-        size = smallest if smallest == largest else f"{smallest} to {largest}"
-        print(f"{scaled.name} ({scaled.id}) gets {size} devices as soon as they are free")
+        size = plural_range(smallest, largest, "device")
+        print(f"{scaled.name} ({scaled.id}) gets {size} as soon as possible")
 
 
 def _members(text: str | None) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from gyrostat.cli import log_options
 from gyrostat.cli import simulate_options as options
 from gyrostat.core import logs
 from gyrostat.core.errors import UsageError
-from gyrostat.core.files import check_writable, make_directory
+from gyrostat.core.files import check_writable, make_directory, read_text
 
 if TYPE_CHECKING:
     from gyrostat.core.devices import Fleet
@@ -105,7 +105,7 @@ def simulate(
         checkpoint_every=checkpoint_every,
         measure=_measuring(truth, measure_after),
     )
-    real = None if truth is None else throughput_of(_text(truth), overhead)
+    real = None if truth is None else throughput_of(read_text(truth), overhead)
     base = Setup(
         cluster=text,
         nodes=nodes,
@@ -113,7 +113,7 @@ def simulate(
         policy="fifo",
         lends=borrowing,
         overhead=overhead,
-        profiles=None if profiles is None else _text(profiles),
+        profiles=None if profiles is None else read_text(profiles),
     )
     setups = _setups(base, policy or ["fifo"], sharing or ["cells"])
     if record is not None and len(setups) != 1:
@@ -210,10 +210,3 @@ def _changes(
             raise UsageError(f"--failures is HOURS:HOURS, such as 2000:4; got {failures!r}") from None
         streams.append(lambda: failing(fleet, between=between, repair=repair, seed=seed, began=began))
     return lambda: [stream() for stream in streams]
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error

@@ -7,14 +7,15 @@ import time
 from gyrostat.cli.cluster_options import clock, plain, span
 from gyrostat.cluster.api.messages import JobStatus
 from gyrostat.cluster.records import JobRecord, JobState
+from gyrostat.core.plural import plural, plural_range
 
 
 def line(job: JobRecord) -> str:
     """The line of `gyrostat status`."""
     what = "update" if job.spec.servers else "step"
-    size = f"{job.spec.virtual_workers} virtual workers on {len(job.devices)}"
+    size = f"{plural(job.spec.virtual_workers, 'virtual worker')} on {len(job.devices)}"
     if job.spec.servers:
-        size = f"{len(job.devices)} workers and {job.servers} servers"
+        size = f"{plural(len(job.devices), 'worker')} and {plural(job.servers, 'server')}"
     parts = [f"{job.name} ({job.id}): {what} {job.step}", size, str(job.state)]
     if job.loss is not None:
         parts.append(f"loss {job.loss:.4g}")
@@ -33,7 +34,7 @@ def page(found: JobStatus, now: float | None = None) -> list[str]:
         ("in", job.spec.workdir),
         (
             "size",
-            f"{job.spec.virtual_workers} virtual workers on {job.spec.min} to {job.spec.largest} devices"
+            f"{plural(job.spec.virtual_workers, 'virtual worker')} on {plural_range(job.spec.min, job.spec.largest, 'device')}"
             + (f" of {', '.join(job.spec.types)}" if job.spec.types else ""),
         ),
     ]
@@ -48,7 +49,7 @@ def page(found: JobStatus, now: float | None = None) -> list[str]:
     if job.attempts > 1:
         rows.append(("starts", f"{job.attempts}, {job.retries} of them after a failure"))
     if job.worker_deaths:
-        rows.append(("deaths", f"{job.worker_deaths} workers have died: gyrostat events --job {job.id}"))
+        rows.append(("deaths", f"{plural(job.worker_deaths, 'worker')}: gyrostat events --job {job.id}"))
     if found.waiting is not None:
         place = f"number {found.waiting.position} in its queue: " if found.waiting.position else ""
         rows.append(("waits", place + found.waiting.why))

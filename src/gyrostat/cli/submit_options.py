@@ -12,6 +12,7 @@ import typer
 from gyrostat.cli import job_options as shared
 from gyrostat.core import job as core
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.core.roles import ServerRecovery as Loss
 from gyrostat.job.diagnostics.stragglers import Reaction
 from gyrostat.job.diagnostics.watchdog import Action
@@ -238,9 +239,7 @@ def read_job_file(path: Path) -> dict[str, Any]:
     import yaml
 
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"the job file {path} cannot be read: {error}") from error
+        content = yaml.safe_load(read_text(path, "the job file"))
     except yaml.YAMLError as error:
         raise UsageError(f"the job file {path} is not YAML: {error}") from error
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):

@@ -8,10 +8,11 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gyrostat.cli.cluster_options import clock, loss, rate, servers, span
+from gyrostat.cli.cluster_options import clock, devices, job_table, loss, rate, servers, span, tenants
 from gyrostat.cluster.api.messages import Device, Overview, Use
 from gyrostat.cluster.records import JobRecord
 from gyrostat.core.devices import format_counts
+from gyrostat.core.plural import plural
 
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "bright_red", "bright_cyan", "bright_magenta")
 
@@ -31,8 +32,10 @@ def render(found: Overview) -> RenderableType:
 def _head(found: Overview) -> Text:
     busy = sum(device.use is Use.BUSY for device in found.devices)
     waits = sum(job.state.waits for job in found.jobs)
-    text = Text(f"{clock(found.now)}  {busy} of {len(found.devices)} devices busy", style="bold")
-    text.append(f", {sum(bool(job.devices) for job in found.jobs)} jobs run, {waits} wait", style="not bold")
+    text = Text(f"{clock(found.now)}  {busy} of {plural(len(found.devices), 'device')} busy", style="bold")
+    text.append(
+        f", {sum(bool(job.devices) for job in found.jobs)} running, {waits} waiting", style="not bold"
+    )
     if reserved := {type_: number for type_, number in found.reservations.items() if number}:
         text.append(f", {format_counts(reserved)} reserved", style="not bold")
     for state, number in found.ended.items():
@@ -54,7 +57,9 @@ def _devices(found: Overview) -> Table:
         rows.add_row(cell, type_, line)
     for tenant in tenants:
         held = sum(device.tenant == tenant for device in found.devices)
-        rows.add_row(Text(tenant, style=colour[tenant]), "", Text(f"{held} devices", style=colour[tenant]))
+        rows.add_row(
+            Text(tenant, style=colour[tenant]), "", Text(plural(held, "device"), style=colour[tenant])
+        )
     return rows
 
 
@@ -67,41 +72,35 @@ def _word(device: Device) -> str:
 
 
 def _running(jobs: list[JobRecord], now: float) -> Table:
-    with_servers = any(job.spec.servers for job in jobs)
-    size = ("devices", "servers") if with_servers else ("devices",)
-    rows = Table("job", "name", "tenant", "state", *size, "step", "speed", "loss", "time", "why", box=None)
-    for job in jobs:
-        lent = f" ({len(job.borrowed)}*)" if job.borrowed else ""
-        rows.add_row(
+    columns = ("job", "name", "tenant", "state", "devices", "servers", "step", "speed", "loss", "time", "why")
+    rows = [
+        (
             job.id,
             job.name,
-            job.tenant,
+            tenant,
             str(job.state),
-            f"{len(job.devices)}{lent} of {job.spec.min}-{job.spec.largest}",
-            *((servers(job),) if with_servers else ()),
+            devices(job),
+            servers(job),
             str(job.step),
             rate(job),
             loss(job),
             span(job.ran_by(now)),
             job.reason,
         )
-    return rows
+        for job, tenant in zip(jobs, tenants(jobs), strict=True)
+    ]
+    return job_table(columns, rows)
 
 
 def _waiting(found: Overview) -> Table:
     explained = {waiting.job: waiting for waiting in found.waiting}
-    rows = Table("waiting", "name", "tenant", "place", "since", "why", "what would let it run", box=None)
-    for job in found.jobs:
-        if job.devices:
-            continue
+    jobs = [job for job in found.jobs if not job.devices]
+    columns = ("waiting", "name", "tenant", "position", "since", "why", "what would let it run")
+    rows = []
+    for job, tenant in zip(jobs, tenants(jobs), strict=True):
         why = explained.get(job.id)
-        rows.add_row(
-            job.id,
-            job.name,
-            job.tenant,
-            "" if why is None else str(why.position),
-            span(found.now - job.changed),
-            f"{job.state}: {job.reason}" if why is None else why.why,
-            "" if why is None else why.what_helps,
-        )
-    return rows
+        place, text, helps = ("", f"{job.state}: {job.reason}", "")
+        if why is not None:
+            place, text, helps = str(why.position or ""), why.why, why.what_helps
+        rows.append((job.id, job.name, tenant, place, span(found.now - job.changed), text, helps))
+    return job_table(columns, rows)

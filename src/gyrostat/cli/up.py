@@ -123,7 +123,8 @@ def up(
         typer.Option(
             metavar="SECONDS",
             min=0.0,
-            help="Seconds in which a job leaves devices that go to others, at a boundary; then its workers there are killed.",
+            help="Seconds in which a job leaves devices at a boundary if it is preempted, paused or stopped by `down`; then "
+            "its workers there are killed.",
         ),
     ] = GRACE_S,
     state: State = None,

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from gyrostat.cli.display import Clock
 from gyrostat.core import logs
+from gyrostat.core.plural import plural
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
 from gyrostat.job.processes.output import OutputStream
@@ -40,7 +41,7 @@ class PlainProgress(NullObserver):
             self._title = f"run {number} of {total}: {name}"
 
     def run_ended(self, run: TracedRun, first: TracedRun) -> None:
-        result = f"{_steps(run.trace.steps)}, {run.seconds:.1f} s"
+        result = f"{plural(run.trace.steps, 'step')}, {run.seconds:.1f} s"
         if run is not first:
             result += ", same" if compare(first.trace, run.trace) is None else ", DIFFERENT"
         self.note(f"{self._title}: {result}")
@@ -158,8 +159,8 @@ def _where(difference: RunDifference, *, exact: bool) -> str:
 def _equal(verdict: VerifyVerdict, script: str) -> str:
     runs, steps = len(verdict.rows), verdict.rows[0].run.trace.steps
     return (
-        f"EQUAL: {runs} runs of {script} with {verdict.virtual_workers} virtual worker"
-        f"{'s' * (verdict.virtual_workers != 1)}, {_steps(steps)} each. Every bit of the tracked state is the same "
+        f"EQUAL: {runs} runs of {script} with {plural(verdict.virtual_workers, 'virtual worker')}, "
+        f"{plural(steps, 'step')} each. Every bit of the tracked state is the same "
         f"({_how_often(verdict.every)}), and so is every loss of virtual worker 0."
     )
 
@@ -250,7 +251,3 @@ def _print_failure(failed: FailedRun) -> None:
     logs.error(f"in the run as {failed.configuration.name}, {failure}")
     if failed.configuration.reference:
         logs.note("only the run with torch's own DDP failed; `--against none` omits it")
-
-
-def _steps(count: int) -> str:
-    return f"{count:,} step{'s' * (count != 1)}"

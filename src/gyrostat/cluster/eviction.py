@@ -47,7 +47,7 @@ class Eviction:
 def next_eviction(
     *, now: float, deadline: float, grace: float, leaving: Devices, staying: Devices, trains: bool
 ) -> Eviction:
-    """For a job that has to leave `leaving` by `deadline`, `grace` seconds after it was told, and keeps `staying`.
+    """For a job that has to leave `leaving` by `deadline`, `grace` seconds after it was asked to, and keeps `staying`.
 
     `trains`: it has begun to train, so that its workers can recover from the loss of some.
     """

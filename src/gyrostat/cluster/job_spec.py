@@ -14,6 +14,7 @@ from msgspec import Meta
 from gyrostat.core.determinism import parse_pool
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import CheckpointPolicy, Determinism, RecoveryMode, ReductionOrder, TrainingOptions
+from gyrostat.core.plural import plural
 from gyrostat.core.roles import MOST_CORES, MOST_SERVERS, ServerRecovery, ServerRole
 from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.diagnostics.poison import LIMIT as POISON_LIMIT
@@ -228,7 +229,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         if not self.servers and not self.min <= self.largest <= self.virtual_workers:
             raise UsageError(
                 f"1 <= min <= max <= virtual workers must hold, for every worker runs at least one of these; got min "
-                f"{self.min}, max {self.largest}, {self.virtual_workers} virtual workers"
+                f"{self.min}, max {self.largest}, {plural(self.virtual_workers, 'virtual worker')}"
             )
         if self.stragglers is Reaction.REMOVE:
             raise UsageError(
@@ -253,9 +254,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                     f"an environment variable is NAME=VALUE with letters, digits and underscores in NAME; got {name!r}"
                 )
             if name.startswith("GYROSTAT_"):
-                raise UsageError(
-                    f"{name} is gyrostat's own to set for workers; leave it out of the job's environment"
-                )
+                raise UsageError(f"{name} is set by gyrostat itself; leave it out of the job's environment")
         if self.determinism is Determinism.HETEROGENEOUS and not self.types:
             raise UsageError(
                 "a heterogeneous job computes with what all its device types have: name them, types: [avx512, avx2]"

@@ -18,6 +18,7 @@ from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.records import DeviceRecord
 from gyrostat.core.devices import DeviceId, Fleet
 from gyrostat.core.errors import Unplaceable, UsageError
+from gyrostat.core.plural import plural
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.job.control.device_assignment import Slot
 from gyrostat.sched.cells.file import DeviceTypeEntry, read
@@ -114,7 +115,8 @@ class ClusterLayout:
             among = "" if not types else f" among {', '.join(types)}"
             once = "" if spec.mix_types or len(counts) < 2 else ", of which it may use one type at a time"
             raise Unplaceable(
-                f"the job needs at least {spec.min} devices{among}, and {whose} has {available}{once}; ask for fewer: --min"
+                f"the job needs at least {plural(spec.min, 'device')}{among}, and {whose} has {available}{once}; "
+                "ask for fewer: --min"
             )
         self._check_servers(spec, vc)
         largest = min(spec.largest, room)

@@ -13,6 +13,7 @@ from typing import Any
 from gyrostat.cluster.attempt import AttemptResult
 from gyrostat.cluster.records import Intent, JobRecord, JobState
 from gyrostat.core.backoff import Backoff
+from gyrostat.core.plural import plural
 
 _RETRY_DELAY = Backoff(first_s=1.0, longest_s=300.0)
 _POSTPONED_S = 30.0
@@ -66,7 +67,7 @@ def next_state_of(
     if record.intent is Intent.PAUSE:
         return NextState(JobState.PAUSED, "paused by its owner", "paused", True)
     if result is None and deaths > _DEATHS:
-        reason = f"its host was killed {deaths} times without any progress"
+        reason = f"its host was killed {plural(deaths, 'time')} without any progress"
         return NextState(JobState.FAILED, reason, "failed", True, fields={"exit_code": 137})
     if result is not None and result.postponed:
         waits = JobState.SUSPENDED if record.attempts > 1 else JobState.QUEUED
@@ -99,7 +100,7 @@ def _failed(record: JobRecord, result: AttemptResult) -> NextState:
         fields = {**failure, "retries": record.retries + 1}
         return NextState(JobState.QUEUED, reason, "retried", True, after, fields)
     elif allowed:
-        reason = f"{reason}; it has been tried again {allowed} times"
+        reason = f"{reason}; it has been tried again {plural(allowed, 'time')}"
     return NextState(JobState.FAILED, reason, "failed", True, fields=failure)
 
 

@@ -20,6 +20,7 @@ import msgspec
 from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.records import EventRecord, JobRecord, JobState
 from gyrostat.core.errors import NoSuchJob, StorageFull
+from gyrostat.core.plural import plural_range
 
 _REMEMBERED = 10_000
 """Events that are kept in memory; the store has older ones."""
@@ -126,7 +127,7 @@ class Registry:
                 reason="submitted",
             )
             event = self._new_event(
-                "submitted", f"{spec.title}: {spec.min} to {spec.largest} devices", record
+                "submitted", f"{spec.title}: {plural_range(spec.min, spec.largest, 'device')}", record
             )
             self._save(record, event)
             self._submissions = number

@@ -38,6 +38,7 @@ from gyrostat.cluster.records import (
 )
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.errors import NoSuchJob, UsageError, WrongState
+from gyrostat.core.plural import plural, plural_range
 from gyrostat.core.roles import ServerCapacity
 from gyrostat.job.control.profiling import SizeMeasured
 from gyrostat.job.control.requests import RequestResult
@@ -259,8 +260,8 @@ class ClusterService:
             self._backend.check_placeable(spec, record.vc)
             if servers is not None:
                 self._check_server_cores(record, spec)
-            parts = [f"{smallest} to {largest} devices"] if (min, max) != (None, None) else []
-            parts += [f"{servers} servers"] if servers is not None else []
+            parts = [plural_range(smallest, largest, "device")] if (min, max) != (None, None) else []
+            parts += [plural(servers, "server")] if servers is not None else []
             reason = f"its owner requests {' and '.join(parts)}"
             updated = self._registry.update(record.id, "scaled", reason, spec=spec)
         return self._wake(updated)

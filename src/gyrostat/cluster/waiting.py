@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from gyrostat.cluster.occupancy import Holder
 from gyrostat.cluster.records import JobRecord, JobState, Waiting
 from gyrostat.core.devices import format_counts
+from gyrostat.core.plural import plural
 from gyrostat.core.request import JobId
 from gyrostat.sched.state import SchedulerState
 from gyrostat.sched.views import JobView
@@ -28,17 +29,21 @@ def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: flo
     wants = f"it needs {least} of {' or '.join(types)}"
     if not any(view.vc.capacity.values()):
         why = f"{wants} that no other job uses, and there are {format_counts(lendable)}"
-        helps = f"{least} devices become unused"
+        helps = f"{plural(least, 'unused device')}"
         return Waiting(job=record.id, position=position, why=why, what_helps=helps)
-    missing = view.request.servers
-    if missing is not None and not scheduler_state.servers.fits(view.request):
-        why = f"its servers need {missing}, and {view.vc.name} has {scheduler_state.servers.free(view.vc.name)} left for them"
+    missing, quota = view.request.servers, scheduler_state.vcs[view.vc.name].servers
+    if missing is not None and not quota.fits(view.request):
+        why = f"its servers need {missing}, and {view.vc.name} has {quota.free} left for them"
         helps = "jobs with servers end or get fewer, or this one: gyrostat scale JOB servers=…"
         return Waiting(job=record.id, position=position, why=why, what_helps=helps)
     if ahead:
         first = ahead[0]
         why = f"{len(ahead)} before it in {view.vc.name}, {first.id} first; free: {format_counts(free)}"
-        helps = f"{first.id} and {len(ahead) - 1} others start" if len(ahead) > 1 else f"{first.id} starts"
+        helps = (
+            f"{first.id} and {plural(len(ahead) - 1, 'other')} start"
+            if len(ahead) > 1
+            else f"{first.id} starts"
+        )
     else:
         why = f"{wants}, and {view.vc.name} has {format_counts(free)} free"
         helps = _what_helps(view, least)
@@ -47,8 +52,8 @@ def explain_waiting(scheduler_state: SchedulerState, record: JobRecord, now: flo
 
 def waits_for(record: JobRecord, holders: Sequence[Holder], grace: float) -> Waiting:
     """Devices are assigned to it that other jobs have yet to leave."""
-    since = ", ".join(f"{holder.job} for {holder.seconds:.0f} s" for holder in holders)
-    why = f"{explain_holders(holders, grace)}; told so: {since}"
+    since = ", ".join(f"{holder.job} {holder.seconds:.0f} s ago" for holder in holders)
+    why = f"{explain_holders(holders, grace)}; asked to leave: {since}"
     return Waiting(job=record.id, position=0, why=why, what_helps="the next boundary of these jobs, or time")
 
 
@@ -73,7 +78,7 @@ def _outside_scheduler(record: JobRecord, now: float) -> Waiting:
 def _what_helps(view: JobView, least: int) -> str:
     holders = sorted(view.vc.holding, key=lambda job: job.since)
     if not holders:
-        return "devices that were taken away come back"
+        return "the return of failed or reserved devices"
     named = ", ".join(f"{job.id} ({job.held})" for job in holders[:3])
     more = f" and {len(holders) - 3} more" if len(holders) > 3 else ""
-    return f"{least} devices of {named}{more} become free"
+    return f"{plural(least, 'free device')} of {named}{more}"

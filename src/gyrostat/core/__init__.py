@@ -1,1 +1,1 @@
-"""Frozen value types that every room shares. Standard library only."""
+"""Frozen value types that all packages share. Standard library only."""

@@ -8,10 +8,13 @@ GyrostatError
 │   ├── NoSuchJob              no job of that name or id exists, or it belongs to another tenant
 │   ├── Unplaceable            a job that a cluster can never run, refused when it is submitted
 │   ├── WrongState             a request that the job's present state does not allow
+│   ├── OutsideRoot            a job outside the directory of its tenant (in `cluster.service`)
 │   └── StoreUnusable          a lease store that cannot be opened: wrong address, no server, wrong credentials
 ├── ClusterUnreachable         no cluster exists, or it does not respond
 ├── StorageFull                a cluster's disk is full; nothing was accepted; retry when there is space
-├── RequestFailed              a running job could not carry out a request (in `job.control.control_socket`)
+├── RequestFailed              a running job could not carry out a request (in `job.control.client`)
+├── RecordRefused              the record of a leader cannot be kept as it is (in `job.control.executor`)
+├── Unavailable                an agent did not answer (in `job.nodes.service`)
 ├── CheckpointError            a checkpoint that cannot be used
 │   ├── DamagedCheckpoint      cut off or bit-flipped
 │   ├── ForeignCheckpoint      of another job; exit code 2
@@ -20,10 +23,10 @@ GyrostatError
 ├── Diverged                   replicas that must be equal are not
 ├── LeaseError                 an operation of a lease store failed
 │   ├── StoreUnreachable       no response; the operation may have been done; retry
-│   ├── StoreRefused           the store responded with an error; retry after somebody has mended it
+│   ├── StoreRefused           the store responded with an error; retry after the store has been repaired
 │   │   └── ValueTooLarge      the value is too large for any store; do not retry
 │   └── Deposed                a write or renewal under an expired lease; nothing was written; do not retry
-├── ProtocolError              a message that does not belong to the protocol (in `job.processes.protocol`)
+├── ProtocolError              a message that does not belong to the protocol (in `job.processes.channel`)
 ├── PeerLost                   another worker was lost during a collective
 └── ScriptFailed               the user's script raised, or one of its workers died
 """

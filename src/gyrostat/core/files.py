@@ -1,5 +1,5 @@
-"""`write_atomically`: the one way in which a whole file is replaced. `check_writable` and `make_directory` refuse a place that
-cannot be written before any work is done for it.
+"""Files that users name: `read_text` reads one, `write_atomically` replaces one as a whole. `check_writable` and
+`make_directory` refuse a place that cannot be written before any work is done for it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,16 @@ def write_atomically(path: Path, content: bytes, *, durable: bool = True, mode: 
         _sync_directory(path.parent)
 
 
+def read_text(path: Path, what: str = "") -> str:
+    """The content of a text file that the user named; `what` it is, for the message. Raises `UsageError`."""
+    try:
+        return path.read_text("utf-8")
+    except OSError as error:
+        raise UsageError(f"{what} {path} cannot be read: {error.strerror}".lstrip()) from error
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{what} {path} is not UTF-8 text: {error}".lstrip()) from error
+
+
 def check_writable(path: Path, option: str) -> None:
     """Raise `UsageError` if the file that `option` names cannot be written. Leaves nothing behind."""
     try:
@@ -58,7 +68,7 @@ def make_directory(path: Path, option: str) -> None:
 
 
 def _try_a_file(directory: Path) -> None:
-    """Permissions do not tell everything: no file can be made in /proc, for example."""
+    """Permissions are not enough: no file can be made in /proc, for example."""
     probe = directory / f".{os.urandom(4).hex()}"
     os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNER_ONLY))
     probe.unlink()

@@ -93,7 +93,7 @@ class CheckpointPolicy:
     def __post_init__(self) -> None:
         if self.every < 0 or not 0 <= self.interval_s < math.inf:
             raise UsageError(
-                "checkpoints are taken every some steps or seconds, or never (0); got "
+                "the interval between checkpoints must be 0 (never) or more, in steps and in seconds; got "
                 f"{self.every} steps and {self.interval_s:g} seconds"
             )
 

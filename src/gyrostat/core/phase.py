@@ -28,7 +28,7 @@ class JobPhase(StrEnum):
     | TRAINING | workers train; see `ReconfigurationPhase` | they finish, fail, or the job is suspended |
     | RESTARTING | all workers have ended after a failure; the next attempt waits for its time | it starts |
     | SUSPENDING | workers were asked to checkpoint and to end | all have ended |
-    | SUSPENDED | no workers; the checkpoint holds all state | somebody requests workers, or stops the job |
+    | SUSPENDED | no workers; the checkpoint holds all state | a client requests workers, or stops the job |
     | RESUMING | workers start from the checkpoint of a suspended job | training begins |
     | ENDING | a worker has ended with the result | all have ended |
     | ENDED | the outcome is known | – |

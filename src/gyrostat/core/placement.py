@@ -12,6 +12,7 @@ from functools import cached_property
 from heapq import heapify, heapreplace
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.plural import plural
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class Placement:
             )
         if virtual_workers < workers:
             raise UsageError(
-                f"{workers} workers cannot share {virtual_workers} virtual workers: each needs at least one; "
+                f"{workers} workers cannot share {plural(virtual_workers, 'virtual worker')}: each needs at least one; "
                 f"use --workers {virtual_workers} or fewer, or raise --virtual-workers"
             )
         return cls.from_counts(apportion(virtual_workers, [1.0] * workers))

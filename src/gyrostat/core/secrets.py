@@ -1,4 +1,4 @@
-"""Environment variables that are secrets of gyrostat itself. No worker gets them: a script is somebody's code."""
+"""Environment variables that are secrets of gyrostat itself. No worker gets them: a script is code of a user."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One job seen from outside: the fork parent that starts workers, and the launcher that watches them."""
+"""One job from outside its workers: launcher, agents, leader and coordinator, and the processes that they start."""

@@ -67,20 +67,20 @@ class DeviceProfileRequest:
 
 
 def profile_device(
-    request: DeviceProfileRequest, parent: WorkerSource, tell: Callable[[str], None] = lambda line: None
+    request: DeviceProfileRequest, parent: WorkerSource, report: Callable[[str], None] = lambda line: None
 ) -> Profile:
-    """Measure; `tell` is called with a line for every result."""
+    """Measure; `report` is called with a line for every result."""
     request.check()
     observer = _DeviceObserver()
     rates: list[tuple[int, float]] = []
     for batch in sorted(request.batches):
         outcome = run_job(request.run(batch), parent=parent, observer=observer)
         if rates and _out_of_memory(outcome):
-            tell(f"batch {batch} does not fit: {outcome.failure}; larger ones are skipped")
+            report(f"batch {batch} does not fit: {outcome.failure}; larger ones are skipped")
             break
         rates.append((batch, batch / step_seconds(outcome, batch)))
-        tell(f"batch {batch}: {rates[-1][1]:,.1f} samples/s")
-    exchange = _exchange(request, parent, tell) if request.workers else ()
+        report(f"batch {batch}: {rates[-1][1]:,.1f} samples/s")
+    exchange = _exchange(request, parent, report) if request.workers else ()
     name = request.workload or os.path.splitext(os.path.basename(request.program.name))[0]
     return Profile(name, {request.device_type or observer.device_type(): Speed(tuple(rates), exchange)})
 
@@ -103,7 +103,7 @@ def step_seconds(outcome: Outcome, batch: int) -> float:
     return statistics.median(later - earlier for earlier, later in pairwise(times))
 
 
-def _exchange(request: DeviceProfileRequest, parent: WorkerSource, tell: Callable[[str], None]) -> Points:
+def _exchange(request: DeviceProfileRequest, parent: WorkerSource, report: Callable[[str], None]) -> Points:
     """Seconds per step by number of workers: the additional time compared with one worker."""
     batch = 1
     alone = run_job(request.run(batch), parent=parent)
@@ -115,7 +115,7 @@ def _exchange(request: DeviceProfileRequest, parent: WorkerSource, tell: Callabl
         together = run_job(request.run(batch, workers), parent=parent)
         seconds = max(0.0, step_seconds(together, batch) - step_seconds(alone, batch))
         points.append((workers, seconds))
-        tell(f"exchange among {workers} workers: {1e3 * seconds:.2f} ms per step (batches of {batch})")
+        report(f"exchange among {workers} workers: {1e3 * seconds:.2f} ms per step (batches of {batch})")
     return tuple(points)
 
 

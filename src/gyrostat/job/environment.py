@@ -34,5 +34,5 @@ def rank() -> int:
 
 
 def hash_seed_fixed() -> bool:
-    """Whether workers hash strings alike; they do unless the user asks for something else."""
+    """Whether all workers hash strings in the same way; so it is unless the user has set PYTHONHASHSEED=random."""
     return os.environ.get("PYTHONHASHSEED", "0").isdigit()

@@ -14,6 +14,7 @@ from gyrostat.cluster.registry import Registry
 from gyrostat.cluster.waiting import explain_waiting, waits_for
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError, WrongState
+from gyrostat.core.plural import plural
 from gyrostat.core.roles import ServerCapacity
 from gyrostat.job.control.client import JobClient, RequestFailed
 from gyrostat.job.control.profiling import SizeMeasured
@@ -80,7 +81,7 @@ class LocalBackend:
         record = self._registry.get(id_)
         if largest is not None and largest > len(record.devices):
             raise UsageError(
-                f"job {id_} has {len(record.devices)} devices and cannot be measured on {largest}"
+                f"job {id_} has {plural(len(record.devices), 'device')} and cannot be measured on {largest}"
             )
         with self._connect(id_) as job_client:
             return job_client.profile(smallest, largest, steps)

@@ -19,7 +19,7 @@ from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.registry import Registry
 from gyrostat.core.plan import Plan
-from gyrostat.local.controller import STOP_S, JobController
+from gyrostat.local.controller import JobController
 from gyrostat.local.driver_messages import (
     DriverTrouble,
     HostGone,
@@ -39,7 +39,7 @@ from gyrostat.sched.port import Snapshot, Withdrawn
 from gyrostat.sched.state import SchedulerState
 
 _KILLED_S = 30.0
-"""After STOP_S, until a job that is killed has ended."""
+"""After the grace, until a job that is killed has ended."""
 _REST, _LONGEST_REST_S = 3.0, 0.25
 """After a round the loop rests this many times as long as the round took: a thousand submissions at once do not wait for a
 scheduler that reads the whole queue after each."""
@@ -65,8 +65,8 @@ class LocalCluster:
         *,
         grace: float = GRACE_S,
     ) -> None:
-        """`grace`: seconds in which a job leaves devices that the scheduler takes from it."""
-        self._registry, self._scheduler_state = registry, scheduler_state
+        """`grace`: seconds in which a job leaves devices that are taken from it."""
+        self._registry, self._scheduler_state, self._grace = registry, scheduler_state, grace
         self._inbox, self._events = ClusterInbox(), JobEvents(home, registry, grace)
         self._controller = JobController(home, registry, layout, pool, self._inbox.post, grace=grace)
         self._began = registry.clock() - registry.store.born, time.monotonic()
@@ -221,7 +221,7 @@ class LocalCluster:
         drivers = self._controller.drivers()
         if self.stops_jobs:
             self._controller.stop_all()
-            deadline = time.monotonic() + STOP_S + _KILLED_S
+            deadline = time.monotonic() + self._grace + _KILLED_S
             while any(driver.hosted for driver in drivers.values()) and time.monotonic() < deadline:
                 self._inbox.wait_for_messages(0.05)
                 self._receive()

@@ -26,6 +26,7 @@ from gyrostat.core.devices import Devices
 from gyrostat.core.errors import StorageFull, UsageError
 from gyrostat.core.phase import JobPhase
 from gyrostat.core.plan import Plan, Preempt, Resize, Start
+from gyrostat.core.plural import plural_range
 from gyrostat.core.request import JobId
 from gyrostat.job.control.requests import Status
 from gyrostat.local.driver import Driver
@@ -39,8 +40,6 @@ from gyrostat.sched.state import SchedulerState
 
 CANCEL_S = 10.0
 """How long a job that is cancelled may take to stop, before it is killed."""
-STOP_S = 600.0
-"""How long a job that its owner pauses, or that ends with the daemon, may take to reach a boundary and checkpoint."""
 _KINDS = {Start: "started", Resize: "resized", Preempt: "preempted"}
 _SURROUNDINGS = (OSError, sqlite3.Error, StorageFull, MemoryError)
 """Failures that are no job's fault."""
@@ -59,7 +58,7 @@ class JobController:
         grace: float = GRACE_S,
     ) -> None:
         """`post`: how drivers, in their own threads, reach the loop's thread. `grace`: seconds in which a job leaves devices
-        that the scheduler takes from it."""
+        that the scheduler takes from it, also if its owner pauses it or the daemon ends."""
         self._home, self._registry, self._layout, self._pool, self._post = home, registry, layout, pool, post
         self._created, self._grace = registry.store.born, grace
         self.occupancy = Occupancy(self._wake_drivers)
@@ -204,7 +203,7 @@ class JobController:
         """With the job's verdict."""
         self._leave_scheduler(record.id, job)
         if job.driver is not None:
-            job.retarget(STOP_S)
+            job.retarget(self._grace)
         else:
             self.host_gone(HostGone(record.id, record.attempts, None))
 
@@ -213,7 +212,7 @@ class JobController:
         self._jobs[id_].devices = devices
         self.occupancy.entitle(id_, devices)
         spec = self._registry.get(id_).spec
-        reason = f"it may have {spec.min} to {spec.largest} devices, and keeps these"
+        reason = f"it may have {plural_range(spec.min, spec.largest, 'device')}, and keeps these"
         self._assign(id_, "resized", reason, devices)
 
     def _assign(self, id_: str, kind: str, reason: str, devices: Devices, **fields: Devices) -> None:
@@ -237,7 +236,7 @@ class JobController:
         if record.intent is not Intent.RUN:
             self._leave_scheduler(record.id, job)
             if job.driver is not None:
-                job.retarget(CANCEL_S if record.intent is Intent.CANCEL else STOP_S)
+                job.retarget(CANCEL_S if record.intent is Intent.CANCEL else self._grace)
             else:
                 self.host_gone(HostGone(record.id, record.attempts, None))
         elif job.request is not None:
@@ -442,4 +441,4 @@ class JobController:
         for id_, driver in self.drivers().items():
             self._jobs[id_].devices = ()
             self.occupancy.entitle(id_, ())
-            driver.retarget((), within=STOP_S)
+            driver.retarget((), within=self._grace)

@@ -27,6 +27,7 @@ from gyrostat.cluster.attempt import AttemptResult, unstarted
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.device_assignment import DeviceAssignment
 from gyrostat.job.control.instructions import SurvivorsGoOn
@@ -173,7 +174,7 @@ class OutputRecorder(NullObserver):
         self._incident(
             IncidentKind.RECOVERED,
             f"{done.after} of {done.before} workers went on after step {done.step}; they stood still for "
-            f"{done.paused * 1e3:.0f} ms and repeated {done.redone} micro-batches",
+            f"{done.paused * 1e3:.0f} ms and repeated {plural(done.redone, 'micro-batch', 'micro-batches')}",
         )
 
     def happened(self, event: Event) -> None:

@@ -33,7 +33,7 @@ from gyrostat.job.control.device_assignment import Slot
 
 _ORDER, _LOCK, _HOST = "order.json", "host.lock", "host.json"
 CHECKPOINTS, LOGS = "checkpoints", "logs"
-_PATIENCE_S = 1.0
+_LOCK_TIMEOUT_S = 1.0
 
 
 class HostOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,7 +171,7 @@ def write_result(directory: Path, result: AttemptResult) -> None:
 
 def _lock(file: IO[bytes]) -> bool:
     """False: another process has it, and not only for the moment of an `is_hosted`."""
-    deadline = time.monotonic() + _PATIENCE_S
+    deadline = time.monotonic() + _LOCK_TIMEOUT_S
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Deaths of a job's workers, and what came of them: written by its host, line by line, and made events of the cluster.
+"""Deaths of a job's workers, and how the job continued: written by its host, line by line, and read as events of the cluster.
 
 The file is complete even if no daemon runs. How many of its lines have become events is part of the job's record, so each
 becomes one, whenever the daemon is killed.

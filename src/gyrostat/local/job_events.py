@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 from gyrostat.cluster.registry import Registry
 from gyrostat.cluster.waiting import explain_holders
+from gyrostat.core.plural import plural
 from gyrostat.local.driver_messages import (
     DriverTrouble,
     JobBlocked,
@@ -51,7 +52,7 @@ class JobEvents:
             return
         match message:
             case JobMoved(_, before, after, pause):
-                text = f"on {len(after)} devices; training paused for {pause:.0f} ms"
+                text = f"on {plural(len(after), 'device')}; training paused for {pause:.0f} ms"
                 self._registry.note("moved", text, record, before, after)
             case ServersScaled(_, reason):
                 self._registry.note("servers scaled", reason, record)

@@ -18,6 +18,7 @@ from gyrostat.cluster.layout import ClusterLayout, DeviceSize, read_layout, unso
 from gyrostat.cluster.records import DEFAULT_VC
 from gyrostat.core.devices import DeviceId
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.sched.cells.load import parse
 
 _SLOTS = re.compile(r"(?P<type>[A-Za-z0-9][A-Za-z0-9_.-]*):(?P<count>\d+)(@(?P<pace>\d+(\.\d+)?))?")
@@ -25,10 +26,7 @@ _GPUS = Path("/proc/driver/nvidia/gpus")
 
 
 def layout_of_file(path: Path) -> ClusterLayout:
-    try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read: {error}") from error
+    text = read_text(path)
     _, problems = parse(text)
     if problems:
         raise unsound(problems, f"{path}:")

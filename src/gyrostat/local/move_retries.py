@@ -16,7 +16,7 @@ from gyrostat.core.devices import Devices
 
 BUSY = Backoff(first_s=0.1, longest_s=2.0)
 REFUSED = Backoff(first_s=2.0, longest_s=30.0)
-TELL_S = 5.0
+REPORT_BUSY_S = 5.0
 """A job that is too busy to move for this long is reported."""
 
 
@@ -38,7 +38,7 @@ class MoveRetries:
         """In a row."""
         self._busy = 0
         """How often in a row it was too busy."""
-        self._busy_since, self._told = 0.0, False
+        self._busy_since, self._reported_busy = 0.0, False
         self._retry_at = 0.0
 
     def moved(self, devices: Devices, now: float) -> None:
@@ -67,11 +67,14 @@ class MoveRetries:
     def busy(self, now: float) -> bool:
         """Returns whether it has been busy for so long that this is to be reported, once."""
         if not self._busy:
-            self._busy_since, self._told = now, False
+            self._busy_since, self._reported_busy = now, False
         self._busy += 1
         self._retry_at = now + BUSY.after(self._busy)
-        told, self._told = self._told, self._told or now - self._busy_since >= TELL_S
-        return self._told and not told
+        before, self._reported_busy = (
+            self._reported_busy,
+            self._reported_busy or now - self._busy_since >= REPORT_BUSY_S,
+        )
+        return self._reported_busy and not before
 
     def pause(self, now: float) -> float:
         """Seconds until the next try."""

@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from gyrostat.core.devices import Counts
-from gyrostat.sched.views import JobView, Key, VcView
+from gyrostat.sched.views import JobView, Key, SchedulingRound, VcView
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,16 @@ class ShareDevices:
 
 @dataclass(frozen=True, slots=True)
 class ResetService:
-    """Count the job's `recent_service` from 0 again."""
+    """Count the job's `recent_service` and `recent_seconds_on` from 0 again."""
 
     job: JobView
+
+
+@dataclass(frozen=True, slots=True)
+class BeginRound:
+    """Make this the `round` of the view."""
+
+    round: SchedulingRound
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +113,9 @@ class Wake:
     at: float
 
 
-PolicyAction: TypeAlias = RunOn | StopJob | Promote | ShareDevices | ResetService | Defragment | Wake
+PolicyAction: TypeAlias = (
+    RunOn | StopJob | Promote | ShareDevices | ResetService | BeginRound | Defragment | Wake
+)
 PolicyActions: TypeAlias = Generator[PolicyAction, bool, None]
 
 

@@ -9,16 +9,13 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId, JobRequest
-from gyrostat.core.roles import ServerCapacity
 from gyrostat.sched.availability import Availability
 from gyrostat.sched.estimates import Estimates
 from gyrostat.sched.placers.base import DevicesPlaced, PlacementRefused, Placer
-from gyrostat.sched.policy import Policy
 from gyrostat.sched.port import (
     Bound,
     Change,
@@ -30,37 +27,9 @@ from gyrostat.sched.port import (
     Submitted,
     Withdrawn,
 )
-from gyrostat.sched.server_quota import ServerQuota
+from gyrostat.sched.tenant_state import TenantState, Vc
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sched.views import JobView, VcView
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vc:
-    """The configuration of a virtual cluster: its policy, and its weight when idle devices of other VCs are lent."""
-
-    name: str
-    policy: Policy
-    weight: float = 1.0
-    servers: ServerCapacity | None = None
-    """For parameter servers; None: not limited."""
-
-
-class TenantState:
-    """One VC: its policy, the view that the policy sees, and when the policy decides again."""
-
-    def __init__(self, vc: Vc, view: VcView) -> None:
-        self.policy = vc.policy
-        self.view = view
-        self.dirty = True
-        """Something has changed since its policy last decided."""
-        self.wants_to_borrow = True
-        """Its waiting jobs have changed since it last asked to borrow."""
-        self.wake_at = math.inf
-
-    @property
-    def borrowed_share(self) -> float:
-        return sum(self.view.borrowed.values()) / self.view.weight
 
 
 class SchedulerState:
@@ -91,10 +60,12 @@ class SchedulerState:
         """Why the devices of a job last changed in this tick."""
         self.freed = True
         """Devices have become free since VCs last asked to borrow."""
-        self._submissions = 0
+        self._changes = 0
+        """How often a job was put into a queue."""
+        self._evicted: set[JobId] = set()
+        """Borrowers that were evicted since the last preemption began."""
         self._expiries: list[tuple[float, int, JobView, object]] = []
         self._wakes: list[tuple[float, str]] = []
-        self.servers = ServerQuota({vc.name: vc.servers for vc in vcs})
         self.availability = Availability(fleet)
         self._update_capacity()
 
@@ -135,8 +106,7 @@ class SchedulerState:
         if request.id in self.jobs:
             raise UsageError(f"job {request.id} exists already")
         tenant = self.vcs[request.vc]
-        job = JobView(request, self._submissions, tenant.view, self.now)
-        self._submissions += 1
+        job = JobView(request, self._changes, tenant.view, self.now)
         self.jobs[request.id] = job
         tenant.view.jobs[request.id] = job
         self.estimates.submitted(job)
@@ -157,7 +127,7 @@ class SchedulerState:
         self._dequeue(job)
         if job.running:
             tenant.view.history.add(job.service(self.now))
-            self.servers.give_back(job.request)
+            self.vcs[job.request.vc].servers.give_back(job.request)
             self._release(job)
             for borrowed in (False, True):
                 self._account(tenant, job, (), borrowed)
@@ -169,7 +139,7 @@ class SchedulerState:
 
     def _bind(self, job: JobView, devices: Devices, borrowed: Devices) -> None:
         self._note_before(job)
-        fits = job.running or self.servers.fits(job.request)
+        fits = job.running or self.vcs[job.request.vc].servers.fits(job.request)
         for part, of_borrowed in ((devices, False), (borrowed, True)):
             if part and fits and self.placer.restore(job.request, part, of_borrowed):
                 self._set_devices(job, part, of_borrowed, "it ran before")
@@ -213,7 +183,7 @@ class SchedulerState:
         """Set the number of devices of one part of the job. Returns whether the placer found them."""
         if job.host is not None or job.guest is not None:
             return False
-        if not job.running and not self.servers.fits(job.request):
+        if not job.running and not self.vcs[job.request.vc].servers.fits(job.request):
             return False
         outcome = self.placer.place(job.request, counts, borrowed)
         if type(outcome) is PlacementRefused:
@@ -248,21 +218,38 @@ class SchedulerState:
         if victims is None:
             view.note_inadmissible(job)
             return False
-        for victim in victims:
-            self.placer.release(victim.id, False)
+        lent = {victim.id: self._lend_to_its_holder(victim) for victim in victims}
+        self._evicted.clear()
         if not place():
             for victim in victims:
+                if lent[victim.id]:
+                    self.placer.restore(victim.request, victim.borrowed, True)
                 restored = self.placer.restore(victim.request, victim.devices, False)
                 assert restored, f"{victim.id} does not get its devices back"
             view.note_inadmissible(job)
             return False
+        reason = f"preempted by {job.id}"
         for victim in victims:
-            self._evict_guest(victim)
             self._note_before(victim)
-            self._set_devices(victim, (), False, f"preempted by {job.id}")
+            if lent[victim.id] and victim.id not in self._evicted:
+                lazily = f"{reason}; keeps its devices as a borrower"
+                self._set_devices(victim, _joined(victim.devices, victim.borrowed), True, lazily)
+                self._set_devices(victim, (), False, lazily)
+                continue
+            self._evict_guest(victim)
+            self._set_devices(victim, (), False, reason)
             if 0 < len(victim.borrowed) < victim.request.smallest:  # its borrowed devices alone are too few
-                self.stop(victim, f"preempted by {job.id}")
+                self.stop(victim, reason)
         return True
+
+    def _lend_to_its_holder(self, victim: JobView) -> bool:
+        """Release a preempted job's guaranteed devices. Where devices are lent it borrows them: it keeps them if others can be
+        had instead (HiveD's lazy preemption).
+        """
+        self.placer.release(victim.id, False)
+        if not self.placer.lends or victim.guest is not None:
+            return False
+        return self.placer.restore(victim.request, _joined(victim.devices, victim.borrowed), True)
 
     def _victims_for(self, job: JobView, counts: Counts) -> list[JobView] | None:
         """The jobs of lower rank to preempt for this one. None: not even all of them make room."""
@@ -282,7 +269,7 @@ class SchedulerState:
         same_size = len(host.devices) == job.request.devices and not host.borrowed
         if job.running or not same_size or host.guest is not None or host.host is not None:
             return False
-        if not self.servers.fits(job.request):
+        if not self.vcs[job.request.vc].servers.fits(job.request):
             return False
         self._note_before(job)
         job.host, host.guest = host, job
@@ -343,6 +330,7 @@ class SchedulerState:
 
     def _evict_borrowed_part(self, job: JobView, reason: str) -> None:
         """The placer has reclaimed the job's borrowed devices. It continues on the rest if that is enough."""
+        self._evicted.add(job.id)
         self._note_before(job)
         self._set_devices(job, (), True, reason)
         if job.running and job.held < job.request.smallest:
@@ -370,10 +358,10 @@ class SchedulerState:
             job.waiting_since = self.now
             tenant.wants_to_borrow = True
             if ran:
-                self.servers.give_back(job.request)
+                self.vcs[job.request.vc].servers.give_back(job.request)
         elif not ran:
             job.starts += 1
-            self.servers.take(job.request)
+            self.vcs[job.request.vc].servers.take(job.request)
         if job.devices and job.started is None:
             job.started = self.now
         self._dequeue(job)
@@ -396,6 +384,8 @@ class SchedulerState:
 
     def _enqueue(self, tenant: TenantState, job: JobView) -> None:
         """Put the job into the queue of its state, at its rank."""
+        self._changes += 1
+        job.changed = self._changes
         key, until = tenant.policy.rank(job, self.now)
         view = tenant.view
         queue = view.holding if job.devices else view.borrowing if job.borrowed else view.waiting
@@ -423,9 +413,13 @@ class SchedulerState:
         return min(times, default=None)
 
     def _expire(self) -> None:
-        """Rank jobs again whose rank has expired, and mark VCs whose policy asked to decide again now."""
+        """Rank jobs again whose rank has expired, and mark VCs whose policy asked to decide again now. A new rank that expires
+        at once holds for this tick.
+        """
+        expired = []
         while self._expiries and self._expiries[0][0] <= self.now:
-            _, _, job, entry = heapq.heappop(self._expiries)
+            expired.append(heapq.heappop(self._expiries))
+        for _, _, job, entry in expired:
             if job.entry is not entry or job.queue is None:
                 continue
             tenant = self.vcs[job.request.vc]
@@ -438,3 +432,7 @@ class SchedulerState:
             if at >= tenant.wake_at:
                 tenant.wake_at = math.inf
                 tenant.dirty = True
+
+
+def _joined(some: Devices, others: Devices) -> Devices:
+    return tuple(sorted((*some, *others)))

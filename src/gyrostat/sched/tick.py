@@ -20,6 +20,7 @@ from functools import partial
 
 from gyrostat.core.plan import Action, Plan, Preempt, Resize, Start
 from gyrostat.sched.policy import (
+    BeginRound,
     Defragment,
     PolicyAction,
     PolicyActions,
@@ -31,7 +32,8 @@ from gyrostat.sched.policy import (
     Wake,
 )
 from gyrostat.sched.port import Snapshot
-from gyrostat.sched.state import SchedulerState, TenantState
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import TenantState
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +69,6 @@ def _decide(state: SchedulerState) -> None:
     while dirty := [tenant for tenant in state.vcs.values() if tenant.dirty]:
         for tenant in dirty:
             tenant.dirty = False
-            tenant.view.now = state.now
             actions = tenant.policy.decide(tenant.view, state.now)
             granted: bool | None = None
             while (action := _next(actions, granted)) is not None:
@@ -84,7 +85,6 @@ def _lend(state: SchedulerState) -> None:
     turns: list[tuple[float, int, TenantState, PolicyActions, bool | None]] = []
     for number, tenant in enumerate(asking):
         tenant.wants_to_borrow = False
-        tenant.view.now = state.now
         actions = tenant.policy.borrow(tenant.view, state.now)
         heapq.heappush(turns, (tenant.borrowed_share, number, tenant, actions, None))
     while turns:
@@ -120,6 +120,9 @@ def _grant(state: SchedulerState, tenant: TenantState, action: PolicyAction) -> 
             return state.share(job, host, reason)
         case ResetService(job):
             state.reset_service(job)
+            return True
+        case BeginRound(round_):
+            tenant.view.round = round_
             return True
         case Defragment(job, reason):
             return state.defragment(job, reason)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass
 
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.request import JobId, JobRequest, Shape
@@ -27,12 +28,14 @@ class JobView:
         "_executed",
         "_own_service",
         "_rate",
+        "_seconds_at_reset",
         "_seconds_on",
         "_service",
         "_service_at_reset",
         "before",
         "borrowed",
         "borrowed_counts",
+        "changed",
         "companion",
         "counts",
         "devices",
@@ -56,7 +59,7 @@ class JobView:
         self.id: JobId = request.id
         self.vc = vc
         self.number = number
-        """Counts submissions; breaks ties."""
+        """Rises with every submission; breaks ties."""
         self.devices: Devices = ()
         """Its guaranteed devices."""
         self.borrowed: Devices = ()
@@ -74,6 +77,8 @@ class JobView:
         """The job whose devices it shares."""
         self.guest: JobView | None = None
         """The job that shares its devices."""
+        self.changed = 0
+        """The number of its last change of queue or rank, counted over all jobs: orders what happens at one instant."""
         self.queue: Queue | None = None
         self.entry: tuple[Key, int, JobView] | None = None
         self.started: float | None = None
@@ -88,6 +93,7 @@ class JobView:
         self._executed = 0.0
         self._service_at_reset = 0.0
         self._seconds_on: dict[str, float] = {}
+        self._seconds_at_reset: dict[str, float] = {}
         self._done = 0.0
         self._rate = 0.0
         self._done_at = now
@@ -121,8 +127,9 @@ class JobView:
         return self.own_service(now) - self._service_at_reset
 
     def reset_service(self, now: float) -> None:
-        """(Scheduler state only) count `recent_service` from 0 again."""
+        """(Scheduler state only) count `recent_service` and `recent_seconds_on` from 0 again."""
         self._service_at_reset = self.own_service(now)
+        self._seconds_at_reset = {type_: self.seconds_on(type_, now) for type_ in self.vc.fleet.totals}
 
     def executed(self, now: float) -> float:
         """Seconds with devices so far."""
@@ -132,6 +139,10 @@ class JobView:
         """Seconds with devices of this type so far."""
         has = type_ in self.counts or type_ in self.borrowed_counts
         return self._seconds_on.get(type_, 0.0) + (now - self.since if has else 0.0)
+
+    def recent_seconds_on(self, type_: str, now: float) -> float:
+        """Seconds with devices of this type since the last `ResetService`."""
+        return self.seconds_on(type_, now) - self._seconds_at_reset.get(type_, 0.0)
 
     def done(self, now: float) -> float:
         """Units of work done: the last report, extrapolated at its rate."""
@@ -283,6 +294,17 @@ class Histogram:
         return [(whole / number, number) for _, (number, whole) in sorted(self._counts.items())]
 
 
+@dataclass(frozen=True)
+class SchedulingRound:
+    """When a policy that decides in rounds began the present one, and for which jobs it last computed their shares."""
+
+    began: float = -math.inf
+    computed: float = -math.inf
+    """When the shares were computed."""
+    jobs: frozenset[JobId] = frozenset()
+    """The jobs that have shares."""
+
+
 class VcView:
     """One virtual cluster: its guaranteed devices, their use, and its jobs."""
 
@@ -293,7 +315,8 @@ class VcView:
         self.weight = weight
         self.fleet = fleet
         """Maps a device to its node and type."""
-        self.now = 0.0
+        self.round = SchedulingRound()
+        """The round of a policy that decides in rounds."""
         self.capacity: Counts = {}
         """Guaranteed devices that are available, by type."""
         self.used: dict[str, int] = {}

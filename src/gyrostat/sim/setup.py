@@ -21,6 +21,7 @@ from typing import Any
 
 from gyrostat.core.devices import Counts, Fleet
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.core.request import JobRequest
 from gyrostat.sched.cells.load import loads
 from gyrostat.sched.cells.spec import CellSpec
@@ -30,7 +31,8 @@ from gyrostat.sched.planner.companion import Companion
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies.by_vc import vcs_by_policy
-from gyrostat.sched.state import SchedulerState, Vc
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.throughput import AnalyticScaling, Throughput
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.sharing import Sharing, build, cluster_of_nodes
@@ -140,10 +142,7 @@ def read_cluster(text: str, jobs: Sequence[TraceJob]) -> tuple[str, Mapping[str,
         return text, by_load(jobs, int(number))
     path = Path(text)
     if path.exists() or path.suffix in (".yaml", ".yml"):
-        try:
-            return path.read_text() + "\n", None
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{path} cannot be read: {error}") from error
+        return read_text(path) + "\n", None
     Fleet.parse(text)
     return text, None
 

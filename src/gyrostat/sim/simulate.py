@@ -11,7 +11,8 @@ from gyrostat.core.plan import Plan
 from gyrostat.sched import loop
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.port import Change, Snapshot
-from gyrostat.sched.state import SchedulerState, Vc
+from gyrostat.sched.state import SchedulerState
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sim.cluster import Costs, SimCluster
 from gyrostat.sim.job import TraceJob

@@ -71,7 +71,7 @@ def _form(path: Path, columns: set[str]) -> Callable[[int, Row], TraceJob | None
 def tenants(jobs: Iterable[TraceJob], number: int) -> list[TraceJob]:
     """The same jobs, divided among tenants t0 … by the rule above."""
     if number < 1:
-        raise UsageError(f"a trace is divided among one tenant or more, got {number}")
+        raise UsageError(f"the number of tenants must be at least 1, got {number}")
     return [
         replace(job, request=replace(job.request, vc=f"t{_tenant(job.request.id, number)}")) for job in jobs
     ]
@@ -176,7 +176,7 @@ def _yes_or_no(text: str) -> bool:
 
 def _positive(duration: float) -> float:
     if not duration > 0:
-        raise UsageError(f"a job takes some time; its duration is {duration}")
+        raise UsageError(f"the duration of a job must be more than 0 seconds, got {duration}")
     return duration
 
 

@@ -19,12 +19,12 @@ from gyrostat.cluster.api.tokens import Principal
 from gyrostat.core.errors import UsageError
 from tests.cluster.quiet_cluster import Guarded, Quiet
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def connect(guarded: Guarded) -> socket.socket:
     host, _, port = guarded.server.address.rpartition(":")
-    return socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    return socket.create_connection((host, int(port)), timeout=TIMEOUT_S)
 
 
 def request(guarded: Guarded, who: str, path: str) -> bytes:
@@ -50,7 +50,7 @@ def test_clients_that_leave_are_noticed(guarded: Guarded) -> None:
         waits_for_news(guarded).close()
     with guarded.cluster("operator") as operator, guarded.cluster("alice") as alice:
         assert (operator.jobs(), alice.jobs()) == ((), ())
-        deadline = time.monotonic() + PATIENCE_S / 2
+        deadline = time.monotonic() + TIMEOUT_S / 2
         while guarded.server.requests:
             assert time.monotonic() < deadline, f"{guarded.server.requests} requests of nobody"
             operator.jobs()
@@ -92,7 +92,7 @@ def test_an_address_has_a_limit_of_its_own(guarded: Guarded, monkeypatch: pytest
 
 
 def until_waiting(guarded: Guarded, number: int) -> None:
-    deadline = time.monotonic() + PATIENCE_S
+    deadline = time.monotonic() + TIMEOUT_S
     while guarded.server.requests < number:
         assert time.monotonic() < deadline
         threading.Event().wait(0.01)
@@ -109,7 +109,7 @@ def test_a_tenant_that_asks_for_everything_at_once_is_refused_and_others_are_ser
             status, problem = answer(third)
         assert (status, problem["code"]) == (429, "too_many_requests")
         assert problem["message"] == (
-            "2 requests that wait for new data of yours are in progress, and no more may be; try again later"
+            "you have 2 requests that wait for new data in progress, which is the limit; try again later"
         )
         for who in ("mallory", "alice", "operator"):
             with guarded.cluster(who) as cluster:
@@ -126,7 +126,7 @@ def test_slow_requests_of_a_tenant_are_limited(
     monkeypatch.setitem(admission.LIMITS, RequestKind.SLOW, 0)
     with guarded.cluster("mallory") as mallory, guarded.cluster("operator") as operator:
         mallory.submit(guarded.spec("mallory", name="mine"))
-        with pytest.raises(UsageError, match="0 requests that wait for a job of yours are in progress"):
+        with pytest.raises(UsageError, match="you have 0 requests that wait for a job in progress"):
             mallory.migrate("mine")
         assert operator.migrate("mine").text == "moved"
 

@@ -92,7 +92,7 @@ def test_the_service_does_not_start_without_tokens(quiet: Quiet) -> None:
         ApiServer(quiet.service, "0.0.0.0:0", Path("nosuch.json"))
 
 
-def test_an_address_that_is_taken_is_told(quiet: Quiet, server: ApiServer) -> None:
+def test_an_address_in_use_is_an_error(quiet: Quiet, server: ApiServer) -> None:
     with pytest.raises(UsageError, match=r"cannot listen at 127.0.0.1:.*: Address already in use"):
         ApiServer(quiet.service, server.address)
 

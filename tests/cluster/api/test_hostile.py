@@ -90,9 +90,9 @@ def test_another_tenants_job_does_not_exist(
 
 
 def test_near_names_of_others_are_not_suggested(alice: ClusterClient, mallory: ClusterClient) -> None:
-    with pytest.raises(NoSuchJob) as told:
+    with pytest.raises(NoSuchJob) as error:
         mallory.status(SECRET[:-1])
-    assert "did you mean" not in str(told.value)
+    assert "did you mean" not in str(error.value)
 
 
 def test_what_a_tenant_sees_of_the_cluster(
@@ -119,14 +119,14 @@ def test_what_a_tenant_sees_of_the_cluster(
         assert operator.cancel(SECRET).id == "j1"
 
 
-def test_who_connects_and_is_silent_is_shown_out(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_connection_without_a_request_is_closed(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gyrostat.cluster.api.connections.REQUEST_S", 0.05)
     with connected(guarded) as connection:
         connection.sendall(b"GET /v1 HTTP/1.1\r\nHost: x\r\nX-Drip: ")
         assert connection.recv(1) == b""
 
 
-def test_who_is_silent_after_a_first_request_is_shown_out_too(
+def test_a_connection_that_is_idle_after_a_request_is_closed(
     guarded: Guarded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with connected(guarded) as connection:
@@ -211,12 +211,12 @@ def test_path_tricks_in_jobs(guarded: Guarded, quiet: Quiet, caplog: pytest.LogC
     places = {who: str(guarded.root(who)) for who in ("alice", "mallory")}
     for fields, status in TRICKS:
         spec = {"script": "train.py", "workdir": "{mallory}"} | fields
-        told = {
+        body = {
             name: value.format(**places) if isinstance(value, str) else value for name, value in spec.items()
         }
         caplog.clear()
         with caplog.at_level(logging.WARNING, "gyrostat.cluster.api"):
-            found = ask(guarded, "POST", "/v1/jobs", json.dumps(told).encode())[0]
+            found = ask(guarded, "POST", "/v1/jobs", json.dumps(body).encode())[0]
         assert (fields, found) == (fields, status)
         assert "refused POST '/v1/jobs' of mallory" in caplog.text
     assert quiet.service.jobs(None) == []
@@ -348,7 +348,7 @@ def test_malformed_queries(guarded: Guarded, mallory: ClusterClient) -> None:
         assert problem["message"]
 
 
-def test_without_a_token_nothing_is_told(alice: ClusterClient, guarded: Guarded) -> None:
+def test_without_a_token_nothing_is_disclosed(alice: ClusterClient, guarded: Guarded) -> None:
     connection = http.client.HTTPConnection(guarded.server.address)
     for header in (None, "", "Bearer", "Bearer ", "Bearer wrong", "Basic bWFsbG9yeTp4", "Bearer \xff\xfe"):
         for path in ("/v1/jobs", "/v1/jobs/j1", "/v1/overview", "/metrics", "/v1/nosuch"):

@@ -123,7 +123,7 @@ def test_events(cluster: ClusterClient, quiet: Quiet) -> None:
     assert [event.number for event in cluster.events(2)] == [3]
 
 
-def test_who_follows_events_gets_them_when_they_come(
+def test_a_client_that_follows_events_gets_them_at_once(
     cluster: ClusterClient, server: ApiServer, quiet: Quiet
 ) -> None:
     cluster.submit(quiet.spec(name="a"))
@@ -147,7 +147,7 @@ def test_logs(cluster: ClusterClient, quiet: Quiet) -> None:
     assert list(cluster.logs("train", source=LogSource.METRICS)) == ['{"step":1,"metrics":{"loss":0.5}}']
 
 
-def test_who_follows_a_log_is_let_go_when_the_job_is_over(cluster: ClusterClient, quiet: Quiet) -> None:
+def test_following_a_log_ends_with_the_job(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec())
     output = quiet.files.log("j1", LogSource.OUTPUT)
     output.parent.mkdir(parents=True)
@@ -166,7 +166,7 @@ def test_who_follows_a_log_is_let_go_when_the_job_is_over(cluster: ClusterClient
     ending.join()
 
 
-def test_who_waits_for_a_job_learns_how_it_ended(cluster: ClusterClient, quiet: Quiet) -> None:
+def test_waiting_for_a_job_returns_how_it_ended(cluster: ClusterClient, quiet: Quiet) -> None:
     cluster.submit(quiet.spec())
     ending = threading.Thread(
         target=lambda: quiet.registry.move("j1", JobState.CANCELLED, "its owner cancels it", "cancelled")
@@ -238,7 +238,7 @@ def test_metrics(cluster: ClusterClient, server: ApiServer, quiet: Quiet) -> Non
     } <= lines
 
 
-def test_what_nobody_foresaw_is_logged_and_not_told(
+def test_an_unexpected_error_is_logged_and_not_disclosed(
     cluster: ClusterClient, quiet: Quiet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail() -> None:
@@ -247,11 +247,11 @@ def test_what_nobody_foresaw_is_logged_and_not_told(
     monkeypatch.setattr(quiet.service, "devices", fail)
     with (
         caplog.at_level(logging.ERROR, "gyrostat.cluster.api"),
-        pytest.raises(Exception, match="daemon's log, incident") as told,
+        pytest.raises(Exception, match="daemon's log, incident") as error,
     ):
         cluster.devices()
-    assert "sesame" not in str(told.value)
-    number = str(told.value).rpartition(" ")[2]
+    assert "sesame" not in str(error.value)
+    number = str(error.value).rpartition(" ")[2]
     assert f"incident {number}" in caplog.text
     assert "open sesame" in caplog.text
 

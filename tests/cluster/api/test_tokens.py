@@ -90,6 +90,6 @@ def test_a_file_that_others_may_write_is_refused(file: Path) -> None:
         TokenFile(file)
 
 
-def test_a_file_that_is_not_there_is_told(file: Path) -> None:
+def test_a_missing_file_is_an_error(file: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         TokenFile(file)

@@ -325,9 +325,9 @@ def held_sync(disk, descriptor):
         assert leaving.wait(60)
     sync(disk, descriptor)
 
-def leave_and_let_go(keeper, *args):
+def leave_and_let_go(manager, *args):
     leaving.set()
-    leave(keeper, *args)
+    leave(manager, *args)
 
 Disk.sync, CheckpointManager.leave = held_sync, leave_and_let_go
 

@@ -57,7 +57,9 @@ def test_expensive_ones_cost_a_hundredth_of_the_time(stall: float, interval: flo
 
 @pytest.mark.parametrize(("every", "interval"), [(-1, 0.0), (0, -1.0), (0, float("inf"))])
 def test_intervals_are_checked(every: int, interval: float) -> None:
-    with pytest.raises(UsageError, match=r"every some steps or seconds, or never \(0\); got"):
+    with pytest.raises(
+        UsageError, match=r"between checkpoints must be 0 \(never\) or more, in steps and in seconds; got"
+    ):
         CheckpointPolicy(directory="c", every=every, interval_s=interval)
 
 

@@ -16,7 +16,7 @@ from gyrostat.engine.reconfigure.membership import Membership
 from gyrostat.engine.reconfigure.phases import MembershipPhase, PreparedGeneration
 from gyrostat.engine.training.reports import Fence
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 STEADY, CONNECTING, PREPARED, FENCE_SET, ACKNOWLEDGED, CANCELLING, AGREED, SWITCHING, RECOVERING, LEFT = (
     MembershipPhase
 )
@@ -65,7 +65,7 @@ class World:
         )
 
     def _connect(self, plan: NextGeneration) -> PreparedGeneration:
-        assert self.gate.wait(PATIENCE_S)
+        assert self.gate.wait(TIMEOUT_S)
         self.connected.put(plan.generation)
         if self.fails:
             raise PeerLost("gone")
@@ -76,7 +76,7 @@ class World:
         """Until this worker has reported that it is connected."""
         named = plan(generation)
         self.membership.prepare(named)
-        assert self.reported.get(timeout=PATIENCE_S) == generation
+        assert self.reported.get(timeout=TIMEOUT_S) == generation
         return named
 
     @property
@@ -108,7 +108,7 @@ def test_messages_are_idempotent() -> None:
     world.membership.cancel(2)
     world.membership.cancel(2)
     world.prepare(3)
-    assert [world.connected.get(timeout=PATIENCE_S) for _ in range(2)] == [2, 3]
+    assert [world.connected.get(timeout=TIMEOUT_S) for _ in range(2)] == [2, 3]
     assert world.connected.empty()
 
 
@@ -121,7 +121,7 @@ def test_a_planned_change_passes_through_its_phases() -> None:
     phases.append(world.phase)
     assert membership.prepared_change() is None
     world.gate.set()
-    assert world.reported.get(timeout=PATIENCE_S) == 2
+    assert world.reported.get(timeout=TIMEOUT_S) == 2
     phases.append(world.phase)
     assert membership.prepared_change() == (named, None)
     assert membership.acknowledge(7, lead=2) is None
@@ -195,8 +195,8 @@ def test_connections_of_a_change_that_was_cancelled_meanwhile_are_dropped() -> N
     world.membership.cancel(2)
     world.membership.prepare(plan(3))
     world.gate.set()
-    assert world.reported.get(timeout=PATIENCE_S) == 3
-    assert {world.connected.get(timeout=PATIENCE_S) for _ in range(2)} == {2, 3}
+    assert world.reported.get(timeout=TIMEOUT_S) == 3
+    assert {world.connected.get(timeout=TIMEOUT_S) for _ in range(2)} == {2, 3}
     assert world.phase is PREPARED
     assert world.membership.connected() is world.prepared[3]
 
@@ -207,7 +207,7 @@ def test_a_fence_that_comes_before_the_connection_counts() -> None:
     world.membership.set_fence(2, 0)
     assert world.phase is CONNECTING
     world.gate.set()
-    assert world.reported.get(timeout=PATIENCE_S) == 2
+    assert world.reported.get(timeout=TIMEOUT_S) == 2
     assert world.phase is FENCE_SET
 
 
@@ -216,12 +216,12 @@ def test_a_worker_waits_at_a_scheduled_boundary_until_the_fence_is_set() -> None
     seen: queue.SimpleQueue[PreparedGeneration] = queue.SimpleQueue()
     waiting = in_thread(lambda: world.membership.wait_at_boundary(1, seen.put))
     world.prepare(2)
-    assert seen.get(timeout=PATIENCE_S) is world.prepared[2]
+    assert seen.get(timeout=TIMEOUT_S) is world.prepared[2]
     world.membership.cancel(2)
     world.prepare(3)
-    assert seen.get(timeout=PATIENCE_S) is world.prepared[3]
+    assert seen.get(timeout=TIMEOUT_S) is world.prepared[3]
     world.membership.set_fence(3, 4)
-    assert waiting.get(timeout=PATIENCE_S) is world.prepared[3]
+    assert waiting.get(timeout=TIMEOUT_S) is world.prepared[3]
     assert world.phase is SWITCHING
 
 
@@ -231,7 +231,7 @@ def test_a_death_ends_the_generation_and_drops_the_change() -> None:
     waiting = in_thread(lambda: world.membership.wait_at_boundary(1, lambda prepared: None))
     survivors = plan(3, members=(0,))
     world.membership.recover(survivors)
-    assert isinstance(waiting.get(timeout=PATIENCE_S), PeerLost)
+    assert isinstance(waiting.get(timeout=TIMEOUT_S), PeerLost)
     assert world.phase is RECOVERING
     assert world.prepared[2].drops == 1
     lost = PeerLost("worker 1")
@@ -261,12 +261,12 @@ def test_a_survivor_that_cannot_connect_reports_it_and_waits() -> None:
     world = World()
     world.fails = True
     world.membership.recover(plan(2))
-    assert world.lost.get(timeout=PATIENCE_S) == (2, "gone")
+    assert world.lost.get(timeout=TIMEOUT_S) == (2, "gone")
     assert world.phase is RECOVERING
     lost = PeerLost("worker 1")
     waiting = in_thread(lambda: world.membership.wait_for_survivors(1, lost))
     world.membership.abandon()
-    assert waiting.get(timeout=PATIENCE_S) is lost
+    assert waiting.get(timeout=TIMEOUT_S) is lost
 
 
 def test_a_newcomer_reports_once_and_only_when_it_has_caught_up() -> None:
@@ -274,11 +274,11 @@ def test_a_newcomer_reports_once_and_only_when_it_has_caught_up() -> None:
     named = plan(2, newcomers=(1,))
     invited = in_thread(world.membership.wait_until_connected)
     world.membership.prepare(named)
-    assert invited.get(timeout=PATIENCE_S) is world.prepared[2]
+    assert invited.get(timeout=TIMEOUT_S) is world.prepared[2]
     assert world.reported.empty()
     world.membership.caught_up(named)
     world.membership.caught_up(named)
-    assert world.reported.get(timeout=PATIENCE_S) == 2
+    assert world.reported.get(timeout=TIMEOUT_S) == 2
     assert world.reported.empty()
     assert world.membership.worker_in(named) == 1
     world.membership.moved(named)

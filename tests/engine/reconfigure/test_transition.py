@@ -26,7 +26,7 @@ from gyrostat.engine.training.reports import Fence, PassOutcome, RequestBox
 from gyrostat.engine.training.virtual_workers import make_virtual_workers
 from gyrostat.engine.transport.group import WorkerGroup
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def group(generation: int) -> WorkerGroup:

@@ -24,8 +24,8 @@ HOST, GPU = torch.device("cpu"), torch.device("cuda", 1)
         (None, "cpu", True, ReductionOrder.DDP, "the default on devices of type cpu"),
         (None, "cuda", False, ReductionOrder.DDP, "the default on GPUs with a torch that has no NCCL"),
         (None, "cuda", True, ReductionOrder.TREE, "the default on GPUs with NCCL"),
-        (ReductionOrder.DDP, "cuda", True, ReductionOrder.DDP, "asked for"),
-        (ReductionOrder.TREE, "cpu", False, ReductionOrder.TREE, "asked for"),
+        (ReductionOrder.DDP, "cuda", True, ReductionOrder.DDP, "requested"),
+        (ReductionOrder.TREE, "cpu", False, ReductionOrder.TREE, "requested"),
     ],
 )
 def test_order(

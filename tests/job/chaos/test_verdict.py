@@ -67,13 +67,13 @@ def test_every_difference_is_reported() -> None:
     )  # that it did not end is reported by its exit code
     assert differences(recorded(step(1), step(3), WorkerEnd(4.0, 3, "xyz")), UNDISTURBED) == [
         "the digest is xyz, that of the undisturbed run abc",
-        "1 steps are missing; the first is step 2",
+        "missing steps: 1; the first is step 2",
     ]
     assert differences(
         recorded(step(1), step(2, samples=4), step(3), step(4), WorkerEnd(5.0, 4, "abc")), UNDISTURBED
     ) == [
-        "1 steps are not in the undisturbed run; the first is step 4",
-        "1 steps differ; the first is step 2: loss and samples (0.5, 4), undisturbed (0.5, 8)",
+        "steps that the undisturbed run did not make: 1; the first is step 4",
+        "steps that differ: 1; the first is step 2: loss and samples (0.5, 4), undisturbed (0.5, 8)",
     ]
 
 

@@ -318,7 +318,7 @@ def test_a_new_leader_keeps_a_fence_that_may_hold_already() -> None:
     assert successor.members == (0, 1, 2)
 
 
-def test_who_may_have_missed_something_is_told_again() -> None:
+def test_messages_that_may_be_lost_are_sent_again() -> None:
     job = training(2)
     assert job.generations.resend(0) == []
     job.request_change(change_to(3), 0.0)
@@ -374,7 +374,7 @@ def test_a_worker_that_is_sent_sigterm_leaves_at_the_next_boundary() -> None:
     assert job.leaves(1, 3.0) == []  # it has gone
 
 
-def test_who_leaves_meanwhile_leaves_afterwards_and_together() -> None:
+def test_workers_that_ask_to_leave_during_a_change_leave_together_after_it() -> None:
     job = training(4)
     job.leaves(3, 1.0)
     assert job.leaves(1, 1.1) == []
@@ -422,7 +422,7 @@ def test_a_newcomer_that_is_sent_sigterm_does_not_join() -> None:
     ]
 
 
-def test_a_schedule_goes_on_after_somebody_left() -> None:
+def test_a_schedule_continues_after_a_worker_left() -> None:
     """Workers wait at its step, so there is a change there even if their number is right by then."""
     job = coordinator(3, schedule=scheduled(3, [(10, 4), (20, 3)]))
     assert job.started(ALIKE, 0, 8, 0.0) == [StartNewcomer(3)]
@@ -509,7 +509,7 @@ def test_profiles_that_cannot_be(smallest: int | None, largest: int | None) -> N
     assert answer.change.request == "p"
 
 
-def test_a_profile_is_broken_off_when_somebody_leaves_or_dies() -> None:
+def test_a_profile_ends_early_when_a_worker_leaves_or_dies() -> None:
     job = training(2)
     job.request_profile(ProfileRequest(request="p"), 0.0)
     refused, *then = job.leaves(1, 1.0)
@@ -550,7 +550,7 @@ def test_a_straggler_is_reported() -> None:
     assert noticed == StragglerNoticed(Straggler(member=3, seconds=1.5, usual=1.0))
 
 
-def test_who_has_more_to_do_is_no_straggler() -> None:
+def test_a_worker_with_more_virtual_workers_is_no_straggler() -> None:
     job = coordinator(3, virtual_workers=8)  # 3, 3 and 2 virtual workers
     job.started(ALIKE, 0, 8, 0.0)
     assert slow_steps(job, 1, 20, (3.0, 3.0, 2.0), 1.0) == []

@@ -40,7 +40,7 @@ def training(
     return job
 
 
-def rescue(generation: int, *members: int, waits: bool = False) -> list[Instruction]:
+def recovery(generation: int, *members: int, waits: bool = False) -> list[Instruction]:
     plan = NextGeneration(
         generation=generation,
         placement=Placement.even(6, len(members)),
@@ -63,9 +63,9 @@ def all_recovered(job: Coordinator, generation: int, *members: int) -> list[Inst
     return instructions
 
 
-def test_the_others_are_told_and_then_another_one_is_started() -> None:
+def test_survivors_recover_and_then_another_worker_is_started() -> None:
     job = training()
-    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == rescue(2, 0, 2)
+    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == recovery(2, 0, 2)
     assert (job.busy() or "").startswith("busy: a worker was lost")
     assert all_recovered(job, 2, 0, 2) == [
         SurvivorsGoOn((1,), "worker 1 was killed", 0, 3, 2, 2, 0.2),
@@ -77,7 +77,7 @@ def test_another_one_dies_meanwhile() -> None:
     job = training()
     job.begin_recovery((1,), "worker 1 was killed", 4.0)
     job.recovered(0, 2, Placement.even(6, 2), 0, 0.0, 4.1)
-    assert job.begin_recovery((2,), "worker 2 was killed", 4.2) == rescue(3, 0)
+    assert job.begin_recovery((2,), "worker 2 was killed", 4.2) == recovery(3, 0)
     assert job.recovered(2, 2, Placement.even(6, 2), 0, 0.0, 4.3) == []  # too late
     instructions = all_recovered(job, 3, 0)
     assert instructions == [
@@ -93,7 +93,7 @@ def test_the_one_in_its_place_was_still_to_come_when_another_died() -> None:
     assert StartNewcomer(3) in all_recovered(job, 2, 0, 2)
     assert job.begin_recovery((2,), "worker 2 was killed", 4.2) == [
         EndNewcomer(3, "worker 2 was killed"),
-        *rescue(3, 0),
+        *recovery(3, 0),
     ]
     assert [one for one in all_recovered(job, 3, 0) if isinstance(one, StartNewcomer)] == [
         StartNewcomer(4),
@@ -112,19 +112,19 @@ def test_nobody_keeps_backups() -> None:
 
 def test_too_few_wait_for_others() -> None:
     job = training(min_workers=3)
-    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == rescue(2, 0, 2, waits=True)
-    rescued = all_recovered(job, 2, 0, 2)[0]
-    assert isinstance(rescued, SurvivorsGoOn)
-    assert rescued.waits
+    assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == recovery(2, 0, 2, waits=True)
+    survivors = all_recovered(job, 2, 0, 2)[0]
+    assert isinstance(survivors, SurvivorsGoOn)
+    assert survivors.waits
 
 
 @pytest.mark.parametrize(
     "phase",
     [ReconfigurationPhase.STARTING_WORKERS, ReconfigurationPhase.CONNECTING, ReconfigurationPhase.FENCED],
 )
-def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhase) -> None:
+def test_a_requested_change_begins_again(phase: ReconfigurationPhase) -> None:
     job = training()
-    change = Reconfiguration(workers=4, reason="asked for", request="r1")
+    change = Reconfiguration(workers=4, reason="requested", request="r1")
     assert job.request_change(change, 1.0) == [StartNewcomer(3)]
     if phase is not ReconfigurationPhase.STARTING_WORKERS:
         job.ready(3, ALIKE, 1.1)
@@ -135,7 +135,7 @@ def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhas
     generation = 2 if phase is ReconfigurationPhase.STARTING_WORKERS else 3
     assert job.begin_recovery((1,), "worker 1 was killed", 4.0) == [
         EndNewcomer(3, "worker 1 was killed"),
-        *rescue(generation, 0, 2),
+        *recovery(generation, 0, 2),
     ]
     instructions = all_recovered(job, generation, 0, 2)
     assert instructions[1:] == [
@@ -147,7 +147,7 @@ def test_a_change_that_somebody_asked_for_begins_anew(phase: ReconfigurationPhas
 def test_a_generation_that_has_begun_for_some_has_begun() -> None:
     """The newcomer that has not said so yet never will."""
     job = training()
-    job.request_change(Reconfiguration(workers=4, reason="asked for", request="r1"), 1.0)
+    job.request_change(Reconfiguration(workers=4, reason="requested", request="r1"), 1.0)
     job.ready(3, ALIKE, 1.1)
     for member in range(4):
         job.prepared(member, 2)
@@ -155,10 +155,10 @@ def test_a_generation_that_has_begun_for_some_has_begun() -> None:
     instructions = job.begin_recovery((1,), "worker 1 was killed", 2.1)
     assert instructions is not None
     assert isinstance(instructions[0], ReconfigurationDone)
-    assert instructions[1:] == [EndNewcomer(3, "worker 1 was killed"), *rescue(3, 0, 2)]
+    assert instructions[1:] == [EndNewcomer(3, "worker 1 was killed"), *recovery(3, 0, 2)]
 
 
-def test_who_was_asked_to_leave_is_not_replaced() -> None:
+def test_a_worker_that_was_asked_to_leave_is_not_replaced() -> None:
     job = training()
     assert isinstance(job.leaves(1, 1.0)[0], TellMember)
     job.begin_recovery((1,), "worker 1 took too long", 4.0)
@@ -169,7 +169,7 @@ def test_connections_that_break_among_the_living() -> None:
     job = training()
     job.peer_lost(1, 4.0)
     assert job.tick(4.1) == []
-    assert job.tick(4.6) == rescue(2, 0, 1, 2)
+    assert job.tick(4.6) == recovery(2, 0, 1, 2)
     assert all_recovered(job, 2, 0, 1, 2) == [
         SurvivorsGoOn((), "connections among workers broke", 0, 3, 3, 3, 0.2)
     ]
@@ -189,7 +189,7 @@ def test_the_next_leader_goes_on_with_it() -> None:
     options = CoordinatorOptions(recovers=True)
     restored = Coordinator.restore(record, lambda generation: f"store-{generation}", options)
     # The leader before may have taken the meeting place of generation 2 with it.
-    assert restored.took_over(6.0) == rescue(3, 0, 2)
+    assert restored.took_over(6.0) == recovery(3, 0, 2)
     assert StartNewcomer(3) in all_recovered(restored, 3, 0, 2)
 
 
@@ -203,21 +203,21 @@ def test_workers_wait_at_a_scheduled_step() -> None:
 
 
 @pytest.mark.parametrize("heard_first", ["the death", "that it left"])
-def test_who_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
+def test_a_worker_that_has_left_at_the_fence_is_not_waited_for(heard_first: str) -> None:
     """All have passed the fence at which worker 2 leaves, but nobody has said so yet."""
     job = training()
-    job.request_change(Reconfiguration(workers=2, reason="asked for", request="r1"), 1.0)
+    job.request_change(Reconfiguration(workers=2, reason="requested", request="r1"), 1.0)
     for member in range(3):
         job.prepared(member, 2)
     if heard_first == "the death":
-        assert job.begin_recovery((1,), "worker 1 was killed", 2.0) == rescue(3, 0, 2)
-        assert job.left(2, 2.1) == rescue(4, 0)
+        assert job.begin_recovery((1,), "worker 1 was killed", 2.0) == recovery(3, 0, 2)
+        assert job.left(2, 2.1) == recovery(4, 0)
     else:
         assert job.left(2, 2.0) == []
-        assert job.begin_recovery((1,), "worker 1 was killed", 2.1) == rescue(3, 0)
+        assert job.begin_recovery((1,), "worker 1 was killed", 2.1) == recovery(3, 0)
 
 
-def test_who_is_no_member_any_more_changes_nothing() -> None:
+def test_the_exit_of_a_former_member_changes_nothing() -> None:
     assert training().begin_recovery((7,), "worker 7 was killed", 2.0) == []
 
 

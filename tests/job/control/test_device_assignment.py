@@ -1,4 +1,4 @@
-"""Who sits where: workers on devices that the job no longer has leave, newcomers take those that are free."""
+"""Which worker is on which device: workers on devices that the job no longer has leave, newcomers take those that are free."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ steps = st.lists(st.tuples(workers, st.sets(st.integers(0, 7))), min_size=1, max
 
 
 @given(steps)
-def test_after_every_change_each_device_has_one_worker(wishes: list[tuple[set[int], set[int]]]) -> None:
+def test_after_every_change_each_device_has_one_worker(requests: list[tuple[set[int], set[int]]]) -> None:
     """Each change has other devices, and replaces some workers on those that stay."""
-    (first, _), *others = wishes
+    (first, _), *others = requests
     device_assignment = DeviceAssignment(slots(*sorted(first)))
     members = tuple(range(len(first)))
     device_assignment.begin(len(first))

@@ -17,10 +17,13 @@ from gyrostat.job.control.executor import LeaderRecord
 from gyrostat.job.control.failure_policy import FailurePolicy
 from gyrostat.job.control.leader import Leader
 from gyrostat.job.control.observer import NullObserver
-from gyrostat.job.control.requests import AskStatus, Reply, RequestResult, Scale, Status
+from gyrostat.job.control.requests import AskStatus, Migrate, Reply, RequestResult, Scale, Status
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, Pulled, PullShard
 from gyrostat.job.processes.protocol import (
+    BeginRecovery,
+    Failed,
+    FailureKind,
     FromWorker,
     GenerationPrepared,
     Ping,
@@ -28,6 +31,7 @@ from gyrostat.job.processes.protocol import (
     Prepare,
     Program,
     Ready,
+    Recovered,
     SetFence,
     Started,
     StepReport,
@@ -142,7 +146,7 @@ def status(leader: Leader) -> Status:
     return reply
 
 
-def test_who_wants_to_hear_of_the_first_step_is_told_once_then(request_: RunRequest) -> None:
+def test_a_client_that_waits_for_the_first_step_gets_one_reply(request_: RunRequest) -> None:
     leader = Leader(request_, Executor(), NullObserver())
     leader.begin()
     early, late = FakeRequester(), FakeRequester()
@@ -201,6 +205,49 @@ def test_the_next_leader_finishes_what_was_fenced_and_answers_for_the_one_before
     third, _ = successor(request_, again)
     third.asked(Scale("r", 3), late := FakeRequester())  # done long ago
     assert late.replies == requester.replies
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_a_newcomer_with_which_others_have_begun_is_lost_like_a_member(
+    request_: RunRequest, keeps: bool
+) -> None:
+    """It has lost the donor and fails, although the generation has begun. The others recover without it, also while the record
+    for the next leader cannot be kept."""
+    executor = Executor()
+    leader = training(replace(request_, options=TrainingOptions()), executor)
+    leader.asked(Scale("r", 3), FakeRequester())
+    say(leader, 2, Ready(ALIKE))
+    for member in (0, 1, 2):
+        say(leader, member, GenerationPrepared(2))
+    say(leader, 0, Switched(2, 9, 3, 0.25))
+    executor.take()
+    executor.keeps = keeps
+    say(leader, 2, Failed(FailureKind.PEER_LOST, "PeerLost: the donor", ""))
+    leader.exited(WorkerId(0, 2), 1)
+    executor.keeps = True
+    leader.tick()
+    assert executor.take() == [("tell", 0, BeginRecovery), ("tell", 1, BeginRecovery)]
+    assert leader.outcome is None
+
+
+def test_the_last_worker_leaves_and_the_one_in_its_place_dies(request_: RunRequest) -> None:
+    """It has left at the fence before anybody knew that the new one had died: there is no result, and the job restarts."""
+    executor = Executor()
+    leader = Leader(replace(request_, placement=Placement.even(4, 1)), executor, NullObserver())
+    leader.begin()
+    say(leader, 0, started(0))
+    say(leader, 0, StepReports([StepReport(5, 0, 0.1, 8, 1.0)]))
+    leader.asked(Migrate("r", (0,)), FakeRequester())
+    say(leader, 1, Ready(ALIKE))
+    for member in (0, 1):
+        say(leader, member, GenerationPrepared(2))
+    leader.exited(WorkerId(0, 1), -9)
+    say(leader, 0, WorkerEnded(stopped=False, left=True))
+    leader.exited(WorkerId(0, 0), 0)
+    leader.tick()
+    assert leader.outcome is None
+    assert leader.phase is JobPhase.STARTING
+    assert executor.take()[-1] == ("start", 0, 1)
 
 
 def prepare_ms(requester: FakeRequester) -> float:
@@ -274,6 +321,26 @@ def test_a_worker_whose_agent_is_away_is_not_silent(
     executor.away.clear()
     assert ("signal", 1, 9) not in wait(4)
     assert ("signal", 1, 9) in wait(2)
+
+
+def test_nothing_is_due_for_workers_that_nobody_waits_for(
+    request_: RunRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A deadline in the past that no tick removes would keep the event loop busy."""
+    clock = Clock()
+    monkeypatch.setattr("gyrostat.job.control.leader.time", clock)
+    failures = FailurePolicy(restarts=1, heartbeat_timeout_s=4.0)
+    leader = training(replace(request_, failures=failures, options=TrainingOptions()), Executor())
+    leader.tick()
+    assert leader.deadline() == 1.0
+    leader.exited(WorkerId(0, 1), -9)
+    say(leader, 0, Recovered(2, Placement.even(4, 1), 0, 0.0))
+    say(leader, 0, Ready(ALIKE))
+    for _ in range(3):
+        clock.now += 100.0
+        leader.tick()
+        deadline = leader.deadline()
+        assert deadline is None or deadline > clock.now
 
 
 def test_the_phases_of_a_job(request_: RunRequest, caplog: pytest.LogCaptureFixture) -> None:

@@ -6,6 +6,7 @@ from signal import SIGTERM
 
 import pytest
 
+from gyrostat.cli.display import summary
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import EventKind
 from gyrostat.job.control.outcome import Outcome, Tally
@@ -115,7 +116,7 @@ def test_a_run_that_was_cut_at_a_step_is_a_good_run() -> None:
 def test_a_run_that_was_stopped_by_nobody_has_no_result() -> None:
     outcome = end(tally(), stopped=True)
     assert outcome.exit_code == 1
-    with pytest.raises(ScriptFailed, match="stopped by nobody's request after step 6"):
+    with pytest.raises(ScriptFailed, match="stopped without a request after step 6"):
         outcome.check()
 
 
@@ -132,10 +133,26 @@ def test_an_exit_code_of_0_means_a_result(
     for worker, digest in enumerate(digests):
         counted.add(worker, WorkerFinished(6, digest, 103.5), 103.5)
     outcome = end(counted, failure=failure, stopped=stopped, stopped_by=stopped_by)
-    result = digests == ("a", "a") or (not digests and not stopped and stopped_by is None)
+    result = digests == ("a", "a")  # it has trained
     assert (outcome.exit_code == 0) == outcome.ok == (failure is None and result)
 
 
 def test_a_script_without_gyrostat_is_a_good_run_without_a_digest() -> None:
     outcome = end(Tally(virtual_workers=1, workers=2, asked_at=100.0)).check()
     assert (outcome.steps, outcome.digest, outcome.throughput) == (0, None, 0.0)
+    (line,) = summary(outcome)
+    assert "without gyrostat.init" in line
+    assert "2 times, once on each worker" in line
+
+
+def test_samples_of_a_job_that_was_taken_over() -> None:
+    """Workers tell the next leader their last reports again: no step counts twice, and samples are those of the same steps as
+    losses."""
+    counted = Tally(virtual_workers=4, workers=2, asked_at=100.0, taken_over=True)
+    counted.add(1, StepReports([StepReport(5, 0, 0.5, 32, 99.0), StepReport(6, 0, 0.4, 32, 99.5)]), 100.0)
+    counted.add(0, Started(0, None, [], 90.0), 100.0)
+    counted.add(0, StepReports([StepReport(6, 0, 0.4, 32, 99.5), StepReport(7, 0, 0.3, 32, 101.0)]), 101.0)
+    outcome = end(counted)
+    assert (outcome.first_step, outcome.reported_from, outcome.steps) == (0, 4, 7)
+    assert (outcome.samples, outcome.losses) == (96, (0.5, 0.4, 0.3))
+    assert summary(outcome)[0].startswith("steps 5 to 7, 96 samples in ")

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-from gyrostat.job.control.profiling import SETTLING, ProfileRequest, Profiling, SizeMeasured, measured
+import pytest
+
+from gyrostat.job.control.profiling import (
+    SETTLING,
+    WINDOW,
+    ProfileRequest,
+    Profiling,
+    SizeMeasured,
+    SpeedBySize,
+    measured,
+)
 from gyrostat.job.processes.protocol import StepReport
 
 
@@ -43,7 +53,8 @@ def test_the_table() -> None:
     assert profiling.add(steps(8, 14, 0.8, busy=(0.8,)))
     assert profiling.target == 1  # home again
     assert profiling.sizes == []
-    assert profiling.table() == (
+    table = profiling.table(SpeedBySize())
+    assert table == (
         SizeMeasured(
             workers=1,
             steps=5,
@@ -58,10 +69,23 @@ def test_the_table() -> None:
             step_seconds=0.5,
             throughput=64.0,
             busy=0.625,
-            efficiency=profiling.table()[1].efficiency,
+            efficiency=table[1].efficiency,
         ),
     )
-    assert abs(profiling.table()[1].efficiency - 0.8) < 1e-9
+    assert table[1].efficiency == pytest.approx(0.8)
+
+
+def test_a_profile_of_one_size_is_relative_to_other_sizes_on_which_the_job_has_run() -> None:
+    """One worker makes 40 samples/s, then two make 64. A profile on two workers alone has 80 %; before, nothing is known."""
+    speeds = SpeedBySize()
+    profiling = Profiling.of(ProfileRequest(steps=5), 2)
+    profiling.begin(0)
+    assert profiling.add(steps(1, 7, 0.5))
+    assert [row.efficiency for row in profiling.table(speeds)] == [None]
+    speeds.stepped(1, steps(1, SETTLING + WINDOW, 0.8))
+    assert [row.efficiency for row in profiling.table(speeds)] == [None]  # not enough steps yet
+    speeds.stepped(1, steps(SETTLING + WINDOW + 1, SETTLING + WINDOW + 1, 0.8))
+    assert [row.efficiency for row in profiling.table(speeds)] == [pytest.approx(0.8)]
 
 
 def test_what_happens_between_two_steps_does_not_count() -> None:

@@ -14,7 +14,7 @@ from gyrostat.job.processes.protocol import Logged, Started, StepReport, StepRep
 
 def test_it_says_what_the_design_promises(tmp_path: Path) -> None:
     tally = Tally(virtual_workers=4, workers=1, asked_at=10.0)
-    chosen = ReductionChoice(order=ReductionOrder.TREE, carrier=None, reason="asked for")
+    chosen = ReductionChoice(order=ReductionOrder.TREE, carrier=None, reason="requested")
     tally.add(0, Started(0, None, [], 11.0, reduction=chosen), 11.0)
     tally.add(
         0, StepReports([StepReport(1, 0, 0.5, 32, 12.0), StepReport(2, 0, float("nan"), 32, 13.0)]), 13.0
@@ -39,7 +39,7 @@ def test_it_says_what_the_design_promises(tmp_path: Path) -> None:
         "digest": "abc",
         "resumed_from": None,
         "refused_checkpoints": [],
-        "reduction": {"order": "tree", "carrier": None, "reason": "asked for"},
+        "reduction": {"order": "tree", "carrier": None, "reason": "requested"},
         "checkpoints": [],
         "events": [],
         "exit_codes": [0],

@@ -11,7 +11,7 @@ from gyrostat.core.errors import UsageError
 from gyrostat.job.control import run_file
 
 
-def test_it_is_there_while_the_run_lasts(tmp_path: Path) -> None:
+def test_the_file_exists_while_the_run_lasts(tmp_path: Path) -> None:
     directory = tmp_path / "new" / "checkpoints"
     assert run_file.find(directory) is None
     with run_file.holding(directory, "train.py"):

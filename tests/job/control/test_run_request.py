@@ -45,9 +45,9 @@ def test_a_worker_receives_the_options_of_its_job() -> None:
         (lambda: TrainingOptions(threads=0), "at least one thread, got 0"),
         (lambda: TrainingOptions(determinism=Determinism.HETEROGENEOUS), "need each other"),
         (lambda: TrainingOptions(pool=parse_pool("avx2")), "need each other"),
-        (lambda: FailurePolicy(heartbeat_timeout_s=-1), "or never .0.; got -1"),
-        (lambda: FailurePolicy(grace_s=float("inf")), "0 seconds or more, got inf"),
-        (lambda: WorkerOverrides(paced=(0.0,)), "more than 0; got"),
+        (lambda: FailurePolicy(heartbeat_timeout_s=-1), "must be 0 .never. or more seconds, got -1"),
+        (lambda: FailurePolicy(grace_s=float("inf")), "must be 0 or more seconds, got inf"),
+        (lambda: WorkerOverrides(paced=(0.0,)), "must be more than 0 samples per second, got"),
         (
             lambda: RunRequest(
                 program=TRAIN, placement=Placement.even(2, 2), failures=FailurePolicy(min_workers=3)

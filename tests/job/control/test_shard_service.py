@@ -35,7 +35,7 @@ def test_queues_are_opened_once() -> None:
     assert backend.open(OpenShards("wrong", 7, 0)) is not None
 
 
-def test_a_request_that_is_repeated_is_answered_alike() -> None:
+def test_a_repeated_request_gets_the_same_reply() -> None:
     backend = opened()
     first = backend.pull(PullShard("train", "a", 0, epoch=0), 0.0)
     assert first.shard is not None
@@ -61,7 +61,7 @@ def test_what_cannot_be_answered_says_why() -> None:
     assert wrong.shard is None
 
 
-def test_who_leaves_gives_back() -> None:
+def test_a_worker_that_leaves_returns_its_shard() -> None:
     backend = opened(OpenShards("train", 10, 10))
     held = backend.pull(PullShard("train", "a", 0, epoch=0), 0.0).shard
     assert held is not None
@@ -74,7 +74,7 @@ def test_who_leaves_gives_back() -> None:
     assert backend.pull(end, 2.0) == Pulled(True, epoch_over=True)
 
 
-def test_who_falls_silent_loses_its_shard() -> None:
+def test_a_worker_that_stops_reporting_loses_its_shard() -> None:
     backend = opened(OpenShards("train", 10, 10, lease_seconds=5.0))
     held = backend.pull(PullShard("train", "a", 0, epoch=0), 0.0).shard
     assert held is not None
@@ -92,10 +92,10 @@ def test_every_sample_exactly_once(data: st.DataObject) -> None:
     workers = [_Worker(str(number)) for number in range(3)]
     now = 0.0
     for happens in data.draw(
-        st.lists(st.sampled_from(["pull", "pull", "new leader", "silence", "death"]), max_size=40)
+        st.lists(st.sampled_from(["pull", "pull", "new leader", "a pause", "death"]), max_size=40)
     ):
         worker = data.draw(st.sampled_from(workers))
-        now += 30.0 if happens == "silence" else 1.0
+        now += 30.0 if happens == "a pause" else 1.0
         if happens == "death":
             worker.name, worker.number, worker.shard = f"{worker.name}'", 0, None
         request = worker.request()

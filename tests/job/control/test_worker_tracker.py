@@ -100,7 +100,7 @@ def test_an_exit_code_is_a_failure_by_itself() -> None:
     assert (str(failure), failure.exit_code) == ("worker 1 exited with code 7", 7)
 
 
-def test_who_leaves_without_a_word_is_blamed_only_if_missed() -> None:
+def test_a_worker_that_exits_without_a_report_is_blamed_only_if_a_peer_is_lost() -> None:
     watch = WorkerTracker(list(range(2)), checkpoints=False)
     watch.exited(1, 0, 1.0)
     assert watch.failure() is None
@@ -153,7 +153,7 @@ def test_a_stop_waits_for_the_boundary_if_there_are_checkpoints() -> None:
     assert watch.failure() is None
 
 
-def test_a_worker_says_who_asked_it_to_stop_the_job() -> None:
+def test_a_worker_reports_which_signal_stopped_the_job() -> None:
     """It was signalled directly, or by a leader that has gone."""
     watch = WorkerTracker([0, 1], checkpoints=True)
     watch.ended(0, WorkerEnded(stopped=True))
@@ -161,7 +161,7 @@ def test_a_worker_says_who_asked_it_to_stop_the_job() -> None:
     for worker in (0, 1):
         watch.exited(worker, 0, 1.0)
     assert watch.stopped_by == SIGTERM
-    assert watch.failure() is watch.orphaned() is None
+    assert watch.failure() is watch.without_result() is None
 
 
 def test_workers_that_stop_the_job_unasked_were_orphaned() -> None:
@@ -170,7 +170,7 @@ def test_workers_that_stop_the_job_unasked_were_orphaned() -> None:
         watch.ended(worker, WorkerEnded(stopped=True))
         watch.exited(worker, 0, 1.0)
     assert watch.orders(100.0) == []
-    failure = watch.orphaned()
+    failure = watch.without_result()
     assert failure is not None
     assert str(failure) == "worker 0 stopped the job, because its agent was away"
     assert failure.exit_code == 1
@@ -230,7 +230,7 @@ def test_an_exception_on_the_way_to_a_stop_is_still_a_failure() -> None:
     assert failure.worker == 1
 
 
-def test_who_leaves_has_its_grace() -> None:
+def test_a_worker_that_leaves_has_a_grace_period() -> None:
     watch = WorkerTracker([0, 1, 2], checkpoints=False)
     watch.leaving(1, 40.0)
     watch.leaving(1, 50.0)  # asking again does not prolong it
@@ -284,7 +284,7 @@ def test_the_death_that_is_one_too_many() -> None:
     )
 
 
-def test_who_dies_because_the_job_ends_did_not_die_of_its_batch() -> None:
+def test_a_worker_that_is_ended_with_the_job_did_not_die_of_its_micro_batch() -> None:
     deaths: list[Death] = []
     watch = WorkerTracker([0, 1], checkpoints=True, deaths=deaths)
     watch.failed(0, RAISED, 1.0)
@@ -297,7 +297,7 @@ def test_who_dies_because_the_job_ends_did_not_die_of_its_batch() -> None:
     assert (failure.cause, failure.evidence.running) == (FailureCause.RAISED, BATCH)
 
 
-def test_who_hangs_is_ended_and_that_is_why() -> None:
+def test_a_hanging_worker_is_ended_with_that_reason() -> None:
     watch = WorkerTracker([0, 1], checkpoints=True)
     assert watch.hangs({1: "train.py:3 in f"}) == [SendSignal(SIGKILL, (1,))]
     watch.exited(1, -SIGKILL, 1.0, Evidence(running=BATCH))

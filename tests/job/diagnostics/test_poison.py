@@ -32,7 +32,7 @@ def test_other_deaths_in_between_do_not_help_it() -> None:
     assert poison([death(bad), death(good), death(good), death(bad), death(None)]) is None
 
 
-def test_silence_and_lost_nodes_do_not_count() -> None:
+def test_missed_heartbeats_and_lost_nodes_do_not_count() -> None:
     bad = batch(1)
     assert poison([death(bad), death(bad), death(bad, alone=False)]) is None
 

@@ -25,13 +25,13 @@ def test_ten_slow_steps_make_a_straggler() -> None:
     assert pace.add(steps(20, 1.0, 1.0, 1.0, 1.0)) == []
     assert pace.add(steps(5, 1.0, 1.0, 1.0, 1.4)) == []  # half of ten: the median is between
     assert pace.add(steps(1, 1.0, 1.0, 1.0, 1.4)) == [Straggler(member=3, seconds=1.4, usual=1.0)]
-    assert pace.add(steps(5, 1.0, 1.0, 1.0, 1.4)) == []  # told once
+    assert pace.add(steps(5, 1.0, 1.0, 1.0, 1.4)) == []  # reported once
     assert pace.add(steps(9, 1.0, 1.0, 1.0, 1.0)) == []
     assert pace.stragglers() == []
     assert len(pace.add(steps(9, 1.0, 1.0, 1.0, 1.4))) == 1  # again
 
 
-def test_who_is_slow_from_the_beginning() -> None:
+def test_a_worker_that_is_slow_from_the_beginning() -> None:
     assert Pace().add(steps(9, 1.0, 1.0, 1.34)) == []
     assert [found.member for found in Pace().add(steps(10, 1.0, 1.0, 1.34))] == [2]
     assert Pace().add(steps(10, 1.0, 1.0, 1.19)) == []
@@ -56,7 +56,7 @@ def test_alone_or_among_microseconds_nobody_straggles() -> None:
     assert Pace().add(steps(30, 0.001, 0.001, 0.0015)) == []
 
 
-def test_who_leaves_is_forgotten_and_who_comes_has_time() -> None:
+def test_a_worker_that_leaves_is_forgotten_and_a_new_one_has_time() -> None:
     pace = Pace()
     pace.add(steps(30, 1.0, 1.0, 1.0))
     assert pace.add([{0: 1.0, 1: 1.0, 5: 9.0}] * 9) == []

@@ -49,7 +49,7 @@ def stack(frames: list[tuple[str, int, str]]) -> str:
     return "\n\n".join([thread(listener, "Current thread"), thread([*frames, *BELOW])])
 
 
-def test_who_hangs() -> None:
+def test_which_worker_hangs() -> None:
     stacks = {0: stack(WAITS), 1: stack(SLEEPS), 2: stack(IN_TORCH), 3: stack(BACKWARD), 4: stack(DATA)}
     assert hanging(stacks) == {
         1: "/home/me/model.py:12 in forward",
@@ -93,7 +93,7 @@ def test_it_barks_once_per_standstill() -> None:
     assert dog.requests_stacks([0, 1], 140.0)
 
 
-def test_who_does_not_answer_is_not_waited_for() -> None:
+def test_a_worker_that_does_not_answer_is_not_waited_for() -> None:
     dog = Watchdog(WatchdogPolicy(seconds=1.0, action=Action.END))
     dog.progress(0.0)
     assert dog.requests_stacks([0, 1], 1.0)

@@ -1,4 +1,4 @@
-"""Which worker is where, and what happens to what cannot be told."""
+"""Which worker is on which node, and what happens to messages that cannot be sent."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def registry(nodes: Iterable[str]) -> tuple[NodeRegistry, dict[str, Place]]:
     return made, places
 
 
-def crew(workers: int) -> Assignment:
+def assignment(workers: int) -> Assignment:
     return Assignment(placement=Placement.even(8, workers))
 
 
@@ -49,22 +49,25 @@ def test_a_crew_is_laid_out_in_order() -> None:
     assert [place(worker_id(member), 2, ["a", "b", "c"], {}) for member in range(2)] == ["a", "b"]
 
 
-def test_who_joins_goes_where_the_fewest_are() -> None:
+def test_a_new_worker_goes_to_the_node_with_the_fewest() -> None:
     where = {worker_id(0): "a", worker_id(1): "b", worker_id(2): "a", worker_id(7, attempt=3): "b"}
     assert place(worker_id(4), 0, ["a", "b", "c"], where) == "c"
     assert place(worker_id(4), 0, ["a", "b"], where) == "b"
     assert place(worker_id(4, attempt=3), 0, ["a", "b"], where) == "a"
 
 
-def test_everybody_is_told_where_he_is() -> None:
+def test_messages_reach_the_node_of_their_worker() -> None:
     job, places = registry(["a", "b"])
     for member in range(2):
-        job.start(worker_id(member), crew(2))
+        job.start(worker_id(member), assignment(2))
     job.tell(worker_id(1), Cancel(4))
     job.signal(worker_id(0), 15)
-    assert places["a"].got == [StartWorker(worker_id(0), crew(2), PROGRAM), SignalWorker(worker_id(0), 15)]
+    assert places["a"].got == [
+        StartWorker(worker_id(0), assignment(2), PROGRAM),
+        SignalWorker(worker_id(0), 15),
+    ]
     assert places["b"].got == [
-        StartWorker(worker_id(1), crew(2), PROGRAM),
+        StartWorker(worker_id(1), assignment(2), PROGRAM),
         TellWorker(worker_id(1), Cancel(4)),
     ]
     job.gone(worker_id(1))
@@ -72,10 +75,10 @@ def test_everybody_is_told_where_he_is() -> None:
     assert len(places["b"].got) == 2
 
 
-def test_what_cannot_be_told_waits_for_the_agent() -> None:
+def test_messages_wait_for_a_disconnected_agent() -> None:
     job, places = registry(["a", "b"])
     for member in range(2):
-        job.start(worker_id(member), crew(2))
+        job.start(worker_id(member), assignment(2))
     job.went("b", places["b"].send, 5.0)
     job.tell(worker_id(1), Cancel(4))
     assert job.present() == ["a"]
@@ -88,10 +91,10 @@ def test_what_cannot_be_told_waits_for_the_agent() -> None:
     assert job.present() == ["a", "b"]
 
 
-def test_who_stays_away_is_given_up() -> None:
+def test_a_node_that_stays_away_is_given_up() -> None:
     job, places = registry(["a", "b"])
     for member in range(2):
-        job.start(worker_id(member), crew(2))
+        job.start(worker_id(member), assignment(2))
     job.went("b", places["b"].send, 5.0)
     assert job.overdue(14.9) == []
     assert job.overdue(15.0) == [(worker_id(1), "the agent of b has been away for 10 s")]
@@ -102,7 +105,7 @@ def test_who_stays_away_is_given_up() -> None:
 
 def test_an_agent_that_comes_back_without_its_workers() -> None:
     job, places = registry(["a"])
-    job.start(worker_id(0), crew(2))
+    job.start(worker_id(0), assignment(2))
     job.start(worker_id(1), JOINS)
     job.went("a", places["a"].send, 1.0)
     assert job.came("a", Place().send, [worker_id(1)], 2.0) == [worker_id(0)]

@@ -29,7 +29,7 @@ from gyrostat.job.nodes.messages import (
 from gyrostat.job.nodes.service import AgentClient, LeaderLink, NodeSession, Service, Unavailable, is_loopback
 from gyrostat.job.processes.protocol import GenerationPrepared, Logged, WorkerEnded, WorkerId
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 SEAT = WorkerId(0, 3)
 ME = NodeAttending("b", None, [WorkerFacts(SEAT, [GenerationPrepared(4)])])
 
@@ -91,29 +91,29 @@ def test_an_agent_attends(service: Service, host: Host) -> None:
         obey=lambda link, instructs: obeyed.put(instructs),
         broke=lambda link, why: broken.put(why),
     )
-    session = host.news.get(timeout=PATIENCE_S)
+    session = host.news.get(timeout=TIMEOUT_S)
     assert isinstance(session, NodeSession)
     assert session.attending == ME
     session.send(NodeWelcome("run"))
-    assert obeyed.get(timeout=PATIENCE_S) == [NodeWelcome("run")]
+    assert obeyed.get(timeout=TIMEOUT_S) == [NodeWelcome("run")]
     link.send(WorkerGone(SEAT, -9))
-    assert host.news.get(timeout=PATIENCE_S) == WorkerGone(SEAT, -9)
+    assert host.news.get(timeout=TIMEOUT_S) == WorkerGone(SEAT, -9)
     session.close()
-    assert broken.get(timeout=PATIENCE_S) == "the leader closed the connection"
+    assert broken.get(timeout=TIMEOUT_S) == "the leader closed the connection"
     link.close()
-    assert host.news.get(timeout=PATIENCE_S) == "went"
+    assert host.news.get(timeout=TIMEOUT_S) == "went"
 
 
 def test_an_agent_that_goes_away_is_missed(service: Service, host: Host) -> None:
     link = LeaderLink(
         service.address, "secret", ME, obey=lambda link, instructs: None, broke=lambda link, why: None
     )
-    assert isinstance(host.news.get(timeout=PATIENCE_S), NodeSession)
+    assert isinstance(host.news.get(timeout=TIMEOUT_S), NodeSession)
     link.close()
-    assert host.news.get(timeout=PATIENCE_S) == "went"
+    assert host.news.get(timeout=TIMEOUT_S) == "went"
 
 
-def test_an_agent_with_a_wrong_token_is_told_so(service: Service) -> None:
+def test_a_wrong_token_is_an_error(service: Service) -> None:
     broken: queue.SimpleQueue[str] = queue.SimpleQueue()
     link = LeaderLink(
         service.address,
@@ -122,7 +122,7 @@ def test_an_agent_with_a_wrong_token_is_told_so(service: Service) -> None:
         obey=lambda link, instructs: None,
         broke=lambda link, why: broken.put(why),
     )
-    assert broken.get(timeout=PATIENCE_S) == "UNAUTHENTICATED: the token is missing or wrong"
+    assert broken.get(timeout=TIMEOUT_S) == "UNAUTHENTICATED: the token is missing or wrong"
     link.close()
 
 
@@ -144,7 +144,7 @@ def test_what_is_no_request_is_refused(
     with grpc.insecure_channel(service.address) as channel:
         call = channel.unary_unary(f"/{SERVICE}/{method}")
         with pytest.raises(grpc.RpcError) as refusal:
-            call(data, metadata=[("authorization", "Bearer secret")], timeout=PATIENCE_S)
+            call(data, metadata=[("authorization", "Bearer secret")], timeout=TIMEOUT_S)
         assert refusal.value.code() is code
     client = AgentClient(service.address, "secret")
     assert client.ask(AskStatus()) == RequestResult(True, "heard AskStatus")  # and it serves on
@@ -156,11 +156,11 @@ def test_what_is_no_request_is_refused(
     [b"garbage", encode([WorkerGone(SEAT, 0)]), encode([])],
     ids=["garbage", "not who it is", "nothing"],
 )
-def test_who_does_not_say_who_it_is_does_not_attend(service: Service, first: bytes) -> None:
+def test_an_agent_that_does_not_identify_itself_is_refused(service: Service, first: bytes) -> None:
     with grpc.insecure_channel(service.address) as channel:
         call = channel.stream_stream(f"/{SERVICE}/Attend")
         with pytest.raises(grpc.RpcError) as refusal:
-            next(call(iter([first]), metadata=[("authorization", "Bearer secret")], timeout=PATIENCE_S))
+            next(call(iter([first]), metadata=[("authorization", "Bearer secret")], timeout=TIMEOUT_S))
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
@@ -171,11 +171,11 @@ def test_garbage_ends_an_attendance(service: Service, host: Host) -> None:
             call(
                 iter([encode([ME]), b"garbage"]),
                 metadata=[("authorization", "Bearer secret")],
-                timeout=PATIENCE_S,
+                timeout=TIMEOUT_S,
             )
         )
-    assert isinstance(host.news.get(timeout=PATIENCE_S), NodeSession)
-    assert host.news.get(timeout=PATIENCE_S) == "went"
+    assert isinstance(host.news.get(timeout=TIMEOUT_S), NodeSession)
+    assert host.news.get(timeout=TIMEOUT_S) == "went"
 
 
 def test_without_a_token_only_on_loopback(host: Host) -> None:

@@ -8,17 +8,21 @@ import socket
 import subprocess
 import sys
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from gyrostat.core.errors import ScriptFailed
 from gyrostat.core.placement import Placement
+from gyrostat.engine.torch_internals import rendezvous
 from gyrostat.job.launcher import RunRequest, run_job
 from gyrostat.job.processes import protocol
 from gyrostat.job.processes.channel import Channel
 from gyrostat.job.processes.protocol import (
     Children,
+    Exited,
     Fork,
     FromForkServer,
     Hello,
@@ -36,20 +40,20 @@ def threads(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/task").iterdir()))
 
 
-def test_it_has_one_thread_before_and_after_it_forked(fork_parent: WorkerForkServer, launch: Launch) -> None:
-    assert threads(fork_parent.pid) == 1
+def test_it_has_one_thread_before_and_after_it_forked(fork_server: WorkerForkServer, launch: Launch) -> None:
+    assert threads(fork_server.pid) == 1
     launch("import torch; torch.ones(100, 100) @ torch.ones(100, 100)", threads=2)
-    assert threads(fork_parent.pid) == 1
+    assert threads(fork_server.pid) == 1
 
 
 def test_it_is_the_parent_of_its_workers_and_keeps_no_files_of_theirs(
-    fork_parent: WorkerForkServer, launch: Launch
+    fork_server: WorkerForkServer, launch: Launch
 ) -> None:
-    before = os.listdir(f"/proc/{fork_parent.pid}/fd")
+    before = os.listdir(f"/proc/{fork_server.pid}/fd")
     listener = Listener()
     launch("import os; print(os.getppid())", virtual_workers=2, workers=2, observer=listener)
-    assert listener.of(0) == listener.of(1) == [str(fork_parent.pid)]
-    assert os.listdir(f"/proc/{fork_parent.pid}/fd") == before
+    assert listener.of(0) == listener.of(1) == [str(fork_server.pid)]
+    assert os.listdir(f"/proc/{fork_server.pid}/fd") == before
 
 
 def test_everything_ends_when_the_launcher_is_killed(launch: Launch) -> None:
@@ -180,9 +184,9 @@ def test_the_users_own_hash_seed_counts(launch: Launch, tmp_path: Path) -> None:
     assert listener.of(0) == [f"{expected.strip()} 5"]
 
 
-def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_parent: WorkerForkServer) -> None:
-    fork_parent.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
-    assert fork_parent.exits() == []
+def test_a_worker_that_is_signalled_after_its_end_is_left_alone(fork_server: WorkerForkServer) -> None:
+    fork_server.signal(os.getpid(), signal.SIGKILL)  # not one of its workers: nothing happens
+    assert fork_server.exits() == []
 
 
 def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) -> None:
@@ -210,6 +214,29 @@ def test_one_that_outlives_its_agent_is_adopted(tmp_path: Path, launch: Launch) 
         channel.close()
 
 
+def test_workers_of_another_run_are_forgotten(tmp_path: Path, launch: Launch) -> None:
+    """Numbers of workers begin anew in each run of a job: an exit of an earlier one is not that of its namesake."""
+    place = tmp_path / "fork_server.socket"
+    spec = spec_of(launch.script("import signal; signal.pause()"), tmp_path)
+    server = WorkerForkServer(outlives=(place, 60.0))
+    (old, one), (dies, other) = (
+        start(server, msgspec.structs.replace(spec, run="first"), member) for member in (0, 1)
+    )
+    departures = [Departure(old), Departure(dies)]
+    server.signal(dies, signal.SIGKILL)
+    departures[1].wait()
+    pid, channel = start(server, msgspec.structs.replace(spec, run="second"), 0)
+    departures[0].wait()
+    server._channel.close()
+    adopted = WorkerForkServer.adopt(place)
+    assert adopted is not None
+    assert adopted.children == Children({pid: WorkerId(0, 0)}, [], "second")
+    adopted.close()
+    server.close()
+    for each in (one, other, channel):
+        each.close()
+
+
 def test_an_agent_is_killed_while_its_fork_server_loads(tmp_path: Path) -> None:
     """The next agent waits for it, rather than starting another one, whose workers nobody would find."""
     place = tmp_path / "fork_server.socket"
@@ -220,6 +247,53 @@ def test_an_agent_is_killed_while_its_fork_server_loads(tmp_path: Path) -> None:
     assert (second.pid, second.children) == (first.pid, Children({}, []))
     second.close()
     first.close()
+
+
+def test_one_that_is_killed_while_it_loads_is_replaced(tmp_path: Path) -> None:
+    """Not for ever: what kills it may kill the next one, too."""
+    with WorkerForkServer() as server:
+        first = server.pid
+        os.kill(first, signal.SIGKILL)
+        server.signal(
+            first + 1, signal.SIGTERM
+        )  # of a worker of one before it: nothing is sent before it is ready
+        server.wait_until_ready()
+        assert server.pid != first
+    with WorkerForkServer() as server:
+        with pytest.raises(ScriptFailed, match="ended with exit code -9"):  # noqa: PT012
+            while True:
+                os.kill(server.pid, signal.SIGKILL)
+                server._replace()
+
+
+def test_one_that_was_adopted_is_replaced(tmp_path: Path, launch: Launch) -> None:
+    """Its workers are reported as killed, the rendezvous stays where it is, and the next agent finds its successor."""
+    place = tmp_path / "fork_server.socket"
+    first = WorkerForkServer(outlives=(place, 60.0))
+    pid, channel = start(first, spec_of(launch.script("import signal; signal.pause()"), tmp_path), 0)
+    first._channel.close()
+    second = WorkerForkServer.adopt(place, 60.0)
+    assert second is not None
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+        second.serve_store(listener)
+    os.kill(second.pid, signal.SIGKILL)
+    exits: list[Exited] = []
+    while not exits:
+        exits = second.exits()
+    assert exits == [Exited(pid, -signal.SIGKILL)]
+    second.wait_until_ready()
+    assert second.pid != first.pid
+    store = rendezvous("tcp://{}:{}/name".format(*address), 1, "prefix", timedelta(seconds=60))
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+    second._channel.close()
+    third = WorkerForkServer.adopt(place)
+    assert third is not None
+    assert third.pid == second.pid
+    for server in (third, second, first):
+        server.close()
+    channel.close()
 
 
 def test_an_agent_is_killed_while_it_starts_a_worker(tmp_path: Path, launch: Launch) -> None:

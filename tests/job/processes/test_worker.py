@@ -71,7 +71,7 @@ def test_two_threads_work_after_the_fork(launch: Launch) -> None:
     assert listener.of(0) == [str(512.0**3)]
 
 
-def test_a_module_runs_as_with_python_m(fork_parent: WorkerForkServer, tmp_path: Path) -> None:
+def test_a_module_runs_as_with_python_m(fork_server: WorkerForkServer, tmp_path: Path) -> None:
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").write_text("")
@@ -85,7 +85,7 @@ def test_a_module_runs_as_with_python_m(fork_parent: WorkerForkServer, tmp_path:
         cwd=tmp_path,
     )
     listener = Listener()
-    run_job(request, parent=fork_parent, observer=listener).check()
+    run_job(request, parent=fork_server, observer=listener).check()
     assert listener.of(0) == ["__main__ package 42 ['--lr', '1']"]
 
 
@@ -107,7 +107,6 @@ def test_stdout_and_stderr_stay_apart(launch: Launch) -> None:
         ("sys.exit(3)", 3),
         ("sys.exit('no data')", 1),
         ("raise SystemExit(300)", 300 & 0xFF),
-        ("os._exit(0)", 0),
         ("os._exit(5)", 5),
     ],
 )
@@ -120,6 +119,12 @@ def test_exit_codes_are_the_scripts(launch: Launch, leave: str, code: int) -> No
         assert str(outcome.failure) == f"worker 0 exited with code {code}"
     else:
         assert outcome.ok
+
+
+def test_a_process_that_ends_in_the_middle_of_its_script_has_no_result(launch: Launch) -> None:
+    outcome = launch("import os\nos._exit(0)", check=False)
+    assert (outcome.exit_codes, outcome.exit_code) == ((0,), 1)
+    assert str(outcome.failure) == "worker 0 exited before its script had ended"
 
 
 def test_what_was_registered_with_atexit_runs_and_threads_are_waited_for(launch: Launch) -> None:
@@ -163,7 +168,7 @@ def test_a_syntax_error_points_into_the_script(launch: Launch, tmp_path: Path) -
     assert failure.traceback.startswith(f'  File "{tmp_path / "script0.py"}", line 1')
 
 
-def test_misuse_is_told_where_the_script_did_it(launch: Launch, tmp_path: Path) -> None:
+def test_misuse_is_reported_at_the_line_of_the_script(launch: Launch, tmp_path: Path) -> None:
     outcome = launch("import gyrostat\ngyrostat.init(seed=-1)\n", check=False)
     assert outcome.exit_code == 2
     assert outcome.failure is not None
@@ -236,7 +241,7 @@ def test_everything_heavy_is_imported_before_the_fork(launch: Launch) -> None:
 
 
 def test_the_script_needs_no_more_files_than_any(launch: Launch) -> None:
-    """What belongs to the fork parent or to others is closed: 0, 1, 2, the socket, its notes, and this listing's own."""
+    """What belongs to the fork server or to others is closed: 0, 1, 2, the socket, its notes, and this listing's own."""
     listener = Listener()
     launch(
         "import os; print(len(os.listdir('/proc/self/fd')))", virtual_workers=2, workers=2, observer=listener

@@ -103,7 +103,7 @@ def test_a_grant_says_what_was_bound_to_what() -> None:
     assert (grant.device_type, grant.device_count, grant.preempted) == ("gpu", 7, ())
 
 
-def test_a_tenant_gets_no_more_than_its_cells_and_is_told_how_many_are_missing() -> None:
+def test_a_tenant_gets_no_more_than_its_cells_and_learns_how_many_are_missing() -> None:
     cells = cluster("  a: {cells: {node: 2}}\n  b: {cells: {node: 1}}\n")
     ask(cells, "j1", "a", 1)
     assert ask(cells, "j2", "a", 4, 4, 4) == CellRefusal(
@@ -232,7 +232,7 @@ def test_the_lowest_priorities_go_first() -> None:
     assert isinstance(ask(cells, "w", "a", 1, priority=10), Grant)
 
 
-def test_pinned_cells_are_where_they_are_and_for_those_who_ask() -> None:
+def test_pinned_cells_stay_in_place_and_go_to_jobs_that_request_them() -> None:
     cells = cluster("  a:\n    cells: {gpu: 1}\n    pinned: {fast: {cell: socket, at: n2/2}}\n")
     assert places(ask(cells, "j1", "a", 1, pinned="fast")) == [("gpu@n2/2",)]
     assert places(ask(cells, "j2", "a", 1)) == [("gpu@n2/0",)]
@@ -253,7 +253,9 @@ def test_bad_hardware_is_avoided_while_possible_and_then_shown_to_the_tenant() -
     assert cells.shortfall() == [Shortfall("a", "node", 3, 1)]
     assert places(ask(cells, "j1", "a", 4, 4, 4)) == [("node@n1",), ("node@n2",), ("node@n3",)]
     refusal = ask(cells, "j2", "a", 4)
-    assert refusal == CellRefusal("j2", "a is 1 short of a node with 4 free devices", "node", 1)
+    assert refusal == CellRefusal(
+        "j2", "a is 1 short of a node with 4 free devices; 4 of its devices are bad", "node", 1
+    )
     assert places(ask(cells, "j3", "b", 16)) == [("rack@n4",)]
     cells.set_health("n0/1", True)
     cells.set_health("n0/2", True)
@@ -262,7 +264,7 @@ def test_bad_hardware_is_avoided_while_possible_and_then_shown_to_the_tenant() -
     assert places(ask(cells, "j4", "a", 1)) == [("gpu@n0/1",)]
     assert [use.bad_devices for use in cells.usage()] == [2, 0]
     assert ask(cells, "j5", "a", 2) == CellRefusal(
-        "j5", "a is 1 short of a socket with 2 free devices; 2 of its devices are bad", "socket", 1
+        "j5", "a is 1 short of a node with 2 free devices; 2 of its devices are bad", "node", 1
     )
     cells.set_health("n0", True)
     assert cells.shortfall() == []
@@ -344,8 +346,10 @@ def test_misuse_is_refused() -> None:
         cells.allocate(CellRequest(job="k", vc="a", pods=(PodGroup(1),), device_type="tpu"))
     with pytest.raises(UsageError, match="every group needs at least one pod and one device"):
         CellRequest(job="k", vc="a", pods=(PodGroup(0),))
-    with pytest.raises(UsageError, match="priority -2; it is 0 or more, or -1 for opportunistic"):
+    with pytest.raises(UsageError, match="priority -2; it is 0 to 1000, or -1 for opportunistic"):
         CellRequest(job="k", vc="a", pods=(PodGroup(1),), priority=-2)
+    with pytest.raises(UsageError, match="priority 1001; it is 0 to 1000, or -1 for opportunistic"):
+        CellRequest(job="k", vc="a", pods=(PodGroup(1),), priority=1001)
     with pytest.raises(UsageError, match="no machine or device 'n9'"):
         cells.set_health("n9", False)
     refusal = ask(cells, "k", "a", 1, level="room")
@@ -370,3 +374,55 @@ virtual_clusters:
     assert places(cells.allocate(only_small)) == [("small@s0",)]
     none = cells.allocate(CellRequest(job="j3", vc="b", pods=(PodGroup(1),), device_type="v100"))
     assert none == CellRefusal("j3", "b has no v100 cells")
+
+
+def test_a_single_device_goes_to_the_fullest_machine() -> None:
+    """Machines of eight: 4 on one, 5 on the other, 1 beside the 5; so another 4 still fit beside the first."""
+    text = """\
+cell_types:
+  node: {of: gpu, count: 8, node: true}
+physical_cluster:
+  - {cell: node, nodes: ["n[0-1]"]}
+virtual_clusters:
+"""
+    cells = CellCluster(spec("  a: {cells: {node: 2}}\n", text=text))
+    for job, devices in (("four", 4), ("five", 5), ("one", 1)):
+        ask(cells, job, "a", devices)
+    again = ask(cells, "again", "a", 4)
+    assert isinstance(again, Grant)
+    assert {device.partition("/")[0] for device in again.devices} == {"n0"}
+
+
+def test_hard_affinity_is_to_one_machine_and_to_a_smaller_cell_only_if_it_is_named() -> None:
+    """One device of each socket of the only machine is free."""
+    cells = cluster("  a: {cells: {node: 1}}\n")
+    for number in range(4):
+        ask(cells, f"j{number}", "a", 1)
+    (left, _), (right, _) = (
+        sorted(cells.jobs[job].devices[0] for job in pair) for pair in (("j0", "j1"), ("j2", "j3"))
+    )
+    for job in [job for job, held in cells.jobs.items() if held.devices[0] in (left, right)]:
+        cells.release(job)
+    assert ask(cells, "named", "a", 2, level="socket") == CellRefusal(
+        "named", "a is 1 short of a socket with 2 free devices", "socket", 1
+    )
+    grant = ask(cells, "pair", "a", 2)
+    assert isinstance(grant, Grant)
+    assert (set(grant.devices), grant.pods[0].level, grant.pods[0].wanted_level) == ({left, right}, 3, 2)
+
+
+def test_a_gang_goes_into_one_unused_cell_that_holds_all_of_it() -> None:
+    cells = cluster("  a: {cells: {node: 1, socket: 1}}\n")
+    grant = ask(cells, "gang", "a", 2, 2)
+    assert isinstance(grant, Grant)
+    assert [pod.virtual_cells for pod in grant.pods] == [("a/node[0]/socket[0]",), ("a/node[0]/socket[1]",)]
+
+
+def test_a_refusal_counts_bad_devices_of_cells_that_were_bound_for_the_attempt() -> None:
+    cells = cluster("  a: {cells: {node: 8}}\n")
+    for node in range(8):
+        cells.set_health(f"n{node}/0", False)
+    assert ask(cells, "j", "a", 4) == CellRefusal(
+        "j", "a is 1 short of a node with 4 free devices; 8 of its devices are bad", "node", 1
+    )
+    assert [use.bad_devices for use in cells.usage()] == [0]

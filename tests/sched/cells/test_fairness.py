@@ -38,7 +38,7 @@ names = st.sampled_from("abcdef")
     st.dictionaries(names, st.integers(0, 40)),
     st.dictionaries(names, st.sampled_from([0.5, 1, 2, 3, 0.1])),
 )
-def test_nobody_could_have_more_without_taking_from_one_who_has_less(
+def test_no_tenant_could_have_more_without_taking_from_one_that_has_less(
     capacity: int, demands: dict[str, int], weights: dict[str, float]
 ) -> None:
     shares = fair_shares(capacity, demands, weights)

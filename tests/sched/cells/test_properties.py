@@ -55,7 +55,7 @@ def test_every_legal_request_succeeds_and_the_invariant_holds(data: st.DataObjec
 
 @settings(max_examples=80, deadline=None)
 @given(st.data())
-def test_while_healthy_devices_suffice_bad_ones_change_nothing_else_the_shortfall_is_told(
+def test_while_healthy_devices_suffice_bad_ones_change_nothing_else_the_shortfall_is_reported(
     data: st.DataObject,
 ) -> None:
     cluster = CellCluster(data.draw(specs()))

@@ -247,7 +247,7 @@ def test_every_error_has_its_line_and_reason(old: str, new: str, expected: list[
     assert problems_of(GOOD.replace(old, new, 1)) == expected
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     text = (
         GOOD.replace("weight: 2", "weight: heavy")
         .replace("cell: rack", "cell: rock")

@@ -11,7 +11,7 @@ from gyrostat.core.plan import Preempt, Resize, Start
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.policies.tiresias import gittins_index
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.views import Histogram
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.job import TraceJob
@@ -28,14 +28,14 @@ def finish_times(fleet: str, policy: str, *jobs: TraceJob, costs: Costs | None =
 
 def test_tiresias_demotes_at_its_threshold_and_the_newcomer_goes_first() -> None:
     """Two devices, threshold 10. a falls to the second queue at 5 s (2 x 5); b, which came at 3, then takes its
-    devices until it has had 10 itself, at 10 s; after that the one that was started first goes first.
+    devices. At 10 s it falls as well, to a's queue, but goes on: running jobs of a queue are its first.
     """
     assert finish_times(
         "gpu:1x2",
         "tiresias:queues=10",
         TraceJob(request("a", 2, at=0.0), 8.0),
         TraceJob(request("b", 2, at=3.0), 6.0),
-    ) == {"a": 13.0, "b": 14.0}
+    ) == {"a": 14.0, "b": 11.0}
 
 
 def test_jobs_of_one_queue_do_not_preempt_each_other() -> None:
@@ -46,13 +46,9 @@ def test_jobs_of_one_queue_do_not_preempt_each_other() -> None:
 
 def test_tiresias_preempts_as_few_and_as_low_as_needed_where_the_place_is() -> None:
     cluster = LittleCluster("gpu:2x4", "tiresias:queues=10")
-    cluster.submit(
-        0.0,
-        *(request(f"s{k}", 1, at=0.0) for k in range(4)),
-        request("m", 2, at=0.0),
-        request("n", 2, at=0.0),
-    )
-    cluster.tick(20.0)  # all have fallen to the second queue
+    cluster.submit(0.0, *(request(f"s{k}", 1, at=0.0) for k in range(4)))
+    cluster.submit(6.0, request("m", 2, at=6.0), request("n", 2, at=6.0))
+    cluster.tick(20.0)  # all have fallen to the second queue, m and n at 11 s, after the others
     actions = cluster.submit(21.0, request("new", 4, at=21.0))
     assert [(type(action), action.job) for action in actions] == [
         (Preempt, "n"),
@@ -119,12 +115,12 @@ def test_gittins_prefers_whom_history_says_to_be_nearly_done() -> None:
     """Most jobs take 100 or 10,000. b has had 90 of them and so will probably end soon; a has had 10. After 2D-LAS
     both are in the first queue, where a, started first, would keep the only device.
     """
-    policy = find_policy("gittins:queues=1000,services=100/100/100/10000")
-    cluster = LittleCluster("gpu:1x1")
+    policy = "gittins:queues=1000,services=100/100/100/10000"
+    cluster = LittleCluster("gpu:1x1", policy)
     for number, (name, served) in enumerate({"a": 10.0, "b": 90.0}.items()):
         cluster.submit(float(number), request(name, 1, at=float(number)))
         cluster.scheduler_state.jobs[JobId(name)]._service = served
-    a, b = (policy.rank(cluster.scheduler_state.jobs[JobId(name)], 1.0)[0] for name in "ab")
+    a, b = (find_policy(policy).rank(cluster.scheduler_state.jobs[JobId(name)], 1.0)[0] for name in "ab")
     assert b < a
 
 
@@ -188,6 +184,7 @@ def test_a_guest_goes_when_its_host_loses_the_devices() -> None:
         ("fifo:backfill=perhaps", "backfill cannot be 'perhaps'"),
         ("tiresias:queues=10/5", "thresholds of queues must be positive and rise, got 10.0/5.0"),
         ("tiresias:promote=-1", "promote must be 0"),
+        ("tiresias:order=age", "order must be one of running, simulator, start, got 'age'"),
         ("gandiva:packed=2", "packed in 0 … 1"),
     ],
 )
@@ -201,5 +198,17 @@ def test_ranks_last_until_they_change() -> None:
     cluster = LittleCluster("gpu:1x2", "tiresias:queues=10")
     cluster.submit(0.0, request("a", 2), request("b", 2))
     running, waiting = (cluster.scheduler_state.jobs[JobId(name)] for name in "ab")
-    assert policy.rank(running, 1.0) == ((0, 0.0, 0.0), 5.0)
-    assert policy.rank(waiting, 1.0) == ((0, math.inf, 0.0), math.inf)
+    assert policy.rank(running, 1.0) == ((0, 0.0, 3), 5.0)
+    assert policy.rank(waiting, 1.0) == ((0, 1.0, 2), math.inf)
+
+
+def test_a_job_that_falls_keeps_its_devices_from_an_older_one_of_its_new_queue() -> None:
+    """Two devices, threshold 100. a falls at 50 s and loses its devices to c at 60 s. At 110 s c falls to a's queue and goes
+    on: jobs of one queue do not preempt each other. In the order of the public simulator, and by first start, a takes its
+    devices back.
+    """
+    jobs = (TraceJob(request("a", 2, at=0.0), 1_000.0), TraceJob(request("c", 2, at=60.0), 200.0))
+    assert finish_times("gpu:1x2", "tiresias:queues=100", *jobs) == {"a": 1_200.0, "c": 260.0}
+    for order in ("simulator", "start"):
+        times = finish_times("gpu:1x2", f"tiresias:queues=100,order={order}", *jobs)
+        assert times == {"a": 1_050.0, "c": 1_200.0}

@@ -45,7 +45,7 @@ def test_ties_go_to_the_larger_proposal() -> None:
     )
 
 
-def test_nobody_waits_while_somebody_has_devices_to_spare() -> None:
+def test_no_job_waits_while_another_could_release_devices() -> None:
     little = cluster("v100:1x4")
     little.submit(0.0, job("a", 4))
     shrink, start = little.submit(1.0, job("b", 4))
@@ -70,7 +70,7 @@ def test_mixing_types_where_the_model_may() -> None:
     assert little.counts() == {"a": {"v100": 1, "p100": 1}}
 
 
-def test_models_that_must_stay_on_one_type_do_and_so_does_everybody_in_homogeneous_mode() -> None:
+def test_models_that_must_stay_on_one_type_do_and_so_do_all_in_homogeneous_mode() -> None:
     little = cluster("v100:1x1,p100:1x1")
     little.submit(0.0, job("a", 5, mixes=False))
     assert little.counts() == {"a": {"v100": 1}}
@@ -111,7 +111,7 @@ def test_a_serving_load_takes_devices_and_gives_them_back() -> None:
     assert little.counts() == {"a": {"v100": 4}}
 
 
-def test_who_has_waited_past_the_time_out_comes_first() -> None:
+def test_a_job_that_has_waited_past_the_time_out_comes_first() -> None:
     little = cluster("v100:1x1", "easyscale:timeout=100,hold=0")
     little.submit(0.0, job("running", 1))
     little.submit(1.0, job("old", 1, at=1.0))

@@ -103,7 +103,7 @@ def test_a_waiting_job_starts_smaller_on_what_is_free() -> None:
     assert sizes(little) == {"fixed": 2, "a": 2}
 
 
-def test_expansion_goes_to_the_largest_gain_and_back_when_somebody_waits() -> None:
+def test_expansion_goes_to_the_largest_gain_and_back_when_a_job_waits() -> None:
     """One idle device: a on 1 gains S(2)/S(1) - 1 = 1/3, b on 2 only S(3)/S(2) - 1 = 1/8."""
     little = cluster("gpu:1x4")
     little.submit(0.0, elastic("a", 1, largest=4), elastic("b", 2, largest=4))

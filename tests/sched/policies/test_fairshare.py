@@ -122,7 +122,7 @@ def test_growth_beyond_the_guarantee_is_lent_and_taken_back() -> None:
     ),
     total=st.integers(0, 30),
 )
-def test_shares_respect_every_limit_and_leave_nothing_that_somebody_could_use(
+def test_shares_respect_every_limit_and_leave_nothing_that_a_job_could_use(
     claims: list[tuple[float, int, int]], total: int
 ) -> None:
     given_ = {JobId(str(k)): Claim(w, least, least + more) for k, (w, least, more) in enumerate(claims)}

@@ -138,7 +138,7 @@ def test_elastic_tiresias_on_the_first_jobs_of_philly(monkeypatch: pytest.Monkey
     assert float(after.rstrip(" s").replace(",", "")) < float(before.rstrip(" s").replace(",", ""))
 
 
-def test_unknown_names_and_missing_files_are_told(tmp_path: Path) -> None:
+def test_unknown_names_and_missing_files_are_errors(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no experiment 'nonsense'; there are elastic-tiresias"):
         registry.run("nonsense", ExperimentContext(data=tmp_path))
     with pytest.raises(UsageError, match="needs it; give its directory with --data"):

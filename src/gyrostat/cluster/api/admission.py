@@ -49,7 +49,7 @@ class Admission:
         limit = (OPERATORS if principal.operator else LIMITS)[kind]
         if self._in_progress[key] >= limit:
             raise ApiError(
-                TOO_MANY, f"{limit} {kind} of yours are in progress, and no more may be; try again later"
+                TOO_MANY, f"you have {limit} {kind} in progress, which is the limit; try again later"
             )
         counts = kind is RequestKind.ANY and not principal.operator
         if counts and self._tenants >= ALL_TENANTS:

@@ -1,8 +1,8 @@
-"""Connections of the API: who holds one without a request makes room for others, and has to be quick.
+"""Connections of the API: limits on idle ones, and time limits for requests and answers.
 
 A connection is idle while no request on it is in progress: before its first header is complete, and between requests. If
 there are too many connections, of one address or of all, the oldest idle one is closed: one that never had a request before
-one that had, then of the address that has most of them. So any number of silent connections keeps nobody out: a client that
+one that had, then of the address that has most of them. So any number of silent connections keeps no client out: a client that
 sends its request at once is not idle. A request has to be complete in time, and an answer has to be read in time.
 """
 

@@ -1,11 +1,10 @@
 """Manages a job's checkpoints: when one is due, what goes into it, which one to resume from.
 
-Every worker looks for the newest usable checkpoint by itself, then all agree on it; only the main worker writes. All decide
-alike at which boundary one is taken (`schedule.py`): the notice that the writer is free travels with the pass reports,
-as requests do. A written checkpoint is reported at the next boundary, and so is one that could not be written: training goes
-on. Where the job ends or stops, that is raised. One that the script has invalidated (`checkpoint/latecopy.py`) is requested
-again
-in the same way.
+Every worker looks for the newest usable checkpoint by itself, then all agree on it; only the main worker writes. All workers
+reach the same decision at which boundary one is taken (`schedule.py`): the notice that the writer is free is part of the
+pass reports, as requests are. A written checkpoint is reported at the next boundary, and so is one that could not be written:
+training goes on. If the job ends or stops there, an error is raised. A checkpoint that the script has invalidated
+(`checkpoint/latecopy.py`) is requested again in the same way.
 """
 
 from __future__ import annotations

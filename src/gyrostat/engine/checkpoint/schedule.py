@@ -2,7 +2,7 @@
 
 One is taken when it is requested, every `every` steps, and every `interval_s` seconds (`CheckpointTimer`). None is taken
 while one is being written: all requests of that time become one checkpoint at the first boundary where all workers know that
-the writer is free, so there is no queue. Every worker gives its `CheckpointSchedule` the same facts, so all decide alike.
+the writer is free, so there is no queue. Every worker gives its `CheckpointSchedule` the same facts, so all agree.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The time within which a newcomer arrives in its loop, once it holds the job's state: all others wait for it at the fence.
 
-Between the fence and its loop it runs only what the script does between loops that lie behind it. If that does not end, the job
-would stand still for ever. So a thread watches the time. When it is over, the newcomer reports where it is and where the donor
+Between the fence and its loop the newcomer runs only the code of the script between loops that are over. If that code does not
+end, the job would hang. So a thread watches the time. When it is over, the newcomer reports where it is and where the donor
 waits, and is killed: to the others it is a worker that died, and they go on without it.
 """
 

@@ -9,7 +9,7 @@ the fence, with the reason.
 
 `StateSender` is the donor's side: everything slow happens in its thread. The copy is made while micro-batches run, which change
 neither parameters nor optimizer state; `settle` waits for it before the script can. (A script that changes them earlier in its
-step spoils the copy, and the checksums differ.) `StateReceiver` is the newcomer's side.
+step invalidates the copy, and the checksums differ.) `StateReceiver` is the newcomer's side.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The job's coordinator names the next generation, and this worker connects to its members in a thread of its own while the script
 trains. When all are connected, the coordinator sets the fence. From then on every worker acknowledges it in its pass reports,
 and it holds from the first pass in which all do: the generation begins at the boundary that follows, or as many steps later as
-some worker needs to hand over data, and cannot be cancelled any more. All workers see the same acknowledgements, so all decide
-alike. With `--schedule` the boundary is known from the start, and all wait there instead.
+some worker needs to hand over data, and cannot be cancelled any more. All workers see the same acknowledgements, so all make
+the same decision. With `--schedule` the boundary is known from the start, and all wait there instead.
 
 Newcomers wait in the first loop of their script, with everything built. One of the old members, the donor, sends them its state
 (`catch_up.py`), and they report that they are prepared when they have caught up.
@@ -144,8 +144,9 @@ class Membership:
     def _connect_to_members(self, plan: NextGeneration) -> None:
         try:
             prepared = self._connect(plan)
-        except PeerLost:
-            return  # a member is gone: the coordinator knows, and cancels
+        except PeerLost as lost:  # a member is gone, or the rendezvous: the coordinator cancels the change
+            self._report_lost(plan.generation, str(lost))
+            return
         with self._changed:
             change = self._change
             wanted = change is not None and change.plan is plan

@@ -39,7 +39,7 @@ _REFUSED = {
     "bucket_cap_mb_list": "give one bucket_cap_mb",
     "delay_all_reduce_named_params": "every gradient is reduced by gyrostat",
     "param_to_hook_all_reduce": "every gradient is reduced by gyrostat",
-    "init_sync": "workers build their objects alike",
+    "init_sync": "all workers build the same objects",
     "check_reduction": "DDP does not use it any more",
     "dim": "DDP does not use it on one device",
 }

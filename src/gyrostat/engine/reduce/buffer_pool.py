@@ -27,7 +27,7 @@ class BufferPool:
     ) -> None:
         """`home`: where the sets are. `shared`: peers read them. `totals`: how many sets are for sums."""
         self.layout, self.home, self.shared = layout, home, shared
-        # All sets take the strides of this moment: sums are made on flat memory, where elements must lie alike.
+        # All sets take the strides of this moment: sums are made on flat memory, where elements must have the same layout.
         self.shapes = [shape_of(parameter) for parameter in parameters]
         self.bucket_of = {number: bucket for bucket, numbers in enumerate(layout) for number in numbers}
         self._pinned = parameters[0].is_cuda and home.type == "cpu"

@@ -7,7 +7,7 @@
    tree, and sends the result to all others (`tree_exchange.py`). On one machine nothing is sent (`shared_sum.py`).
 
 Sums are folded where the gradients are. Those of a GPU are folded in pinned host memory if the device has no room, or if they
-are sent through host memory anyway. That decides no bits: an addition rounds alike in both.
+are sent through host memory anyway. That decides no bits: an addition rounds in the same way in both.
 
 A worker with K subtrees sends (K + 1)(1 - 1/P) times the gradients; an all-reduce sends 2(1 - 1/P) times them. The layout
 decides no bits: buckets only serve to overlap the reduction with backward.

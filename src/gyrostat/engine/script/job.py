@@ -189,7 +189,7 @@ class Job:
         self._loops.log(metrics)
 
     def save(self) -> None:
-        """Checkpoint at the next boundary. Call it on all workers alike."""
+        """Checkpoint at the next boundary. Call it on all workers."""
         self._loops.save()
 
     def __repr__(self) -> str:

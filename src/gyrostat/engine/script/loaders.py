@@ -1,4 +1,4 @@
-"""The loaders of a script: numbered in the order in which it makes them, alike on all workers."""
+"""The loaders of a script: numbered in the order in which it makes them, which is the same on all workers."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class Loops:
         there = (self._target.epochs_call, self._target.epoch)
         if here > there or (here == there and self.progress.steps_call > self._target.steps_call):
             raise Misuse(
-                f"the script came past the place where its checkpoint was taken ({self._target}) without reaching it: "
+                f"the script passed the place where its checkpoint was taken ({self._target}) without reaching it: "
                 "its loops are not those of the script that wrote the checkpoint"
             )
         if here < there or self.progress.steps_call < self._target.steps_call or self._finished_target:

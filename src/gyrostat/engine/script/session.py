@@ -18,6 +18,7 @@ from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.core.job import Assignment, CheckpointPolicy, ServerAccess, TrainingOptions
 from gyrostat.core.phase import AgentPresence
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.data.rng import seed_all
 from gyrostat.engine.numerics import determinism
 from gyrostat.engine.reconfigure.membership import Membership
@@ -89,7 +90,7 @@ def init(
     checkpoint_dir: str | os.PathLike[str] | None = None,
     checkpoint_every: int | None = None,
 ) -> Job:
-    """Join this process's job and seed torch, NumPy and `random` with `seed`, on all workers alike.
+    """Join this process's job and seed torch, NumPy and `random` with `seed`, the same on all workers.
 
     `virtual_workers` fixes N in the script; if the command line says otherwise, that is an error. `checkpoint_dir` and
     `checkpoint_every` are for a plain `python train.py`; under `gyrostat run` its options say where checkpoints go.
@@ -113,11 +114,11 @@ def init(
         elastic=not alone,
     )
     logger.info(
-        "%s, %d virtual workers on %d workers",
-        "newcomer" if assignment.joins else f"worker {assignment.worker}",
-        assignment.placement.virtual_workers,
-        assignment.placement.workers,
-        extra={"generation": assignment.generation},
+        "%s joins a job of %s on %s",
+        "a newcomer" if assignment.joins else f"worker {assignment.worker}",
+        plural(assignment.placement.virtual_workers, "virtual worker"),
+        plural(assignment.placement.workers, "worker"),
+        extra={} if assignment.joins else {"generation": assignment.generation},
     )
     if alone:
         atexit.register(_finish_alone)

@@ -61,7 +61,7 @@ class StepReporter:
         self._main_lost |= main_lost
 
     def watch_main(self) -> None:
-        """From now on `main_lost` tells whether the main worker dies."""
+        """From now on `main_lost` returns whether the main worker dies."""
         self._main_lost = False
 
     @property

@@ -331,7 +331,7 @@ class TrainingLoop:
         elif self._just_joined and parts.loops.resuming:
             raise Misuse(
                 f"job.evaluate at a place where the other workers have not called it (before {parts.loops.target}); call it on "
-                "all workers alike"
+                "all workers"
             )
         else:  # a newcomer that has not joined is alone: before its first loop it has the state that all began with
             results = parts.evaluator.run(loader, fn, parts.tracked.modules, self.progress, self._evaluations)

@@ -39,7 +39,7 @@ def difference(checksums: list[dict[str, int]], progress: Progress) -> str:
             if other[name] != value:
                 return (
                     f"workers 0 and {worker} do not hold the same state at {progress}: {name} differs. Every worker must "
-                    "build its objects and make its updates alike; look for random numbers drawn before gyrostat.init, "
+                    "build the same objects and make the same updates; look for random numbers drawn before gyrostat.init, "
                     "for a loss of one virtual worker used outside the inner loop, or for code under job.is_main"
                 )
     return f"workers do not hold the same state at {progress}"

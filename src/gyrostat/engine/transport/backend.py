@@ -28,7 +28,7 @@ def choose_order(
             "of its DDP; use a torch that docs/explanation/reduction.md names, or --reduction tree, which does not need it"
         )
     if wanted is not None:
-        return wanted, "asked for"
+        return wanted, "requested"
     if device == "cuda" and nccl:
         return ReductionOrder.TREE, "the default on GPUs with NCCL"
     if not gloo_known:

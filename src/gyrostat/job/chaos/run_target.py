@@ -21,6 +21,7 @@ from gyrostat.job.chaos.record import JobTotals
 from gyrostat.job.chaos.target import Ended, ManagedProcess, RoundSettings
 from gyrostat.job.control.client import JobClient
 from gyrostat.job.control.requests import RequestResult
+from gyrostat.job.nodes.leader_term import STORE_LOST
 from gyrostat.job.processes.fork_server import STORE_NAME
 
 _LEASE_S = 2.0
@@ -41,6 +42,7 @@ class EtcdProcess:
         binary = shutil.which("etcd")
         assert binary is not None  # `check_etcd`
         self._data, self._processes = directory / "etcd", processes
+        self.lost_data = False
         self._port, peer_port = _free_ports(2)
         client, peer = self.url("http"), f"http://127.0.0.1:{peer_port}"
         command = [
@@ -67,6 +69,7 @@ class EtcdProcess:
         if not self._process.kill(fault.seconds):
             return None
         if fault.kind is FaultKind.ETCD_DATA:
+            self.lost_data = True
             shutil.rmtree(self._data, ignore_errors=True)
         return f"etcd for {fault.seconds:.2f} s"
 
@@ -126,8 +129,19 @@ class RunTarget:
     def supervise(self) -> list[Ended]:
         if self._etcd is not None:
             self._etcd.supervise()
-        found = [ended for node in self._nodes for ended in node.supervise()]
-        return [replace(ended, totals=self._totals()) for ended in found] if self._settings.servers else found
+        ends = []
+        for node in self._nodes:
+            for ended in node.supervise():
+                if self._asks_to_start_again(ended):
+                    node.start_again()
+                else:
+                    ends.append(replace(ended, totals=self._totals()) if self._settings.servers else ended)
+        return ends
+
+    def _asks_to_start_again(self, ended: Ended) -> bool:
+        """Without the data of etcd nobody may lead: agents end with an error, and the same command continues the job."""
+        lost_data = self._etcd is not None and self._etcd.lost_data
+        return lost_data and ended.code == 1 and STORE_LOST in "".join(ended.last_lines[-1:])
 
     def _totals(self) -> JobTotals | None:
         """Of a job with servers: its report. None: it has not ended well."""
@@ -144,7 +158,7 @@ class RunTarget:
 
     @property
     def over(self) -> bool:
-        return all(node.ended for node in self._nodes)
+        return all(node.reported for node in self._nodes)
 
     def fork_servers(self) -> list[int]:
         return self._processes.fork_servers()

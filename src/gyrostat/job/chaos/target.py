@@ -106,7 +106,8 @@ class ManagedProcess:
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name, self._command, self._log, self._environment = name, command, log, environment
-        self._reported = False
+        self.reported = False
+        """Its end by itself has been returned by `supervise`."""
         self.start()
 
     def start(self) -> None:
@@ -145,10 +146,15 @@ class ManagedProcess:
         if self.restart_at is not None:
             if time.monotonic() >= self.restart_at:
                 self.start()
-        elif not self._reported and (code := self.process.poll()) is not None:
-            self._reported = True
+        elif not self.reported and (code := self.process.poll()) is not None:
+            self.reported = True
             return [Ended(name=self.name, code=code, last_lines=self.last_lines())]
         return []
+
+    def start_again(self) -> None:
+        """As its user does after it has ended and asked for it."""
+        self.reported = False
+        self.start()
 
     def last_lines(self) -> list[str]:
         return self._log.read_text(errors="replace").splitlines()[-_LAST_LINES:]

@@ -59,16 +59,18 @@ def differences(recorded: RecordedRun, undisturbed: RecordedRun) -> list[str]:
         )
     missing = sorted(undisturbed.steps.keys() - recorded.steps.keys()) if recorded.digests else []
     if missing:
-        found.append(f"{len(missing)} steps are missing; the first is step {missing[0]}")
+        found.append(f"missing steps: {len(missing)}; the first is step {missing[0]}")
     if extra:
-        found.append(f"{len(extra)} steps are not in the undisturbed run; the first is step {extra[0]}")
+        found.append(
+            f"steps that the undisturbed run did not make: {len(extra)}; the first is step {extra[0]}"
+        )
     common = sorted(recorded.steps.keys() & undisturbed.steps.keys())
     wrong = [step for step in common if recorded.steps[step] != undisturbed.steps[step]]
     if wrong:
         first = wrong[0]
         found.append(
-            f"{len(wrong)} steps differ; the first is step {first}: loss and samples {recorded.steps[first]}, undisturbed "
-            f"{undisturbed.steps[first]}"
+            f"steps that differ: {len(wrong)}; the first is step {first}: loss and samples {recorded.steps[first]}, "
+            f"undisturbed {undisturbed.steps[first]}"
         )
     return found
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from gyrostat.core.evidence import NO_EVIDENCE, Evidence
 from gyrostat.core.phase import ReconfigurationPhase
+from gyrostat.core.plural import plural
 from gyrostat.job.control.attempt import Attempt
 from gyrostat.job.control.executor import LeaderRecord, RecordRefused, WorkerExecutor
 from gyrostat.job.control.instructions import (
@@ -105,6 +106,10 @@ class ActionQueue:
                     self._replies.note(profile.request, ProfileTable(rows))
                 case ReconfigurationDone() | ReconfigurationRefused():
                     self._replies.note(action.change.request, self._result(action))
+            if isinstance(action, ReconfigurationDone) and (attempt := self._attempt()) is not None:
+                attempt.tracker.joined(
+                    action.joined
+                )  # a fact: from now on the exit of one of them is a member's
         self._log_change()
         self._queue += actions
         self.flush()
@@ -191,8 +196,6 @@ class ActionQueue:
         self.carry_out(attempt.coordinator.newcomer_gone(member, how, now))
 
     def _reconfigured(self, done: ReconfigurationDone) -> None:
-        if (attempt := self._attempt()) is not None:
-            attempt.tracker.joined(done.joined)
         if done.joined or done.before != done.after or done.change.counts is not None:
             self._tally.resized(done, time.monotonic())
             self._observer.resized(done)
@@ -222,7 +225,7 @@ class ActionQueue:
             )
         if (violation := self._violation()) is not None:
             return RequestResult(False, violation, result.step, result.after)
-        text = f"{result.after} workers since step {result.step}"
+        text = f"{plural(result.after, 'worker')} since step {result.step}"
         return RequestResult(
             True, text, result.step, result.after, result.paused * 1e3, result.prepared * 1e3
         )

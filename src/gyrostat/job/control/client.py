@@ -124,7 +124,10 @@ class JobClient:
         return self._change(Occupy(request or secrets.token_hex(8), slots))
 
     def status(self) -> Status:
+        """Raises `RequestFailed` if the job has no leader that could answer."""
         reply = self._ask(AskStatus())
+        if isinstance(reply, RequestResult):
+            check(reply)
         assert isinstance(reply, Status)
         return reply
 
@@ -152,6 +155,8 @@ class JobClient:
     def pull_shard(self, request: PullShard) -> Pulled:
         """Report trained samples, and get the next shard."""
         reply = self._ask(request)
+        if isinstance(reply, RequestResult):
+            check(reply)
         assert isinstance(reply, Pulled)
         return reply
 

@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 
 from gyrostat.core.phase import ReconfigurationPhase
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import numbered, plural
 from gyrostat.job.control.coordinator_record import CoordinatorOptions, CoordinatorRecord
 from gyrostat.job.control.generations import Generations
 from gyrostat.job.control.instructions import (
@@ -32,7 +33,7 @@ from gyrostat.job.control.instructions import (
     TellMember,
     refused_profile,
 )
-from gyrostat.job.control.profiling import ProfileRequest, Profiling
+from gyrostat.job.control.profiling import ProfileRequest, Profiling, SpeedBySize
 from gyrostat.job.control.recovery import RecoveryState
 from gyrostat.job.control.schedule import Schedule
 from gyrostat.job.control.straggler_response import StragglerResponse
@@ -63,6 +64,7 @@ class Coordinator:
         """What must be equal on all workers."""
         self._tried: tuple[Reconfiguration | None, int] = (None, 0)
         self._profiling: Profiling | None = None
+        self._speeds = SpeedBySize()
         self._stragglers = StragglerResponse(self._options.pace)
         self._recovery = RecoveryState()
 
@@ -102,6 +104,7 @@ class Coordinator:
         noticed: list[Instruction] = [*self._stragglers.observe(steps, generations)]
         if generations.phase is not _Phase.STEADY:
             return noticed
+        self._speeds.stepped(len(self.members), steps)
         if self._profiling is not None:
             return [*noticed, *(self._measure(self._profiling, now) if self._profiling.add(steps) else ())]
         if self._schedule.postponed is not None and (begun := self._next(now)):
@@ -124,7 +127,7 @@ class Coordinator:
 
     def end(self) -> list[Instruction]:
         """The job has ended: new workers are not needed."""
-        self._schedule, self.training = Schedule(), False
+        self._schedule, self.training, self._recovery.deadline = Schedule(), False, None
         if self.generations.begun is not None:
             return [*self._put_in_force(), *self._abandon_profile("the job ended")]
         change, newcomers = self.generations.change, self.generations.newcomers
@@ -149,7 +152,7 @@ class Coordinator:
             return "busy: a worker was lost, and the others are about to go on; retry"
         if phase is not _Phase.STEADY:
             assert change is not None
-            return f"busy with another change (to {change.workers} workers, {phase}); retry"
+            return f"busy with another change (to {plural(change.workers, 'worker')}, {phase}); retry"
         return None
 
     def request_change(self, change: Reconfiguration, now: float) -> list[Instruction]:
@@ -248,10 +251,16 @@ class Coordinator:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do."""
-        retry = self._schedule.deadline() if self.generations.phase is _Phase.STEADY else None
-        return min((at for at in (self._recovery.deadline, retry) if at is not None), default=None)
+        if not self.training:
+            return None
+        steady, broken = self.generations.phase is _Phase.STEADY, self._recovery.broken
+        retry = self._schedule.deadline() if steady and not self.leaving else None
+        deadlines = (self._recovery.deadline, retry, broken and broken[1])
+        return min((at for at in deadlines if at is not None), default=None)
 
     def tick(self, now: float) -> list[Instruction]:
+        if self._recovery.take_broken(self.generations, now):
+            return self._fail("workers could not connect to each other", now, retryable=True)
         if self._recovery.deadline is not None and now >= self._recovery.deadline:
             return self.begin_recovery((), "connections among workers broke", now) or []
         return self._next(now) if self._schedule.postponed is not None else []
@@ -280,11 +289,9 @@ class Coordinator:
     @property
     def target_workers(self) -> int:
         """The number of workers that the job should have: its members, and replacements of those that it has lost."""
-        to_come = (
-            [] if self._profiling is not None else [self.generations.change, *self._schedule.changes[:1]]
-        )
-        replacing = [change.workers for change in to_come if change is not None and change.is_replacement]
-        return max([len(self.members) + self._recovery.missed, *replacing])
+        to_come = [self.generations.change, self._schedule.postponed, *self._schedule.changes[:1]]
+        own = [each.workers for each in to_come if each is not None and (each.is_replacement or each.retries)]
+        return max(len(self.members) + self._recovery.missed, *([] if self.profiling else own), 0)
 
     # The record for the next leader.
 
@@ -365,8 +372,7 @@ class Coordinator:
         staying = [member for member in self.members if member not in self.leaving]
         if not staying:
             return [TellMember(self.members[0], Terminate())]
-        who = ", ".join(map(str, self.leaving))
-        reason = f"worker{'s' * (len(self.leaving) > 1)} {who} asked to leave by SIGTERM"
+        reason = f"{numbered('worker', self.leaving)} asked to leave by SIGTERM"
         return self._begin(Reconfiguration(workers=len(staying), reason=reason, without=self.leaving), now)
 
     def _begin(self, change: Reconfiguration, now: float) -> list[Instruction]:
@@ -401,7 +407,7 @@ class Coordinator:
                 *instructions,
                 GiveUp(f"{reason}; workers wait until there are {change.workers} ({change.reason})"),
             ]
-        if not final and (waited_for or change.retries):
+        if not final and (waited_for or change.retries or change.is_replacement):
             self._schedule.postpone(change, now)
             reason = f"{reason}; it is tried again later, and training goes on meanwhile"
         refused = ReconfigurationRefused(change, reason, retryable)
@@ -430,12 +436,12 @@ class Coordinator:
             profiling.begin(self.generations.step)
             return []
         self._profiling = None
-        return [ProfileDone(profiling.request, profiling.table()), *self._next(now)]
+        return [ProfileDone(profiling.request, profiling.table(self._speeds)), *self._next(now)]
 
     def _abandon_profile(self, reason: str) -> list[Instruction]:
         profiling, self._profiling = self._profiling, None
         if profiling is None:
             return []
         size = len(self.members)
-        where = f"the job runs on {size} workers and had {profiling.original_size}"
+        where = f"the job runs on {plural(size, 'worker')} and had {profiling.original_size}"
         return [refused_profile(profiling.request, size, f"the profile was broken off: {reason}; {where}")]

@@ -34,9 +34,7 @@ class FailurePolicy:
     def __post_init__(self) -> None:
         if not 0 <= self.heartbeat_timeout_s < math.inf:
             raise UsageError(
-                f"a silent worker is given up after some seconds, or never (0); got {self.heartbeat_timeout_s}"
+                f"--heartbeat-timeout must be 0 (never) or more seconds, got {self.heartbeat_timeout_s:g}"
             )
         if not 0 <= self.grace_s < math.inf:
-            raise UsageError(
-                f"the grace of a worker that is to leave is 0 seconds or more, got {self.grace_s}"
-            )
+            raise UsageError(f"--grace must be 0 or more seconds, got {self.grace_s:g}")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from gyrostat.core.plural import plural
 from gyrostat.job.control.profiling import ProfileRequest, SizeMeasured
 from gyrostat.job.diagnostics.stragglers import Straggler
 
@@ -28,18 +29,18 @@ class Reconfiguration:
     counts: tuple[int, ...] | None = None
     """Virtual workers per worker; None: as even as possible."""
     retries: bool = False
-    """A scheduled change that was given up at its step, tried again later."""
+    """A scheduled change that was given up at its step, or a replacement that was given up: tried again later."""
 
     def impossible(self, members: Sequence[int], virtual_workers: int, devices: int | None) -> str | None:
         """Why a job with these members, and this number of devices if a scheduler assigns them, cannot have it, if so."""
         most = virtual_workers if devices is None else min(virtual_workers, devices)
         if not 1 <= self.workers <= most:
             shared = (
-                f"{virtual_workers} virtual workers"
+                f"{plural(virtual_workers, 'virtual worker')}"
                 if most == virtual_workers
                 else f"the job's {most} devices"
             )
-            return f"{self.workers} workers cannot share {shared}; ask for 1 to {most}"
+            return f"{plural(self.workers, 'worker')} cannot share {shared}; ask for 1 to {most}"
         if unknown := [member for member in self.without if member not in members]:
             return f"no such worker: {_shown(unknown)}; there are {_shown(members)}"
         return None

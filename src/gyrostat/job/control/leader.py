@@ -23,6 +23,7 @@ from functools import partial
 
 from gyrostat.core.evidence import Evidence
 from gyrostat.core.phase import JOB_TRANSITIONS, JobPhase, transition
+from gyrostat.core.plural import plural
 from gyrostat.job.control.actions import ActionQueue, KeepRecord, LaunchWorker, ReplyTo
 from gyrostat.job.control.attempt import Attempt
 from gyrostat.job.control.executor import LeaderRecord, WorkerExecutor, ZeroScaleRequest
@@ -194,13 +195,15 @@ class Leader:
         """True if the others recover, and the message needs no further attention."""
         tracker = attempt.tracker
         lost_peer = message.kind is FailureKind.PEER_LOST
+        if (
+            member in attempt.coordinator.generations.newcomers
+        ):  # it may be a member now, for others have begun with it
+            reason = message.summary if lost_peer else f"raised {message.summary}"
+            self._actions.carry_out(attempt.coordinator.newcomer_gone(member, reason, now))
         recoverable = lost_peer and tracker.recoverable_death(member, 0, None) is not None
         if recoverable and self._recover(attempt, member, 0, message.summary):
             return True
-        if member in attempt.coordinator.generations.newcomers:
-            reason = message.summary if lost_peer else f"raised {message.summary}"
-            self._actions.carry_out(attempt.coordinator.newcomer_gone(member, reason, now))
-        elif member in tracker.members:  # otherwise it was given up, and reports that it lost us
+        if member in tracker.members:  # otherwise it was given up, and reports that it lost us
             tracker.failed(member, message, now)
         return False
 
@@ -309,11 +312,14 @@ class Leader:
 
     def deadline(self) -> float | None:
         """When `tick` has something to do by itself."""
+        if self.phase is JobPhase.ENDED:
+            return None
         deadlines = [*self._liveness.deadlines(), self._restart.at if self._restart is not None else None]
         if self._actions:
             deadlines.append(time.monotonic() + _RETRY_S)
         if self.attempt is not None:
-            deadlines += [self.attempt.tracker.deadline(), self.attempt.coordinator.deadline()]
+            ends, coordinator = self.attempt.tracker.ends, self.attempt.coordinator
+            deadlines += [self.attempt.tracker.deadline(), None if ends else coordinator.deadline()]
         return min((deadline for deadline in deadlines if deadline is not None), default=None)
 
     def _check_liveness(self, attempt: Attempt, now: float) -> None:
@@ -358,7 +364,8 @@ class Leader:
         if resumes:
             request, since = self._suspension.take()
             self._tally.resumed(message.step, now, now - since)
-            text, took_ms = f"{request.workers} workers since step {message.step}", (now - since) * 1e3
+            took_ms = (now - since) * 1e3
+            text = f"{plural(request.workers, 'worker')} since step {message.step}"
             answer = RequestResult(True, text, message.step, request.workers, took_ms, took_ms)
             self._actions.carry_out([ReplyTo(request.request, answer)])
 
@@ -373,7 +380,7 @@ class Leader:
         outcome = self._tally.outcome(
             now=now,
             exit_codes=tracker.codes,
-            failure=tracker.failure() or (None if cut else tracker.orphaned()),
+            failure=tracker.failure() or (None if cut else tracker.without_result()),
             cut=cut,
             stopped=tracker.stopped,
             stopped_by=tracker.stopped_by,
@@ -383,7 +390,7 @@ class Leader:
         suspends = self.phase is JobPhase.SUSPENDING and outcome.digest is None
         if suspends and (failure is None or died):
             self._suspended(now)
-        elif died and (wait := self._restart_delay(outcome.stopped_by)) is not None:
+        elif died and outcome.stopped_by is None and (wait := self._restarts.died(self._step)) is not None:
             self._enter(JobPhase.RESTARTING)
             logger.info("restart in %g s: %s", wait, died, extra=self._fields())
             self._tally.died(died, now)
@@ -394,10 +401,6 @@ class Leader:
             self.tick()
         else:
             self._end(outcome)
-
-    def _restart_delay(self, stopped_by: int | None) -> float | None:
-        """Seconds until the next attempt, from the start if there is no checkpoint; None: it is not restarted."""
-        return None if stopped_by is not None else self._restarts.died(self._step)
 
     def _end(self, outcome: Outcome) -> None:
         self._enter(JobPhase.ENDED)

@@ -34,11 +34,9 @@ class Liveness:
 
     def check(self, attempt: Attempt, now: float) -> tuple[tuple[int, ...], list[int]]:
         """The workers to ping now, and those that have not answered in time."""
-        if not attempt.coordinator.training or attempt.tracker.ends:
-            return (), []
         expected = attempt.coordinator.generations.expected
-        if len(expected) == 1:
-            return (), []  # nobody waits for a lone worker
+        if not attempt.coordinator.training or attempt.tracker.ends or len(expected) == 1:
+            expected = ()  # nobody waits for a worker that starts, ends, or is alone
         # How long an agent may be away is not for the heartbeat to decide.
         expected = tuple(
             member for member in expected if self._executor.reaches(WorkerId(attempt.number, member))
@@ -57,6 +55,7 @@ class Liveness:
 
     def rest(self) -> None:
         """All workers have ended."""
+        self._heartbeats.pause()
         if self._watchdog is not None:
             self._watchdog.pause()
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from gyrostat.core.errors import Diverged, ScriptFailed
 from gyrostat.core.events import Event, EventKind
 from gyrostat.core.job import ReductionChoice
+from gyrostat.core.plural import plural
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationDone, SurvivorsGoOn
 from gyrostat.job.control.worker_tracker import JobFailure
 from gyrostat.job.diagnostics.stragglers import Straggler
@@ -70,7 +71,7 @@ class Outcome:
     steps: int
     """Steps of the job that are complete, earlier runs included."""
     samples: int
-    """Samples of all virtual workers in this run."""
+    """Samples of all virtual workers in this run, from step `reported_from` on."""
     seconds: float
     """From the start of training to its last step."""
     total_seconds: float
@@ -113,9 +114,15 @@ class Outcome:
 
     @property
     def ok(self) -> bool:
-        """There is a result: the script has ended, or was cut at the step that the request had named."""
-        ended = self.stopped_by is None and (self.cut or not self.stopped)
+        """There is a result: the script has ended, with a digest if it trained, or was cut at the step that the request had
+        named."""
+        ended = self.stopped_by is None and (self.cut or not (self.stopped or self.trained))
         return self.failure is None and self.diverged is None and (ended or self.digest is not None)
+
+    @property
+    def trained(self) -> bool:
+        """A worker has begun to train: its script has called gyrostat.init, and reached a loop of the job."""
+        return self.steps > self.first_step or self.digest is not None
 
     @property
     def throughput(self) -> float:
@@ -140,7 +147,7 @@ class Outcome:
         if self.diverged is not None:
             raise Diverged(self.diverged)
         if not self.ok:
-            by = f"by signal {self.stopped_by}" if self.stopped_by is not None else "by nobody's request"
+            by = f"by signal {self.stopped_by}" if self.stopped_by is not None else "without a request"
             raise ScriptFailed(f"the run was stopped {by} after step {self.steps}")
         return self
 
@@ -156,7 +163,6 @@ class Tally:
     """Another leader has led this run before."""
     started: Started | None = None
     steps: list[StepReport] = field(default_factory=list)
-    samples: int = 0
     logs: list[LogRecord] = field(default_factory=list)
     probes: list[ProbeRecord] = field(default_factory=list)
     checkpoints: list[CheckpointRecord] = field(default_factory=list)
@@ -212,10 +218,9 @@ class Tally:
                 self.finished[worker] = message
 
     def _add_steps(self, steps: Sequence[StepReport]) -> None:
-        known = {step.step for step in self.steps[-_REPEATED:]} if self._repeats else ()
-        new = [step for step in steps if step.step not in known]
-        self.steps += new
-        self.samples += sum(step.samples for step in new)
+        repeats = self._repeats or self.taken_over
+        known = {step.step for step in self.steps[-_REPEATED:]} if repeats else ()
+        self.steps += [step for step in steps if step.step not in known]
 
     def may_repeat(self) -> None:
         """A worker was lost: the one that reports for the job from now on may repeat some reports."""
@@ -300,7 +305,6 @@ class Tally:
         (failure, since), self._restarting = self._restarting, None
         again = [step for step in self.steps if step.step > message.step]
         self.steps = [step for step in self.steps if step.step <= message.step]
-        self.samples -= sum(step.samples for step in again)
         self.logs = [log for log in self.logs if log.step <= message.step]
         self.probes = [probe for probe in self.probes if probe.step <= message.step]
         self.events.append(
@@ -319,7 +323,10 @@ class Tally:
     def refused(self, change: Reconfiguration, reason: str, now: float) -> None:
         """A requested change could not be made."""
         self._note(
-            EventKind.RESIZE, now, f"not to {change.workers} workers: {reason}", to_workers=self.workers
+            EventKind.RESIZE,
+            now,
+            f"not resized to {plural(change.workers, 'worker')}: {reason}",
+            to_workers=self.workers,
         )
 
     def outcome(
@@ -350,7 +357,7 @@ class Tally:
             first_step=first_step,
             reported_from=reported_from,
             steps=self.step,
-            samples=self.samples,
+            samples=sum(step.samples for step in self.steps),
             seconds=self.steps[-1].at - began if self.steps else 0.0,
             total_seconds=now - self.asked_at,
             losses=tuple(step.loss for step in self.steps),

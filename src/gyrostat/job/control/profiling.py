@@ -12,10 +12,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+from gyrostat.core.plural import plural
 from gyrostat.job.processes.protocol import StepReport
 
 SETTLING = 2
 """Steps that are skipped after a change: caches are cold."""
+WINDOW = 20
+"""Steps of a measurement outside of profiles."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,8 +34,10 @@ class SizeMeasured:
     """Samples per second."""
     busy: float
     """The share of the time in which a worker ran its virtual workers, on average; the rest is waiting and communication."""
-    efficiency: float = 1.0
-    """Throughput per worker, relative to the best size of this profile."""
+    efficiency: float | None = None
+    """Throughput per worker, relative to the size at which that was highest while the job ran: t(p)/p over t(p*)/p* (EDL §3.1).
+    None: it has run on one size only.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +60,7 @@ class ProfileRequest:
         profiled so; None: it can."""
         smallest, largest = self.ends(workers)
         if devices is not None and largest > devices:
-            return f"the job has {devices} devices and cannot be measured on {largest}"
+            return f"the job has {plural(devices, 'device')} and cannot be measured on {largest}"
         if not 1 <= smallest <= largest <= virtual_workers:
             return (
                 f"there is no size from {smallest} to {largest} to measure; sizes are 1 to {virtual_workers}, the number of "
@@ -102,11 +107,38 @@ class Profiling:
         self.rows.append(measured(self.sizes.pop(0), [self._seen[step] for step in sorted(self._seen)]))
         return True
 
-    def table(self) -> tuple[SizeMeasured, ...]:
-        """The profile, from the smallest size to the largest."""
-        best = max(row.throughput / row.workers for row in self.rows)
+    def table(self, speeds: SpeedBySize) -> tuple[SizeMeasured, ...]:
+        """The profile, from the smallest size to the largest. `speeds`: what was measured before; this is added."""
+        for row in self.rows:
+            speeds.add(row)
         rows = sorted(self.rows, key=lambda row: row.workers)
-        return tuple(replace(row, efficiency=row.throughput / row.workers / best) for row in rows)
+        return tuple(replace(row, efficiency=speeds.efficiency(row)) for row in rows)
+
+
+class SpeedBySize:
+    """The throughput per worker on every size on which the job has run: of profiles, and of its steps in between."""
+
+    def __init__(self) -> None:
+        self._best: dict[int, float] = {}
+        self._size = 0
+        self._steps: list[StepReport] = []
+
+    def stepped(self, workers: int, steps: Sequence[StepReport]) -> None:
+        """Steps are complete, on this number of workers and no change under way."""
+        if workers != self._size:
+            self._size, self._steps = workers, []
+        self._steps += steps
+        if len(self._steps) > SETTLING + WINDOW:
+            self.add(measured(workers, self._steps[SETTLING:]))
+            self._steps = []
+
+    def add(self, row: SizeMeasured) -> None:
+        self._best[row.workers] = max(self._best.get(row.workers, 0.0), row.throughput / row.workers)
+
+    def efficiency(self, row: SizeMeasured) -> float | None:
+        if len(self._best) < 2:
+            return None
+        return row.throughput / row.workers / max(self._best.values())
 
 
 def measured(workers: int, steps: Sequence[StepReport]) -> SizeMeasured:

@@ -10,10 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from gyrostat.core.phase import ReconfigurationPhase
+from gyrostat.core.plural import numbered
 from gyrostat.job.control.generations import Generations
 from gyrostat.job.control.instructions import Reconfiguration, SurvivorsGoOn
 
 _HEAR_OF_DEATH_S = 0.5
+"""After a worker has lost a peer, the exit of the peer is usually reported within this time."""
 
 
 @dataclass
@@ -28,15 +30,33 @@ class RecoveryState:
     paused: float = 0.0
     deadline: float | None = None
     """When the survivors look for each other, though nobody has said which worker was lost."""
+    broken: tuple[int, float] | None = None
+    """The generation to which workers could not connect, and when the change to it is cancelled."""
     left: set[int] = field(default_factory=set)
     """Workers that have left in good order, at a fence."""
 
     def peer_lost(self, generation: int, generations: Generations, now: float) -> None:
-        """A worker has lost a peer. Usually the peer's exit is reported next; if not, all survivors connect anew."""
+        """A worker has lost a peer. Usually the peer's exit is reported next; if not, all survivors connect anew. If it was
+        lost while workers connected to the next generation, only that change is over."""
+        if self._prepares(generation, generations):
+            self.broken = self.broken or (generation, now + _HEAR_OF_DEATH_S)
+            return
         plan = generations.plan if generations.phase is ReconfigurationPhase.RECOVERING else None
         newest = generations.current if plan is None else plan.generation
         if generation >= newest and self.deadline is None:
             self.deadline = now + _HEAR_OF_DEATH_S
+
+    def take_broken(self, generations: Generations, now: float) -> bool:
+        """Whether the change that is being prepared is to be cancelled now."""
+        if self.broken is None or now < self.broken[1]:
+            return False
+        (generation, _), self.broken = self.broken, None
+        return self._prepares(generation, generations)
+
+    @staticmethod
+    def _prepares(generation: int, generations: Generations) -> bool:
+        connects = generations.phase is ReconfigurationPhase.CONNECTING
+        return connects and generations.plan is not None and generations.plan.generation == generation
 
     def add(self, gone: Sequence[int], leaving: Sequence[int], reason: str) -> None:
         """These members are lost; `leaving` were about to leave anyway."""
@@ -61,7 +81,7 @@ class RecoveryState:
 
     def replacement(self, members: int) -> Reconfiguration:
         """The change that replaces the lost workers."""
-        reason = f"in place of worker{'s' * (len(self.lost) > 1)} {', '.join(map(str, self.lost))}"
+        reason = f"in place of {numbered('worker', self.lost)}"
         return Reconfiguration(workers=members + self.missed, reason=reason)
 
     def clear(self) -> None:

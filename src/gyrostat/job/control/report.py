@@ -1,7 +1,7 @@
 """The report of a run: one JSON object, each of its members on a line of its own, written beside and renamed
 into place.
 
-`steps`, `samples`, `seconds`, `throughput`, `digest`, `losses` and `events` always exist; DESIGN.md defines them. Members are
+`steps`, `samples`, `seconds`, `throughput`, `digest`, `losses` and `events` always exist. Members are
 only ever added.
 """
 

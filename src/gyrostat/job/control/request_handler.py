@@ -34,9 +34,9 @@ from gyrostat.job.control.requests import (
 from gyrostat.job.control.run_request import RunRequest
 from gyrostat.job.control.shard_service import OpenShards, PullShard, QueuesRecord, ShardService
 
-_NO_CHECKPOINTS = "the job has nowhere to checkpoint: it was started without --checkpoint-dir"
+_NO_CHECKPOINTS = "it was started without --checkpoint-dir"
+_NO_DEVICES = "the devices of this job cannot be chosen: it was started without a list of devices"
 _NO_SERVERS = "the job has no parameter servers: it was started without --servers; give a number of workers: scale JOB 4"
-_NO_DEVICES = "this job's devices are nobody's to choose: it was started without any"
 _BUSY = {
     JobPhase.WAITING_FOR_NODES: "the job has not begun yet; retry",
     JobPhase.RESTARTING: "busy: the job is about to be started again; retry",
@@ -127,7 +127,9 @@ class RequestHandler:
 
     def _signal(self, request: AskCheckpoint | AskStop) -> RequestResult:
         if self._request.options.checkpoint is None:
-            return RequestResult(False, _NO_CHECKPOINTS)
+            ends = "; Ctrl-C in its terminal, or SIGINT to its process, ends it without one"
+            advice = ends if isinstance(request, AskStop) else ""
+            return RequestResult(False, f"the job cannot checkpoint: {_NO_CHECKPOINTS}{advice}")
         if isinstance(request, AskCheckpoint) and self._job.attempt is None:
             return RequestResult(True, "suspended: its checkpoint holds everything", self._tally.step)
         if isinstance(request, AskCheckpoint):
@@ -145,10 +147,10 @@ class RequestHandler:
         name, workers = request.request, self._tally.workers
         match request:
             case Scale(workers=wanted):
-                self._change(Reconfiguration(workers=wanted, reason="asked for", request=name), now)
+                self._change(Reconfiguration(workers=wanted, reason="requested", request=name), now)
             case ScaleBy(by=by, members=members):
                 change = Reconfiguration(
-                    workers=workers + by, reason="asked for", request=name, without=members
+                    workers=workers + by, reason="requested", request=name, without=members
                 )
                 self._change(change, now)
             case Migrate(members=members):
@@ -178,7 +180,9 @@ class RequestHandler:
         assert change.request is not None
         busy = attempt.coordinator.busy()
         if self._request.options.checkpoint is None:
-            self._refuse(change, f"{_NO_CHECKPOINTS}, and without workers a job is its checkpoint")
+            self._refuse(
+                change, f"the job cannot be suspended, because its state would be lost: {_NO_CHECKPOINTS}"
+            )
         elif busy is not None:
             self._refuse(change, busy, retryable=True)
         else:

@@ -48,7 +48,7 @@ class WorkerOverrides:
     def __post_init__(self) -> None:
         if any(not 0 < rate < math.inf for rate in self.paced):
             raise UsageError(
-                f"a paced device makes some samples per second, more than 0; got {list(self.paced)}"
+                f"the pace of a device must be more than 0 samples per second, got {list(self.paced)}"
             )
 
     def pace(self, member: int) -> float | None:
@@ -133,7 +133,7 @@ class RunRequest:
     def check(self) -> None:
         """Raise `UsageError` for what cannot be run."""
         if self.overrides.paced and self.options.reference:
-            raise UsageError("plain DDP, the reference, computes; leave out --paced")
+            raise UsageError("plain DDP, the reference, cannot be paced; leave out --paced")
         if not 1 <= self.failures.min_workers <= self.actual_placement().workers:
             raise UsageError(
                 f"the minimum number of workers is 1 to {self.actual_placement().workers}, the number that the job begins "

@@ -1,12 +1,13 @@
 """The changes of a job's workers that are still to come, in order: those of `--schedule`, replacements of lost workers, and
-changes that begin again after a recovery. A scheduled change that could not be made is postponed: it is tried again later, with
-increasing delays, until the step of the next one."""
+changes that begin again after a recovery. A scheduled change or a replacement that could not be made is postponed: it is tried
+again later, with increasing delays, until the step of the next one."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from gyrostat.core.plural import plural
 from gyrostat.job.control.instructions import Reconfiguration
 from gyrostat.job.control.restarts import DELAY
 
@@ -16,7 +17,7 @@ def scheduled(first: int, entries: Sequence[tuple[int, int]]) -> list[Reconfigur
     changes, workers = [], first
     for step, count in entries:
         if count != workers:
-            reason = f"scheduled: {count} workers from step {step} on"
+            reason = f"scheduled: {plural(count, 'worker')} from step {step} on"
             changes.append(Reconfiguration(workers=count, at_step=step, reason=reason))
             workers = count
     return changes
@@ -59,17 +60,17 @@ class Schedule:
                 return None
             self.postponed = None
             if not due:
-                return later
+                self.put_first(later)
         if not self.changes:
             return None
         change = self.changes.pop(0)
-        if devices is not None and change.is_replacement:
+        if devices is not None and (change.is_replacement or change.retries):
             change = replace(change, workers=min(change.workers, max(devices, len(members))))
         return replace(change, without=tuple(member for member in change.without if member in members))
 
     def busy(self) -> str | None:
         """Why workers cannot be measured now."""
-        retried = "busy: a scheduled change could not be made, and is tried again; retry"
+        retried = "busy: a change could not be made, and is tried again; retry"
         return None if self.postponed is None else retried
 
     def deadline(self) -> float | None:

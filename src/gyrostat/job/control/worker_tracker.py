@@ -120,6 +120,8 @@ class WorkerTracker:
     """The signal by which the user asked to stop."""
     stopped: bool = False
     """Some worker left early at a boundary."""
+    _left: set[int] = field(default_factory=set)
+    """Workers that have left the job at a fence."""
     _training: bool = False
     _checkpoint_asked: bool = False
     _reported: set[int] = field(default_factory=set)
@@ -179,6 +181,8 @@ class WorkerTracker:
         """A worker reports that it ends as intended."""
         self._reported.add(worker)
         self.stopped |= message.stopped
+        if message.left:
+            self._left.add(worker)
         if message.stopped and self.stopped_by is None and not self._terminated:
             self.stopped_by = message.asked_by  # directly, or by the leader before this one
 
@@ -330,8 +334,12 @@ class WorkerTracker:
                     return replace(failure, cause=cause, evidence=evidence)
         return None
 
-    def orphaned(self) -> JobFailure | None:
-        """All workers have stopped the job at a boundary, and nobody had asked for it."""
+    def without_result(self) -> JobFailure | None:
+        """All workers have ended in good order, none of them with the result, and nobody had asked for it: they have left at a
+        fence, and those that were to go on have died before they could; or they have stopped the job at a boundary."""
+        if self.members and self._left.issuperset(self.members):
+            summary = "has left the job, and no worker that was to go on without it is left"
+            return JobFailure(worker=self.members[-1], cause=FailureCause.LOST, summary=summary)
         if not self.stopped or self.stopped_by is not None:
             return None
         summary = "stopped the job, because its agent was away"

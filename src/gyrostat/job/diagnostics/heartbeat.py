@@ -43,6 +43,10 @@ class Heartbeats:
             self._pinged_at = now
         return pings, lost
 
+    def pause(self) -> None:
+        """Expect nothing until `check` is called again."""
+        self._last_message = {}
+
     def deadline(self) -> float | None:
         """When to call `check` next."""
         if self.timeout_s <= 0 or not self._last_message:

@@ -24,23 +24,23 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 
 import msgspec
 
 from gyrostat.core.errors import LeaseError
 from gyrostat.core.evidence import Evidence
-from gyrostat.core.files import write_atomically
+from gyrostat.core.plural import plural
 from gyrostat.job.control.control_socket import ControlSocket, runtime_directory
 from gyrostat.job.control.event_loop import Loop
 from gyrostat.job.control.observer import Observer
 from gyrostat.job.control.replies import Requester
 from gyrostat.job.control.requests import AskCheckpoint, Reply, Request
 from gyrostat.job.control.run_request import RunRequest
-from gyrostat.job.nodes.agent_home import locked_home
-from gyrostat.job.nodes.leader_term import JobOutcome, LeaderTerm, LeaseGrant, read_kept
-from gyrostat.job.nodes.lease import Campaign, LeaseStore, Timing
+from gyrostat.job.nodes.agent_home import RunMarker, locked_home
+from gyrostat.job.nodes.leader_term import STORE_LOST, JobOutcome, LeaderTerm, LeaseGrant, read_kept
+from gyrostat.job.nodes.lease import Campaign, LeaseStore
 from gyrostat.job.nodes.messages import (
     ForwardedReply,
     ForwardedRequest,
@@ -58,6 +58,7 @@ from gyrostat.job.nodes.messages import (
     WorkerGone,
     WorkerSaid,
 )
+from gyrostat.job.nodes.node_options import NodeOptions
 from gyrostat.job.nodes.pending_requests import PendingRequests, ServiceRequester, SignalRequester
 from gyrostat.job.nodes.rendezvous import serve_rendezvous
 from gyrostat.job.nodes.service import LeaderLink, NodeSession, Service
@@ -69,25 +70,7 @@ from gyrostat.job.processes.start import WorkerForkServer
 logger = logging.getLogger(__name__)
 
 _ATTEND_AGAIN_S = 0.2
-_CLAIM_AGAIN_S = 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeOptions:
-    """One node of a job on several."""
-
-    node: str
-    """Its name; no two agents of a job have the same."""
-    nodes: int
-    """The number of agents for which the job waits before it starts."""
-    host: str
-    """The address at which the other nodes reach this one."""
-    port: int = 0
-    token: str | None = None
-    node_timeout: float = 60.0
-    """Seconds for which an agent may be away before its workers count as lost, and their fork server kills them. If no worker
-    has an agent, and one has had none for half the time, the job stops with a checkpoint."""
-    timing: Timing = field(default_factory=Timing)
+_LOOK_AGAIN_S = 0.25
 
 
 class Agent:
@@ -110,7 +93,7 @@ class Agent:
         self._fields = {"job": request.name}
         self._facts = WorkerFactsTable()
         self._ranks: dict[WorkerId, int] = {}
-        self._pending = PendingRequests()
+        self._pending = PendingRequests(options.answer_within, time.monotonic())
         self._claim: int | None = None
         """The token of the lease under which this agent is about to lead."""
         self._term: LeaderTerm | None = None
@@ -118,6 +101,9 @@ class Agent:
         self._holder: str | None = None
         self._attend_at: float | None = None
         self._trouble = ""
+        self._store_trouble = "none has been elected yet"
+        self._welcomed = False
+        """By the leader at the other end of the link."""
         self._leaving = False
         self._stop_by: float | None = None
         """The lease store has lost its data: when this agent ends, if its workers have not ended before."""
@@ -130,14 +116,13 @@ class Agent:
         name = f"{self._request.name}.{self._options.node}"
         home = runtime_directory() / name
         stack.enter_context(locked_home(home, name))
+        self._run_file = RunMarker(home)
+        self._run = self._run_file.read()
+        stack.callback(lambda: self._run_file.forget() if self._result is not None else None)
         parents = home / "fork-server.socket"
-        found = WorkerForkServer.adopt(parents)
+        found = WorkerForkServer.adopt(parents, self._options.node_timeout)
         self._source = found or WorkerForkServer(outlives=(parents, self._options.node_timeout))
         stack.callback(self._source.close)
-        self._run_file = home / "run"
-        if found is None:  # the file is of an earlier run, if there is one
-            self._run_file.unlink(missing_ok=True)
-        self._run = self._run_file.read_text() if self._run_file.exists() else None
         self._agent_socket = home / "agent.socket"
         self._loop = Loop(
             self._source,
@@ -151,14 +136,17 @@ class Agent:
             agent_socket=self._agent_socket,
         )
         stack.callback(self._loop.close)
-        if found:
+        if found and found.children.run != (self._run or ""):
+            for pid in found.children.living:
+                found.signal(pid, signal.SIGKILL)
+        elif found:
             self._loop.workers.adopt(found.children.living)
             for worker_id in found.children.living.values():
                 self._facts.started(worker_id)
                 self._local_rank(worker_id)
             for worker_id, code in found.children.exited:
                 self._facts.has_gone(worker_id, code)
-            self._tell(f"found {len(found.children.living)} workers of the agent before this one")
+            self._tell(f"found {plural(len(found.children.living), 'worker')} of the previous agent")
         self._rendezvous = serve_rendezvous(self._source, self._options.host)
         self._service = Service(self._options.host, self._options.port, self._options.token, self)
         stack.callback(self._service.close)
@@ -169,7 +157,7 @@ class Agent:
             on_lead=lambda token: self._loop.inbox.post(partial(self._lead, token)),
             on_follow=lambda holder: self._loop.inbox.post(partial(self._follow, holder)),
             on_lost=lambda why: self._loop.inbox.post(partial(self._step_down, why)),
-            on_trouble=lambda why: self._loop.inbox.post(partial(self._tell, f"the lease store: {why}")),
+            on_trouble=lambda why: self._loop.inbox.post(partial(self._store_failed, why)),
             on_store_lost=lambda why: self._loop.inbox.post(partial(self._stop_without_leader, why)),
             timing=self._options.timing,
         )
@@ -184,6 +172,7 @@ class Agent:
             self._loop.turn(*self._deadlines(), None if wait is None else time.monotonic() + wait)
             self._attend_if_due()
             self._lead_on()
+            self._pending.tick(self._has_leader, self._store_trouble, time.monotonic())
             self._end_without_leader()
         if self._result.text:
             self._tell(self._result.text)
@@ -196,11 +185,19 @@ class Agent:
         self._closing.close()
 
     def _deadlines(self) -> Iterator[float | None]:
-        yield from (self._attend_at, self._stop_by)
-        if self._claim is not None:
-            yield time.monotonic() + _CLAIM_AGAIN_S
-        if self._term is not None:
+        yield from (self._attend_at, self._stop_by, self._pending.deadline())
+        if self._term is not None and self._leads(self._term):
             yield self._term.deadline()
+        if self._claim is not None or self._term is not None:
+            yield time.monotonic() + _LOOK_AGAIN_S
+
+    @property
+    def _has_leader(self) -> bool:
+        return self._term is not None or self._welcomed
+
+    def _leads(self, term: LeaderTerm) -> bool:
+        """Whether it may act now: otherwise it is about to renew its lease, or to step down."""
+        return self._campaign.token_now() == term.grant.token
 
     def _leave_campaign(self) -> None:
         if self._link is not None:
@@ -240,9 +237,7 @@ class Agent:
         if self._attend_at is None or time.monotonic() < self._attend_at or self._term is not None:
             return
         self._attend_at = None
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        self._close_link()
         if self._holder is None or self._holder == self.address:
             return
         self._link = LeaderLink(
@@ -257,6 +252,12 @@ class Agent:
         if self._leaving:
             self._link.send(NodeLeaving())
 
+    def _close_link(self) -> None:
+        self._welcomed = False
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
     def _obey_over(self, link: LeaderLink, instructs: list[Instruct]) -> None:
         for instruct in instructs:
             if link is self._link:
@@ -265,6 +266,7 @@ class Agent:
     def _broke(self, link: LeaderLink, why: str) -> None:
         if link is not self._link:
             return
+        self._welcomed = False
         self._attend_at = time.monotonic() + _ATTEND_AGAIN_S
         if why != self._trouble:
             self._trouble = why
@@ -275,7 +277,7 @@ class Agent:
         workers = self._loop.workers
         match instruct:
             case NodeWelcome(run=run):
-                self._trouble = ""
+                self._trouble, self._welcomed = "", True
                 self._belong_to(run)
                 self._tell(f"following the agent at {self._holder}")
             case StartWorker(worker_id=worker_id, assignment=assignment, program=program):
@@ -290,7 +292,7 @@ class Agent:
                 )
                 agent = str(self._agent_socket)
                 spec = msgspec.structs.replace(
-                    spec, worker_id=worker_id, agent=agent, agent_timeout_s=timeout
+                    spec, worker_id=worker_id, run=self._run or "", agent=agent, agent_timeout_s=timeout
                 )
                 workers.start(worker_id, spec)
             case TellWorker(worker_id=worker_id, message=message):
@@ -315,16 +317,19 @@ class Agent:
     def _belong_to(self, run: str) -> None:
         """End workers of another run of the job, which has no leader any more."""
         if run != self._run:
-            for worker_id in self._loop.workers.living():
-                self._loop.workers.signal(worker_id, signal.SIGKILL)
+            self._loop.workers.disown()
             self._facts = WorkerFactsTable()
         self._run = run
-        write_atomically(self._run_file, run.encode(), durable=False)
+        self._run_file.write(run)
 
     # Requests of clients, and signals.
 
     def _take_request(self, request: Request, requester: Requester) -> None:
         self._report(self._pending.add(request, requester))
+
+    def _store_failed(self, why: str) -> None:
+        self._store_trouble = f"the lease store: {why}"
+        self._tell(self._store_trouble)
 
     def _signalled(self, number: int) -> None:
         """The node leaves, and the job continues elsewhere; the last node stops the job. A second signal ends at once."""
@@ -345,10 +350,8 @@ class Agent:
     def _lead(self, token: int) -> None:
         logger.info("lease acquired, token %d", token, extra=self._fields)
         self._claim = token
-        if self._link is not None:
-            self._link.close()
-            self._link = None
-        self._holder = None
+        self._close_link()
+        self._holder = self._attend_at = None
 
     def _become_leader(self, token: int) -> None:
         """Lead a new run of the job, or continue the run of the previous leader."""
@@ -360,6 +363,7 @@ class Agent:
         if kept is None and self._facts.all():
             self._stop_without_leader("the record of this job is gone")
             return
+        node, options = self._options.node, self._options
         if kept is not None and kept.over is not None:
             if kept.run == self._run:
                 self._result = kept.over
@@ -368,7 +372,6 @@ class Agent:
         run = kept.run if kept is not None else secrets.token_hex(8)
         self._belong_to(run)
         self._tell(f"leading, at {self.address}")
-        node, options = self._options.node, self._options
         grant = LeaseGrant(
             store=self._store, token=token, run=run, address=self.address, rendezvous=self._rendezvous
         )
@@ -394,7 +397,7 @@ class Agent:
     def _stop_without_leader(self, why: str) -> None:
         """The lease store has lost its data. Nobody knows what the last leader had decided, so nobody may lead: the job stops,
         with a checkpoint if it writes any."""
-        self._tell(f"the lease store has lost its data ({why}), so the job has no leader any more: it stops")
+        self._tell(f"{STORE_LOST} ({why}), so the job has no leader any more: it stops")
         self._stop_by = time.monotonic() + self._options.node_timeout
         for worker_id in self._loop.workers.living():
             self._loop.workers.send(worker_id, Terminate())
@@ -403,16 +406,15 @@ class Agent:
         if self._stop_by is not None and not (
             self._loop.workers.living() and time.monotonic() < self._stop_by
         ):
-            text = "the lease store has lost its data; the same command continues from the newest checkpoint"
-            self._result = self._result or JobOutcome(1, text)
+            text = "the same command continues from the newest checkpoint, or from the start"
+            self._result = self._result or JobOutcome(1, f"{STORE_LOST}; {text}")
 
     def _lead_on(self) -> None:
         """Called in every turn of the loop."""
-        now = self._campaign.token_now()
-        if self._claim is not None and now == self._claim:
+        if self._claim is not None and self._campaign.token_now() == self._claim:
             self._become_leader(self._claim)
         term = self._term
-        if term is None or now != term.grant.token:
+        if term is None or not self._leads(term):
             return
         term.tick()
         outcome = term.leader.outcome

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import write_atomically
 
 
 @contextlib.contextmanager
@@ -22,3 +23,20 @@ def locked_home(home: Path, name: str) -> Iterator[None]:
                 f"an agent of {name!r} is running on this machine already; give this one another name: --node NAME"
             ) from None
         yield
+
+
+class RunMarker:
+    """The run that this node belongs to. The file exists until an agent ends by itself: one that was killed, and is started
+    again, knows by it that the run was its own, even if that has ended meanwhile."""
+
+    def __init__(self, home: Path) -> None:
+        self._path = home / "run"
+
+    def read(self) -> str | None:
+        return self._path.read_text() if self._path.exists() else None
+
+    def write(self, run: str) -> None:
+        write_atomically(self._path, run.encode(), durable=False)
+
+    def forget(self) -> None:
+        self._path.unlink(missing_ok=True)

@@ -44,6 +44,7 @@ from gyrostat.job.processes.protocol import WorkerId
 
 _RECORD = "record"
 LOOK_AT_LEAVERS_S = 0.1
+STORE_LOST = "the lease store has lost its data"
 
 
 class JobOutcome(msgspec.Struct, frozen=True):

@@ -274,6 +274,6 @@ def own_host(towards: str) -> str:
             probe.connect((host.strip("[]"), int(port)))
         except OSError as error:
             raise UsageError(
-                f"there is no way from here to {towards} ({error}); name this node's address: --listen HOST"
+                f"no route to {towards} ({error}); name this node's address: --listen HOST"
             ) from error
         return str(probe.getsockname()[0])

@@ -9,6 +9,8 @@ itself, the kernel kills them. Each worker leads a process group, so processes t
 launcher's side is `start.WorkerForkServer`. A launcher that has imported everything itself, and has one OS thread, forks its
 fork server from itself (`fork`).
 
+A rendezvous of workers on several nodes is served by one more child (`_fork_store`), which is replaced if it is killed.
+
 With `--outlive FD SECONDS` it serves an agent and outlives it: workers train on, and the next agent connects to socket FD. If
 none does in time, the workers are killed: the job goes on without them, or they have saved a checkpoint and stopped before
 (`session.set_agent`).
@@ -21,18 +23,21 @@ import gc
 import importlib
 import logging
 import os
+import select
 import selectors
 import signal
 import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
 from gyrostat.core import logs
+from gyrostat.core.backoff import Backoff
 from gyrostat.core.errors import GyrostatError
 from gyrostat.job.processes import worker
 from gyrostat.job.processes.channel import Channel, ProtocolError, check_greeting, greet
@@ -66,9 +71,22 @@ PRELOAD = (
 STORE_NAME = "rendezvous"
 """The name of a process that serves a rendezvous, as `ps -c` shows it."""
 _FILES_PER_WORKER = 3
-_FILES_PER_STORE = 2
+_FILES_PER_STORE = 1
+_STORE_DELAY = Backoff(0.05, 5.0)
 _GREETING_TIMEOUT_S = 5.0
 _HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+
+@dataclass
+class _RendezvousListener:
+    """A socket on which a child serves a rendezvous."""
+
+    file: int
+    pid: int | None = None
+    ended: int = 0
+    """How often the process that serves it has ended."""
+    serve_at: float | None = None
+    """When the next one is started."""
 
 
 class ForkedWorkers:
@@ -91,18 +109,29 @@ class ForkedWorkers:
         self._pidfds: dict[int, int] = {}
         self._worker_ids: dict[int, WorkerId] = {}
         self._exited: list[tuple[WorkerId, int]] = []
+        self._run = ""
+        """The run of the job to which all workers belong."""
+        self._listeners: list[_RendezvousListener] = []
 
     def serve(self) -> None:
         """Serve until the launcher has ended, or the last agent has and no successor came in time."""
         while self._has_agent_or_waits():
-            wait = None if self._orphaned_until is None else max(0.0, self._orphaned_until - time.monotonic())
-            for key, _ in self._selector.select(wait):
+            for key, _ in self._selector.select(self._seconds_to_wait()):
                 if key.fileobj is self._successors:
                     self._accept_successor()
                 elif key.fileobj is self._channel:
                     self._handle_requests(self._channel)
                 elif key.data in self._pidfds:
                     self._reap(key.data)
+            for listener in self._listeners:
+                if listener.serve_at is not None and time.monotonic() >= listener.serve_at:
+                    self._fork_store(listener)
+
+    def _seconds_to_wait(self) -> float | None:
+        """None: until something happens."""
+        deadlines = [self._orphaned_until, *(listener.serve_at for listener in self._listeners)]
+        soonest = min((deadline for deadline in deadlines if deadline is not None), default=None)
+        return None if soonest is None else max(0.0, soonest - time.monotonic())
 
     def _has_agent_or_waits(self) -> bool:
         if self._channel is not None:
@@ -131,7 +160,9 @@ class ForkedWorkers:
             if isinstance(message, Fork):
                 self._fork(channel, message.spec)
             elif isinstance(message, ServeStore):
-                self._fork_store(channel)
+                (file,) = _take_files(channel, _FILES_PER_STORE)
+                self._listeners.append(_RendezvousListener(file))
+                self._fork_store(self._listeners[-1])
             elif isinstance(message, Signal) and message.pid in self._pidfds:
                 signal.pidfd_send_signal(self._pidfds[message.pid], message.number)
 
@@ -143,8 +174,10 @@ class ForkedWorkers:
         sock.settimeout(_GREETING_TIMEOUT_S)
         try:
             await_greeting(channel)
+            while self._channel is not None and select.select([self._channel], [], [], 0)[0]:
+                self._handle_requests(self._channel)  # the last ones of the agent before
             greet(channel)
-            channel.send(Children(self._worker_ids, self._exited))
+            channel.send(Children(self._worker_ids, self._exited, self._run))
         except (OSError, GyrostatError, SystemExit):
             channel.close()
             return
@@ -158,6 +191,9 @@ class ForkedWorkers:
 
     def _fork(self, channel: Channel[ToForkServer], spec: WorkerSpec) -> None:
         files = _take_files(channel, _FILES_PER_WORKER)
+        if spec.run != self._run:
+            self._forget_run()
+            self._run = spec.run
         pid = self._fork_child(lambda: self._run_worker(spec, files), files)
         self._worker_ids[pid] = spec.worker_id
         logger.info(
@@ -165,19 +201,33 @@ class ForkedWorkers:
         )
         self._send(Forked(pid))
 
+    def _forget_run(self) -> None:
+        """End the workers of an earlier run; nobody is interested in their exits."""
+        for pid in self._worker_ids:
+            signal.pidfd_send_signal(self._pidfds[pid], signal.SIGKILL)
+        self._worker_ids, self._exited = {}, []
+
     def _send(self, message: Forked | Exited) -> None:
         """An agent that has gone does not get it: `serve` is about to notice that, and its successor gets `Children`."""
         if self._channel is not None:
             with contextlib.suppress(OSError):
                 self._channel.send(message)
 
-    def _fork_store(self, channel: Channel[ToForkServer]) -> None:
-        """This process is not a worker: its exit is not reported. It ends with the fork server, not with the agent: workers
-        connect without one."""
-        files = _take_files(channel, _FILES_PER_STORE)
-        self._fork_child(lambda: self._run_store(files), files)
+    def _fork_store(self, listener: _RendezvousListener) -> None:
+        """This process is not a worker: its exit is not reported, another takes its place (`_store_ended`). It ends with the
+        fork server, not with the agent: workers connect without one."""
+        listener.serve_at = None
+        listener.pid = self._fork_child(lambda: self._run_store(listener.file))
 
-    def _fork_child(self, run: Callable[[], NoReturn], files: list[int]) -> int:
+    def _store_ended(self, listener: _RendezvousListener, code: int) -> None:
+        """Workers that were connected to it lose a peer; those that connect meanwhile wait for the next one, because this
+        process has the listening socket, too."""
+        listener.pid, listener.ended = None, listener.ended + 1
+        delay = _STORE_DELAY.after(listener.ended)
+        listener.serve_at = time.monotonic() + delay
+        logger.warning("the rendezvous process ended with code %d; starting another one in %g s", code, delay)
+
+    def _fork_child(self, run: Callable[[], NoReturn], files: Sequence[int] = ()) -> int:
         # No signal may reach the child while it still has this process's handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, _HANDLED)
         pid = os.fork()
@@ -190,8 +240,8 @@ class ForkedWorkers:
         self._selector.register(self._pidfds[pid], selectors.EVENT_READ, pid)
         return pid
 
-    def _detach(self) -> None:
-        """In a child: close the fork server's files, and reset its signal handlers."""
+    def _detach(self, keep: int | None = None) -> None:
+        """In a child: close the fork server's files but for `keep`, and reset its signal handlers."""
         for number in _HANDLED:  # until `run_worker` installs its own
             signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED)
@@ -204,21 +254,23 @@ class ForkedWorkers:
             self._successors.close()
         for pidfd in self._pidfds.values():
             os.close(pidfd)
+        for listener in self._listeners:
+            if listener.file != keep:
+                os.close(listener.file)
 
-    def _run_store(self, files: list[int]) -> NoReturn:
+    def _run_store(self, file: int) -> NoReturn:
         try:
-            self._detach()
+            self._detach(keep=file)
             Path("/proc/self/comm").write_text(STORE_NAME)
             from gyrostat.engine.torch_internals import rendezvous_server
 
-            listener, to_agent = files
-            server = rendezvous_server(socket.socket(fileno=listener))
-            with socket.socket(fileno=to_agent) as agent, contextlib.suppress(OSError):
-                agent.send(b"!")
+            server = rendezvous_server(socket.socket(fileno=file))
             while server is not None:  # until it dies with the fork server
                 signal.pause()
+        except BaseException:
+            traceback.print_exc()
         finally:
-            os._exit(0)
+            os._exit(1)
 
     def _run_worker(self, spec: WorkerSpec, files: list[int]) -> NoReturn:
         """In the child."""
@@ -245,6 +297,9 @@ class ForkedWorkers:
         _, status = os.waitpid(pid, 0)
         code = os.waitstatus_to_exitcode(status)
         worker_id = self._worker_ids.pop(pid, None)
+        for listener in self._listeners:
+            if listener.pid == pid:
+                self._store_ended(listener, code)
         if worker_id is not None:
             logger.info(
                 "worker %d (process %d) exited with code %d",

@@ -22,7 +22,7 @@ import msgspec
 from gyrostat.core.job import Assignment, NextGeneration, ReductionChoice
 from gyrostat.core.placement import Placement
 
-VERSION = 3
+VERSION = 4
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +57,8 @@ class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
     cwd: str
     env: dict[str, str]
     worker_id: WorkerId = WorkerId(0, 0)
+    run: str = ""
+    """The run of the job that it belongs to, if agents outlive one another: numbers of workers begin anew in each."""
     agent: str | None = None
     """Path of the socket of the agent's successor, if the agent ends; None: the worker ends with its agent."""
     agent_timeout_s: float = float("inf")
@@ -100,16 +102,16 @@ class Exited(msgspec.Struct, frozen=True, tag=True):
 
 
 class Children(msgspec.Struct, frozen=True, tag=True):
-    """All workers that the fork server has forked, for an agent that adopts it."""
+    """All workers that the fork server has forked in the last run of the job, for an agent that adopts it."""
 
     living: dict[int, WorkerId]
     """By process id."""
     exited: list[tuple[WorkerId, int]]
+    run: str = ""
 
 
 class ServeStore(msgspec.Struct, frozen=True, tag=True):
-    """Fork a process that serves a rendezvous, until the fork server ends. Carries two files: the listening socket, and one
-    on which it reports that it serves."""
+    """Serve a rendezvous until the fork server ends. Carries a file: the listening socket."""
 
 
 class Rejoin(msgspec.Struct, frozen=True, tag=True):

@@ -2,8 +2,8 @@
 
 `WorkerForkServer` is the launcher's side of `fork_server`. It starts one process, a fresh interpreter or a fork of this process
 (`forked`), from which the workers of any number of jobs are forked, one job at a time. If that process is killed, the kernel
-kills its workers: they are reported as killed, and another process takes its place. `ColdStart` is for comparison. Neither
-imports torch in this process. Both can be polled: `fileno()` is readable when `exits()` has something to return.
+kills its workers: they are reported as killed, and another process takes its place and serves the same rendezvous. `ColdStart`
+is for comparison. Neither imports torch in this process. Both can be polled: `fileno()` is readable when `exits()` has news.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ from gyrostat.job.processes.unix_socket import bind_at, connect_to
 ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 """With these set to 1, numerical libraries start no threads when they are imported."""
 _EXIT_TIMEOUT_S = 10.0
+_STARTS = 10
+"""A fork server that is killed before it is ready is started this many times in all."""
 
 logger = logging.getLogger(__name__)
 
@@ -78,11 +80,21 @@ class WorkerForkServer:
         `outlives` is a socket's path and seconds: the fork server outlives this process, and waits that long at the socket for
         another process to `adopt` it.
         """
-        self._poll, self._workers = selectors.EpollSelector(), dict[int, int]()
-        self._begin(env, outlives)
+        self._initialize(env, outlives)
+        self._begin()
 
-    def _begin(self, env: Mapping[str, str] | None, outlives: tuple[Path, float] | None) -> None:
-        self._env = env
+    def _initialize(self, env: Mapping[str, str] | None, outlives: tuple[Path, float] | None) -> None:
+        self._env, self._outlives = env, outlives
+        self._poll = selectors.EpollSelector()
+        self._workers: dict[int, int] = {}
+        """A pidfd of each worker."""
+        self._stores: list[socket.socket] = []
+        """The sockets on which a child of the fork server serves a rendezvous."""
+        self._killed_early = 0
+        """How often it was killed, in a row, before it was ready."""
+
+    def _begin(self) -> None:
+        env, outlives = self._env, self._outlives
         env = without_secrets(environment.variables() if env is None else env)
         env.update(dict.fromkeys(ONE_THREAD, "1"))
         env.setdefault("PYTHONHASHSEED", "0")
@@ -107,33 +119,36 @@ class WorkerForkServer:
         for file in files:
             file.close()
         self._connect(ours, process.pid, process)
-        self._outlives = outlives is not None
         greet(self._channel)
 
     @classmethod
     def forked(cls) -> WorkerForkServer:
         """Fork it from this process, which has imported everything (`fork_server.preload`) and has one OS thread."""
         pid, sock = fork_server.fork()
-        server = cls._unconnected()
+        server = cls._unconnected(None)
         server._connect(sock, pid, _Child(pid))
-        server._outlives = False
         greet(server._channel)
         return server
 
     @classmethod
-    def adopt(cls, path: Path) -> WorkerForkServer | None:
-        """The fork server that waits at this socket with the workers of an agent that has ended; None if none does."""
+    def adopt(cls, path: Path, agent_timeout_s: float = 0.0) -> WorkerForkServer | None:
+        """The fork server that waits at this socket with the workers of an agent that has ended; None if none does.
+
+        `agent_timeout_s`: how long one that takes its place, if it is killed, waits for the next agent.
+        """
         try:
             sock = connect_to(path)
         except OSError:
             return None
-        adopted = cls._unconnected()
+        adopted = cls._unconnected((path, agent_timeout_s))
         adopted._connect(sock, 0, None)
         try:
             greet(adopted._channel)
             hello = check_greeting(adopted._receive(Hello))
             adopted._ready, adopted.pid = True, hello.pid
             adopted.children = adopted._receive(Children)
+            for pid in adopted.children.living:
+                adopted._watch(pid)
         except (OSError, ScriptFailed):  # its time to wait was over, and it is about to end
             adopted._disconnect()
             adopted._poll.close()
@@ -141,9 +156,9 @@ class WorkerForkServer:
         return adopted
 
     @classmethod
-    def _unconnected(cls) -> WorkerForkServer:
+    def _unconnected(cls, outlives: tuple[Path, float] | None) -> WorkerForkServer:
         server = cls.__new__(cls)
-        server._poll, server._workers, server._env = selectors.EpollSelector(), {}, None
+        server._initialize(None, outlives)
         return server
 
     def _connect(
@@ -154,14 +169,24 @@ class WorkerForkServer:
         self.pid, self._process = pid, process
         self.children = Children({}, [])
         """The workers that the fork server had when it was adopted."""
-        self._ready, self._outlives = False, True
+        self._ready = False
         self._pending: list[FromForkServer] = []
 
     def wait_until_ready(self) -> None:
         """Wait until it has imported everything."""
-        if not self._ready:
-            check_greeting(self._receive(Hello))
-            self._ready = True
+        while not self._ready:
+            hello = self._next(Hello)
+            if hello is None:
+                self._replace()
+            else:
+                self._greeted(hello)
+
+    def _greeted(self, hello: Hello) -> None:
+        """It is ready. One that has taken the place of another serves the same rendezvous."""
+        check_greeting(hello)
+        self._ready, self._killed_early = True, 0
+        for listener in self._stores:
+            self._serve(listener)
 
     def _disconnect(self) -> None:
         with contextlib.suppress(KeyError, ValueError):  # closed already
@@ -178,9 +203,12 @@ class WorkerForkServer:
             forked = self._fork(spec, files)
         if forked is None:
             self._raise_ended()
-        with contextlib.suppress(ProcessLookupError):  # it has exited already
-            self._workers[forked.pid] = os.pidfd_open(forked.pid)
+        self._watch(forked.pid)
         return forked.pid
+
+    def _watch(self, pid: int) -> None:
+        with contextlib.suppress(ProcessLookupError):  # it has exited already
+            self._workers[pid] = os.pidfd_open(pid)
 
     def _fork(self, spec: WorkerSpec, files: list[int]) -> Forked | None:
         """None: the fork server has ended."""
@@ -189,10 +217,12 @@ class WorkerForkServer:
         return self._next(Forked)
 
     def _replace(self) -> None:
-        """It was killed, and its workers with it, after it had been ready: report them, and start another one."""
-        if self._outlives or not self._ready:
-            self._raise_ended()
+        """It was killed, and its workers with it: report them, and start another one. One that ends by itself before it is
+        ready would do so again."""
         code = self._await_end()
+        self._killed_early += not self._ready
+        if not self._ready and (self._killed_early == _STARTS or (code is not None and code >= 0)):
+            self._raise_ended()
         logger.warning(
             "the fork server (process %d) ended with exit code %s; starting another one", self.pid, code
         )
@@ -201,24 +231,24 @@ class WorkerForkServer:
         for pidfd in self._workers.values():
             _kill_and_wait(pidfd)
         pending = [message for message in self._pending if isinstance(message, Exited)]
-        self._begin(self._env, None)
+        self._begin()
         self._pending += [*pending, *killed]
 
     def signal(self, pid: int, number: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it has ended; `exits` raises
-            self._channel.send(Signal(pid, number))
+        if self._ready:  # otherwise it has no workers yet, and those of the one before it are dead
+            with contextlib.suppress(ConnectionError):  # it has ended; `exits` notices
+                self._channel.send(Signal(pid, number))
 
     def serve_store(self, listener: socket.socket) -> None:
-        """Start a process that serves a rendezvous on `listener` until the fork server ends; the caller closes its own copy."""
+        """Serve a rendezvous on `listener` as long as this exists; the caller closes its own copy. A child of the fork server
+        does it: if the child is killed, the fork server starts another, and if that is killed, its successor does."""
         self.wait_until_ready()
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs:
-                self._channel.send(ServeStore(), [listener.fileno(), theirs.fileno()])
-            if not ours.recv(1):
-                raise ScriptFailed(
-                    "the process that serves the workers' rendezvous ended when it started; its error is in the output above"
-                )
+        self._stores.append(listener.dup())
+        self._serve(listener)
+
+    def _serve(self, listener: socket.socket) -> None:
+        with contextlib.suppress(ConnectionError):  # it has ended: the next one serves it
+            self._channel.send(ServeStore(), [listener.fileno()])
 
     def fileno(self) -> int:
         return self._poll.fileno()
@@ -227,6 +257,11 @@ class WorkerForkServer:
         self._pending += self._channel.drain()
         if self._channel.closed:
             self._replace()
+        for message in self._pending:
+            if isinstance(message, Hello) and not self._ready:
+                self._pending.remove(message)
+                self._greeted(message)
+                break
         exits = [message for message in self._pending if isinstance(message, Exited)]
         self._pending = [message for message in self._pending if not isinstance(message, Exited)]
         for exited in exits:
@@ -236,7 +271,7 @@ class WorkerForkServer:
 
     def close(self) -> None:
         """End it, and all workers with it."""
-        if self._outlives:
+        if self._outlives is not None:
             self._end(signal.SIGTERM)
         if self._process is not None:
             self._disconnect()
@@ -246,6 +281,9 @@ class WorkerForkServer:
         for pidfd in self._workers.values():
             os.close(pidfd)
         self._workers.clear()
+        for listener in self._stores:
+            listener.close()
+        self._stores.clear()
 
     def _await_end(self) -> int | None:
         """Its exit code; None if it is not a child of this process."""

@@ -88,8 +88,9 @@ def run_worker(spec: WorkerSpec, channel: Channel[ToWorker]) -> NoReturn:
             stacks.dump_on_signal(Path(f"{spec.black_box}.stacks"))
         _set_environment(spec)
         logs.configure_from_environment()
-        fields = {**spec.worker_id.log_fields, "generation": spec.assignment.generation}
-        logger.info("worker %d starts", spec.worker_id.member, extra=fields)
+        fields = spec.worker_id.log_fields
+        how = "starts, to join a running job" if spec.assignment.joins else "starts"
+        logger.info("worker %d %s", spec.worker_id.member, how, extra=fields)
         exits = Exits()
         if not spec.assignment.options.reference:
             # These threads inherit the mask: only the script's thread gets signals, and it may block or wait for them.

@@ -146,7 +146,7 @@ class WorkerPool:
         worker = _Worker(worker_id)
         if self._logs and spec.agent is not None:
             worker.tail = Tail(self._logs.path(worker_id.member))
-        spec = msgspec.structs.replace(spec, black_box=str(self._black_box(worker_id)))
+        spec = msgspec.structs.replace(spec, worker_id=worker_id, black_box=str(self._black_box(worker_id)))
         worker.start(spec, self._source, file if spec.agent is not None else None)
         self._workers[worker.pid] = worker
         logger.info(
@@ -164,6 +164,16 @@ class WorkerPool:
             if self._logs:
                 self._logs.open(worker_id.member, append=True)
                 worker.tail = Tail(self._logs.path(worker_id.member))
+
+    def disown(self) -> None:
+        """Kill all workers; nothing more is heard of them."""
+        for pid, worker in list(self._workers.items()):
+            self._source.signal(pid, signal.SIGKILL)
+            for pipe in list(worker.pipes):
+                self._close_pipe(worker, pipe)
+            self._close_channel(worker)
+            del self._workers[pid]
+            worker.close()
 
     def _black_box(self, worker_id: WorkerId) -> Path:
         return self._black_boxes / f"box-{worker_id.attempt}-{worker_id.member}"

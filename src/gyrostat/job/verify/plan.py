@@ -12,6 +12,7 @@ from enum import StrEnum
 
 from gyrostat.core.errors import UsageError
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 
 
 class Against(StrEnum):
@@ -37,7 +38,7 @@ class Configuration:
     def name(self) -> str:
         if self.reference:
             processes = self.placement.virtual_workers
-            return f"plain DDP, {processes} process{'es' * (processes != 1)}"
+            return f"plain DDP, {plural(processes, 'process', 'processes')}"
         if self.resumed_on is None:
             return describe(self.placement)
         return (
@@ -53,7 +54,7 @@ def counts(placement: Placement) -> list[int]:
 def describe(placement: Placement) -> str:
     """`4 workers`; with their numbers of virtual workers if these differ: `2 workers (3+1)`."""
     each = counts(placement)
-    name = f"{len(each)} worker{'s' * (len(each) != 1)}"
+    name = plural(len(each), "worker")
     return name if len(set(each)) == 1 else f"{name} ({'+'.join(map(str, each))})"
 
 

@@ -1,9 +1,10 @@
 """Runs a script in several configurations and compares the results.
 
-1. all placements; the first run also gives the number of steps 2. a run that is saved near the middle and resumed on another
-placement 3. plain DDP; last, so that a script that fails only there still gets the other results 4. for each pair to explain:
-both again, with the digest of every tensor, from the last step known to be equal to the first known to differ; this also shows
-whether they are repeatable
+1. All placements. The first run also gives the number of steps.
+2. A run that is saved near the middle and resumed on another placement.
+3. Plain DDP. It comes last, so that a script that fails only there still gets the other results.
+4. For each pair to explain: both again, with the digest of every tensor, from the last step known to be equal to the first
+   known to differ. This also shows whether they are repeatable.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 from gyrostat.core.errors import UsageError
 from gyrostat.core.job import DevicePool, Probe, ReductionOrder, TrainingOptions
 from gyrostat.core.placement import Placement
+from gyrostat.core.plural import plural
 from gyrostat.job import environment
 from gyrostat.job.launcher import RunRequest
 from gyrostat.job.processes.protocol import Program
@@ -126,7 +128,7 @@ class _Verifier:
         if any(run.trace.workers_differ for run in self._runs):
             self._notes.append("save and resume was not tested, because the workers of one run differ")
         elif cut is None:
-            steps = f"{len(epochs)} step{'s' * (len(epochs) != 1)}"
+            steps = plural(len(epochs), "step")
             self._notes.append(
                 f"save and resume was not tested: the script makes only {steps}; give it more data or epochs"
             )

@@ -313,9 +313,9 @@ class PsLeader:
                 self._checkpoint_failed(number, reason)
             case SlotDigest():
                 self._pending.took_digest(message)
-            case ServerProblem(reason=reason):
+            case ServerProblem(reason=reason, fatal=fatal):
                 self._event(PsEventKind.SERVER_PROBLEM, name, reason)
-                self._problem = reason
+                self._problem = reason if fatal else self._problem
             case ServerReady() | ServerLoad():
                 pass  # the manager's
             case _:

@@ -107,7 +107,8 @@ class ServerManager:
                 self._failed_starts = 0
                 self._events.server_ready(record)
             case ServerLoad():
-                record.measured(message)
+                if record.joined:
+                    record.measured(message)
             case _:
                 self._events.server_said(record, message)
 

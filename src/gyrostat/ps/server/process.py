@@ -47,6 +47,7 @@ from gyrostat.ps.wire.control import (
     LinkLost,
     OpenStore,
     ServerAddresses,
+    ServerLoad,
     ServerProblem,
     ServerReady,
     SlotDigest,
@@ -108,6 +109,15 @@ class ServerProcess:
     def run(self) -> None:
         """Serve until the end."""
         send_control(self._leader, ServerReady(self._listener.address, os.getpid()))
+        try:
+            self._loop()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            send_control(self._leader, ServerProblem(reason, fatal=False))
+            raise
+        self._files.close()
+
+    def _loop(self) -> None:
         report_at = time.monotonic() + self._settings.load_seconds
         more = False
         while not self._ended:
@@ -115,10 +125,11 @@ class ServerProcess:
             for key, _ in self._selector.select(wait):
                 key.data()
             more = self._background()
-            if time.monotonic() >= report_at and self._opened is not None:
-                send_control(self._leader, self._opened.meter.to_load(self._opened.server))
+            if time.monotonic() >= report_at:
+                opened = self._opened
+                load = ServerLoad() if opened is None else opened.meter.to_load(opened.server)
+                send_control(self._leader, load)
                 report_at = time.monotonic() + self._settings.load_seconds
-        self._files.close()
 
     # Requests of workers, and what other servers send.
 

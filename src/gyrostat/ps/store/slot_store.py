@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -193,14 +195,7 @@ class SlotStore:
             raise MalformedState(
                 f"slot {state.slot} of {state.slots}: here are {self.spec.slots}, and {self.slots} are in use"
             )
-        empty = SlotStore(self.spec)
-        empty.own([state.slot])
-        expected = empty.to_state(state.slot).arrays
-        for tensor, dense in enumerate(self.spec.dense):
-            empty.begin_dense(
-                tensor, np.array([state.slot]), np.zeros((1, dense.piece(self.spec.slots)), np.float32)
-            )
-        optional = empty.to_state(state.slot).arrays
+        expected, optional = self._known_arrays
         groups: dict[str, Columns] = {}
         for name, array in state.arrays.items():
             group, _, column = name.rpartition(".")
@@ -225,6 +220,16 @@ class SlotStore:
             raise MalformedState(f"slot {state.slot} has no {sorted(missing)[0]!r}")
         self._check_lengths(state, groups)
         return groups
+
+    @cached_property
+    def _known_arrays(self) -> tuple[Mapping[str, NDArray[Any]], Mapping[str, NDArray[Any]]]:
+        """Of an empty slot: the arrays that every state has, and those that it may have."""
+        empty = SlotStore(self.spec)
+        empty.own([0])
+        expected = empty.to_state(0).arrays
+        for tensor, dense in enumerate(self.spec.dense):
+            empty.begin_dense(tensor, np.array([0]), np.zeros((1, dense.piece(self.spec.slots)), np.float32))
+        return expected, empty.to_state(0).arrays
 
     def _check_lengths(self, state: SlotState, groups: dict[str, Columns]) -> None:
         for table in self.spec.tables:

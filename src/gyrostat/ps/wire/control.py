@@ -178,20 +178,20 @@ class ServerReady(msgspec.Struct, frozen=True, tag=True):
 class ServerLoad(msgspec.Struct, frozen=True, tag=True):
     """What a server has done since its start. Sent regularly, so it is also its heartbeat."""
 
-    seconds: float
+    seconds: float = 0.0
     """Since the process began to serve."""
-    busy: float
+    busy: float = 0.0
     """Seconds in which it worked on requests."""
-    cpu: float
+    cpu: float = 0.0
     """CPU time of the process: less than busy if it has to wait for a core."""
-    requests: int
-    work: int
+    requests: int = 0
+    work: int = 0
     """Rows pulled and pushed: a measure of its load that does not depend on how fast it is."""
-    rows: int
-    payload: int
-    memory: int
+    rows: int = 0
+    payload: int = 0
+    memory: int = 0
     """Resident bytes."""
-    slots: dict[int, float]
+    slots: dict[int, float] = {}
     """By slot, its part of `busy`."""
 
 
@@ -218,6 +218,8 @@ class ServerProblem(msgspec.Struct, frozen=True, tag=True):
     """Something that the server needs and cannot do, such as reading a checkpoint."""
 
     reason: str
+    fatal: bool = True
+    """Another server could not do it either; otherwise only this one ends."""
 
 
 FromServerProcess = (

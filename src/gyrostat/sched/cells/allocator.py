@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.plural import plural
 from gyrostat.sched.cells.forest import Cell
 from gyrostat.sched.cells.physical import PhysicalCells
 from gyrostat.sched.cells.plan import NoRoom, PlannedCell, PlannedPod, bind_roots, plan_pods, unbind_unused
@@ -141,14 +142,15 @@ class CellCluster:
         for group in request.pods:
             if request.level is None:
                 level = min(bisect_left(pool.sizes, group.devices), pool.top)
+                limit = max(level, pool.hierarchy.node_level)
             else:
-                level = types.index(request.level)
+                level = limit = types.index(request.level)
             size = pool.sizes[level]
             if size < group.devices and request.affinity is CellAffinity.HARD:
                 reason = f"a pod of {group.devices} devices does not fit into a {types[level]} of {size}"
                 return CellRefusal(request.job, reason, types[level], group.count)
             for _ in range(group.count):
-                pods.append(PlannedPod(len(pods), group.devices, level))
+                pods.append(PlannedPod(len(pods), group.devices, level, limit))
         if len(pods) > 1:
             pods.sort(key=lambda pod: (-pod.level, -pod.devices, pod.number))
         return pods
@@ -164,8 +166,9 @@ class CellCluster:
         while True:
             plan = plan_pods(request, groups, pods)
             if isinstance(plan, NoRoom):
+                refusal = self._refusal(request, pool, groups, plan)
                 unbind_unused(bound)
-                return self._refusal(request, pool, groups, plan)
+                return refusal
             if not bind_roots(plan, bound):
                 break
         preempted = self._commit(request, plan)
@@ -214,10 +217,10 @@ class CellCluster:
     def _refusal(
         self, request: CellRequest, pool: PhysicalCells, groups: list[VirtualCells], failed: NoRoom
     ) -> CellRefusal:
-        kind = pool.hierarchy.types[failed.pod.level]
+        kind = pool.hierarchy.types[failed.pod.limit if failed.pod.level else 0]
         whose = f"{request.vc}'s {request.pinned}" if request.pinned else request.vc
         bad = sum(group.bad for group in groups)
-        devices = f"{failed.pod.devices} free device{'s' * (failed.pod.devices > 1)}"
+        devices = plural(failed.pod.devices, "free device")
         where = f"a {kind} with {devices}" if request.affinity is CellAffinity.HARD else devices
         return CellRefusal(
             request.job,
@@ -241,7 +244,7 @@ class CellCluster:
             if pieces is None:
                 for cell in reversed(lent):
                     pool.reclaim(*cell)
-                kind = pool.hierarchy.types[pod.level]
+                kind = pool.hierarchy.types[pod.limit if pod.level else 0]
                 short = sum(1 for other in pods[place:] if other.devices == pod.devices)
                 reason = f"the cluster is {short} short of an idle {kind} with {pod.devices} devices"
                 return CellRefusal(request.job, reason, kind, short)
@@ -256,7 +259,7 @@ class CellCluster:
         if pod.devices > pool.idle.left:
             return None
         soft = request.affinity is CellAffinity.SOFT
-        for level in range(pod.level, pool.top + 1 if soft else pod.level + 1):
+        for level in range(pod.level, pool.top + 1 if soft else pod.limit + 1):
             if pod.devices <= pool.sizes[level]:
                 pieces = pool.farthest_idle(level, pod.devices)
                 if pieces is not None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -54,16 +55,49 @@ class Forest:
         """Per level: bit f is set while a partly taken cell has f free devices."""
 
     def find(self, level: int, devices: int) -> Room | None:
-        """The best fitting cell at `level` with `devices` free devices."""
+        """The best fitting cell at `level` with `devices` free devices; of equal ones that with the fullest cells around it."""
         mask = self._masks[level] >> devices
         if mask:
             free = devices + (mask & -mask).bit_length() - 1
-            return Room(level, free, self.partial[level][free][0])
+            return Room(level, free, self._in_fullest(level, self.partial[level][free]))
         size = self.sizes[level]
         for block in range(level, self.top + 1):
             if self.whole[block]:
-                return Room(block, self.sizes[block], self.whole[block][0] * (self.sizes[block] // size))
+                at = self.whole[block][0] if block == self.top else self._whole_in_fullest(block)
+                return Room(block, self.sizes[block], at * (self.sizes[block] // size))
         return None
+
+    def _in_fullest(self, level: int, cells: list[int]) -> int:
+        """The cell whose parent has the fewest free devices; then that parent's parent, and so on; then the first."""
+        return (
+            cells[0] if len(cells) == 1 or level == self.top else min(cells, key=partial(self._around, level))
+        )
+
+    def _around(self, level: int, index: int) -> list[int]:
+        """Free devices of the cells around a cell."""
+        found = []
+        for above in range(level + 1, self.top + 1):
+            index //= self.splits[above]
+            found.append(self.free[above][index])
+        return found
+
+    def _whole_in_fullest(self, level: int) -> int:
+        """The free cell of `level` with the fullest cells around it; there is one, and its parent is partly taken."""
+        size, split, row = self.sizes[level], self.splits[level + 1], self.free[level]
+        mask = self._masks[level + 1] >> size << size
+        while True:
+            free = (mask & -mask).bit_length() - 1
+            fitting = [
+                parent
+                for parent in self.partial[level + 1][free]
+                if any(row[child] == size for child in range(parent * split, (parent + 1) * split))
+            ]
+            if fitting:
+                parent = self._in_fullest(level + 1, fitting)
+                return next(
+                    child for child in range(parent * split, (parent + 1) * split) if row[child] == size
+                )
+            mask &= mask - 1
 
     def is_free(self, level: int, index: int) -> bool:
         """Whether a cell is entirely free."""
@@ -85,6 +119,20 @@ class Forest:
             return None
         free = self._masks[self.top].bit_length() - 1
         return Room(self.top, free, self.partial[self.top][free][0])
+
+    def closest(self, level: int, index: int, devices: int) -> Cell:
+        """The smallest cell within a cell that has `devices` free devices; of equal ones, the one with the fewest."""
+        for below in range(bisect_left(self.sizes, devices), level):
+            ratio = self.sizes[level] // self.sizes[below]
+            row = self.free[below]
+            fitting = [
+                (row[cell], around, cell)
+                for cell in range(index * ratio, (index + 1) * ratio)
+                if row[cell] >= devices and all(around := self._around(below, cell))  # 0: taken as a whole
+            ]
+            if fitting:
+                return Cell(below, min(fitting)[2])
+        return Cell(level, index)
 
     def carve(self, level: int, index: int, devices: int) -> list[Cell]:
         """The cells as which to take `devices` of a cell's free devices: few, and from its fullest parts."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gyrostat.core.errors import UsageError
+from gyrostat.core.files import read_text
 from gyrostat.core.roles import ServerCapacity
 from gyrostat.sched.cells.file import (
     CellFile,
@@ -37,13 +38,7 @@ _RANGE = re.compile(r"^(.*)\[(\d+)-(\d+)\](.*)$|^(.*?)(\d+)~(\d+)()$")
 
 def load(path: Path) -> CellSpec:
     """The spec in a file; raises with all errors by line."""
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is not text: {error}") from error
-    return loads(text, str(path))
+    return loads(read_text(path), str(path))
 
 
 def loads(text: str, source: str) -> CellSpec:

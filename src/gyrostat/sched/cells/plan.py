@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gyrostat.sched.cells.forest import Cell, Forest, Room
+from gyrostat.sched.cells.forest import Cell, Forest
 from gyrostat.sched.cells.request import CellAffinity, CellRequest
 from gyrostat.sched.cells.virtual import VirtualCells
 
@@ -18,11 +18,14 @@ class PlannedCell(NamedTuple):
 
 
 class PlannedPod(NamedTuple):
-    """A pod to place: its number in the request, its devices, and the level of its cell."""
+    """A pod to place: its number in the request and its devices."""
 
     number: int
     devices: int
     level: int
+    """The level of the cell that it should have."""
+    limit: int
+    """The largest level of a cell that it may have: that of a machine, unless the request says otherwise."""
 
 
 class NoRoom(NamedTuple):
@@ -52,12 +55,14 @@ def _plan_seen_by(
 ) -> list[list[PlannedCell]] | NoRoom:
     """The plan if all jobs below this priority were preempted."""
     if len(pods) == 1:
-        placed = _place(priority, request.affinity, groups, pods[0], alone=True)
+        placed = _place(priority, request.affinity, groups, pods[0], 0)
         return NoRoom(pods[0], 1) if placed is None else [placed]
     plan: list[list[PlannedCell]] = []
     failed = None
+    left = request.devices
     for place, pod in enumerate(pods):
-        placed = _place(priority, request.affinity, groups, pod, alone=False)
+        placed = _place(priority, request.affinity, groups, pod, left)
+        left -= pod.devices
         if placed is None:
             failed = NoRoom(pod, sum(1 for other in pods[place:] if other.devices == pod.devices))
             break
@@ -68,27 +73,35 @@ def _plan_seen_by(
 
 
 def _place(
-    priority: int, affinity: CellAffinity, groups: list[VirtualCells], pod: PlannedPod, alone: bool
+    priority: int, affinity: CellAffinity, groups: list[VirtualCells], pod: PlannedPod, left: int
 ) -> list[PlannedCell] | None:
-    """Cells for one pod. Unless it is the only one, they are taken, so that the next pod gets others."""
-    best: tuple[Room, VirtualCells] | None = None
+    """Cells for one pod of a gang with `left` devices still to place. They are taken, so that the next pod gets others;
+    not if it is the only pod (0 left).
+
+    Of the cells of its limit, the one that is used most: large cells stay whole, and few cells are bound. Of unused ones, the
+    smallest into which the rest of the gang fits. Within that one, the smallest cell with room.
+    """
+    best: tuple[tuple[int, bool, int, int], Cell, VirtualCells] | None = None
     devices = pod.devices
-    for level in range(pod.level, groups[-1].root + 1 if affinity is CellAffinity.SOFT else pod.level + 1):
+    for level in range(pod.limit, groups[-1].root + 1 if affinity is CellAffinity.SOFT else pod.limit + 1):
         for group in groups:
-            if group.root >= level and devices <= group.sizes[level]:
-                room = group.view(priority).find(level, devices)
-                if room is not None and (best is None or room < best[0]):
-                    best = (room, group)
-                    if room.block == level and room.free == devices:
-                        break  # nothing fits better
+            outer = min(level, group.root)
+            size = group.sizes[outer]
+            if outer >= pod.level and devices <= size:
+                room = group.view(priority).find(outer, devices)
+                if room is not None:
+                    too_small = size < left
+                    rank = (min(room.free, size) - size, too_small, -size if too_small else size, room.block)
+                    if best is None or rank < best[0]:
+                        best = (rank, Cell(outer, room.at), group)
         if best is not None:
-            room, group = best
+            _, cell, group = best
             forest = group.views[priority]
-            pieces = forest.carve(level, room.at, devices)
-            if not alone:
+            pieces = forest.carve(*forest.closest(*cell, devices), devices)
+            if left:
                 _take_all(forest, pieces)
             return [PlannedCell(group, *piece) for piece in pieces]
-    return _scatter(priority, groups, devices, alone) if affinity is CellAffinity.SOFT else None
+    return _scatter(priority, groups, devices, not left) if affinity is CellAffinity.SOFT else None
 
 
 def _scatter(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from gyrostat.core.errors import UsageError
+from gyrostat.sched.cells.spec import MAX_PRIORITY
 from gyrostat.sched.cells.spec import OPPORTUNISTIC as OPPORTUNISTIC
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class CellAffinity(StrEnum):
-    """What to do when a pod does not fit into one cell of the requested level."""
+    """What to do when a pod does not fit into one cell of the requested level; or, if none is requested, into one machine."""
 
     HARD = "hard"
     """Refuse."""
@@ -45,7 +46,7 @@ class CellRequest:
     """None: the first type of the tenant with room."""
     affinity: CellAffinity = CellAffinity.HARD
     level: str | None = None
-    """The cell type for each pod. None: the smallest that holds it."""
+    """The cell type for each pod. None: the smallest that holds it, or a larger one up to a machine."""
     pinned: str | None = None
     """Only this pinned cell of the tenant."""
 
@@ -54,9 +55,9 @@ class CellRequest:
             raise UsageError(
                 f"job {self.job}: every group needs at least one pod and one device, got {self.pods}"
             )
-        if self.priority < OPPORTUNISTIC:
+        if not OPPORTUNISTIC <= self.priority <= MAX_PRIORITY:
             raise UsageError(
-                f"job {self.job}: priority {self.priority}; it is 0 or more, or {OPPORTUNISTIC} for opportunistic"
+                f"job {self.job}: priority {self.priority}; it is 0 to {MAX_PRIORITY}, or {OPPORTUNISTIC} for opportunistic"
             )
 
     @cached_property

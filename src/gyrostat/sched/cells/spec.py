@@ -17,6 +17,7 @@ from gyrostat.sched.cells.shortfall import gaps, missing_by_tenant
 
 OPPORTUNISTIC = -1
 """The priority of jobs that run on idle devices and are preempted by guaranteed jobs, whose priorities are 0 and above."""
+MAX_PRIORITY = 1000
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,9 @@ def define(
 ) -> Definition | None:
     """The fastest definition on at most these devices and `most_per_device` virtual workers on each. None if none fits."""
     if global_batch < 1 or most_per_device < 1:
-        raise UsageError(f"a batch and a device need at least one, got {global_batch} and {most_per_device}")
+        raise UsageError(
+            f"the global batch and the micro-batches per device must be at least 1, got {global_batch} and {most_per_device}"
+        )
     kinds = [
         _Kind.of(profile, name, count, global_batch, most_per_device)
         for name, count in devices.items()

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from gyrostat.core.errors import UsageError
 from gyrostat.core.roles import ServerCapacity
 from gyrostat.sched.policies.registry import find_policy
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 
 
 def vcs_by_policy(

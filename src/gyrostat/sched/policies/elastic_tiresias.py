@@ -79,12 +79,13 @@ class ElasticTiresias(Tiresias):
         *,
         queues: tuple[float, ...] = (500.0, 10_000.0),
         promote: float = 0.0,
+        order: str = "running",
         crowd: int = 10,
         least: float = 0.5,
         price: float = 0.0,
         hold: float = 0.0,
     ) -> None:
-        super().__init__(queues=queues, promote=promote)
+        super().__init__(queues=queues, promote=promote, order=order)
         if not 0 < least <= 1:
             raise UsageError(
                 f"least is the share of its devices that a job keeps, above 0 and up to 1; got {least}"
@@ -177,7 +178,7 @@ class ElasticTiresias(Tiresias):
     def _compact(self, view: VcView) -> PolicyActions:
         blocked: set[object] = set()
         donors = self._donors(view)
-        while (donors or any(view.free_by_type().values())) and len(view.waiting) > self.crowd:
+        while donors or any(view.free_by_type().values()):
             job = view.waiting.best(blocked)
             if job is None:
                 return

@@ -8,8 +8,12 @@ normalised throughput, relative to an equal share of the cluster, is as large as
     sum_j X_mj <= 1,      sum_m s_m X_mj <= devices of type j
 
 Equal jobs have the same solution, so the program has one row per class of jobs. Devices are then allocated in rounds of
-`round` seconds: in each, the jobs farthest below their shares X come first. A job runs on exactly the number of devices that
-it requests, of one type.
+`round` seconds: in each, type by type, the jobs farthest below their shares X of that type come first. A job runs on exactly
+the number of devices that it requests, of one type. Where no job has devices, a round begins at once.
+
+When jobs have come or gone, shares are computed again, at most every `reset` seconds, and the time that jobs have had so far
+no longer counts, as in Gavel's own scheduler: otherwise a long job would owe others the time before they came. A job that
+comes in between has no share until then, and gets devices that others leave.
 
 With `mixed` (VirtualFlow §6.5.2), devices that a round leaves idle go to the jobs that may use several types and gain most;
 in the next round they are free for waiting jobs again.
@@ -20,7 +24,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -30,9 +34,9 @@ from scipy.sparse import csr_matrix
 from gyrostat.core.errors import UsageError
 from gyrostat.core.request import JobId
 from gyrostat.sched.policies.proposals import TentativeAllocation, grow
-from gyrostat.sched.policies.steady import DeviceTargets
-from gyrostat.sched.policy import Policy, PolicyActions, RunOn, Wake
-from gyrostat.sched.views import JobView, Key, VcView
+from gyrostat.sched.policies.steady import DeviceTargets, fits_besides
+from gyrostat.sched.policy import BeginRound, Policy, PolicyActions, Promote, ResetService, RunOn, Wake
+from gyrostat.sched.views import JobView, Key, SchedulingRound, VcView
 
 _ROUNDING = 1e-6
 _A_LITTLE = 1e-3  # of all throughput, so that devices that fairness leaves over are used well
@@ -49,11 +53,16 @@ class JobClass:
 
 
 class Gavel(Policy):
-    def __init__(self, *, mixed: bool = False, round: float = 360.0) -> None:
+    def __init__(self, *, mixed: bool = False, round: float = 360.0, reset: float = 1920.0) -> None:
         if round <= 0:
-            raise UsageError(f"a round takes some seconds, got {round}")
+            raise UsageError(f"round must be more than 0 seconds, got {round}")
+        if reset < 0:
+            raise UsageError(
+                f"reset must be 0 or more seconds between two computations of shares, got {reset}"
+            )
         self.mixed = mixed
         self.round = round
+        self.reset = reset
 
     def rank(self, job: JobView, now: float) -> tuple[Key, float]:
         return (job.request.submitted,), math.inf
@@ -61,10 +70,19 @@ class Gavel(Policy):
     def decide(self, view: VcView, now: float) -> PolicyActions:
         if not view.jobs:
             return
-        late = now % self.round
-        yield Wake(now - late + self.round)
-        if late > _ROUNDING * self.round:
+        ends = view.round.began + self.round
+        if len(view.holding) and now < ends - _ROUNDING * self.round:
+            yield Wake(ends)
             return
+        yield Wake(now + self.round)
+        jobs = frozenset(view.jobs)
+        due = now >= view.round.computed + self.reset - _ROUNDING * self.round
+        if jobs != view.round.jobs and (due or not len(view.holding)):
+            for job in view.jobs.values():
+                yield ResetService(job)
+            yield BeginRound(SchedulingRound(now, now, jobs))
+        else:
+            yield BeginRound(replace(view.round, began=now))
         wanted = self.assign(view, now)
         for job in list(view.holding):
             counts = wanted.devices.get(job.id, {})
@@ -74,7 +92,12 @@ class Gavel(Policy):
                 }
                 yield RunOn(job, kept, wanted.reasons.get(job.id, "its share of this round is over"))
         for id_, counts in wanted.devices.items():
-            yield RunOn(view.jobs[id_], counts, wanted.reasons[id_])
+            job, reason = view.jobs[id_], wanted.reasons[id_]
+            if job.borrowed_counts == counts and not job.devices and (yield Promote(job, reason)):
+                continue
+            if job.borrowed and not fits_besides(job, counts):
+                yield RunOn(job, {}, "gets guaranteed devices", borrowed=True)
+            yield RunOn(job, counts, reason)
 
     def assign(self, view: VcView, now: float) -> DeviceTargets:
         """The devices of each job for one round."""
@@ -82,19 +105,19 @@ class Gavel(Policy):
         shares = self._shares(view, types)
         wanted = DeviceTargets()
         free = dict(view.capacity)
-        behind = []
-        for job in view.jobs.values():
-            alive = max(now - job.request.submitted, self.round)
-            for type_, share in zip(types, shares[job.id], strict=True):
-                if view.rate(job, {type_: job.request.devices}) > 0:
-                    attained = max(job.seconds_on(type_, now), 1e-3 * self.round) / alive
-                    stays = set(job.counts) == {type_}
-                    behind.append((-share / attained, not stays, job.number, type_, job, share))
-        for *_, type_, job, share in sorted(behind, key=lambda each: each[:3]):
-            if job.id not in wanted.devices and free[type_] >= job.request.devices:
-                wanted.devices[job.id] = {type_: job.request.devices}
-                wanted.reasons[job.id] = f"furthest behind its share of {share:.0%} on {type_}"
-                free[type_] -= job.request.devices
+        for position, type_ in enumerate(types):
+            behind = []
+            for job in view.jobs.values():
+                if job.id in wanted.devices or view.rate(job, {type_: job.request.devices}) <= 0:
+                    continue
+                share = shares[job.id][position] if job.id in shares else 0.0
+                attained = job.recent_seconds_on(type_, now) + self.round / 2
+                behind.append((-share / attained, -share, set(job.counts) != {type_}, job.number, job))
+            for _, share, *_, job in sorted(behind, key=lambda each: each[:4]):
+                if free[type_] >= job.request.devices:
+                    wanted.devices[job.id] = {type_: job.request.devices}
+                    wanted.reasons[job.id] = f"furthest behind its share of {-share:.0%} on {type_}"
+                    free[type_] -= job.request.devices
         if self.mixed and any(free.values()):
             self._mix(view, wanted, free)
         return wanted
@@ -106,7 +129,7 @@ class Gavel(Policy):
 
     def _shares(self, view: VcView, types: Sequence[str]) -> Mapping[JobId, Sequence[float]]:
         kinds: dict[tuple[object, ...], list[JobView]] = defaultdict(list)
-        for job in view.jobs.values():
+        for job in (job for job in view.jobs.values() if job.id in view.round.jobs):
             speeds = tuple(view.rate(job, {type_: job.request.devices}) for type_ in types)
             fits = tuple(
                 speed if job.request.devices <= view.capacity[type_] else 0.0

@@ -11,7 +11,7 @@ from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Snapshot, Withdrawn
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.experiments.finding import (
     Compared,
@@ -97,7 +97,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         title="EasyScale: training beside a serving load",
         setup=(
             f"{len(fleet)} V100; serving needs {SERVING.trough} of them by night and {SERVING.peak} by day, "
-            f"with noise, told every 5 minutes for {DAYS} days. {JOBS} training jobs of up to {DEVICES} "
+            f"with noise, reported every 5 minutes for {DAYS} days. {JOBS} training jobs of up to {DEVICES} "
             "devices (ResNet-50) fill the rest under the EasyScale policy; a resize stops a job for "
             f"{RESIZE:g} s and is at most once a minute for a job's own sake."
         ),

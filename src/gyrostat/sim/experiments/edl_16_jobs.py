@@ -12,7 +12,7 @@ from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.throughput import PlannedThroughput, workload_name
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Snapshot
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.experiments.finding import (
     Compared,
     ExperimentContext,

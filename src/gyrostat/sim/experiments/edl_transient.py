@@ -58,11 +58,11 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         name="edl-transient",
         title="EDL: transient devices, four ways to use them",
         setup=(
-            "ResNet-50 (Gavel's V100) on 4 devices; 1, 2 or 4 more are there for 4 minutes and then gone for "
+            "ResNet-50 (Gavel's V100) on 4 devices; 1, 2 or 4 more are available for 4 minutes and then gone for "
             "one. Stop-resume stands still for 44 s at every change, EDL stops for 0.67 s after preparing the "
             "newcomers for 21 s, both from the paper's tables; ours prepares them for the 2.5 s that a cold "
             "start takes here. While newcomers prepare, the others train on; the simulator has one pause for "
-            "every change, so what their devices lose meanwhile is told as a pause that costs as much."
+            "every change, so what their devices lose meanwhile is modelled as a pause that costs as much."
         ),
         compared=[
             Compared("elastic, of ideal, at least", "97 %", percent(100 * ours), ours >= 0.97),

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.policies import find_policy
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sim.experiments.finding import ExperimentContext, Plot, Series, TextTable
 from gyrostat.sim.job import TraceJob
 from gyrostat.sim.setup import by_load

@@ -14,7 +14,7 @@ from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change
-from gyrostat.sched.state import Vc
+from gyrostat.sched.tenant_state import Vc
 from gyrostat.sched.throughput import Throughput
 from gyrostat.sim.cluster import Costs
 from gyrostat.sim.experiments.finding import TextTable

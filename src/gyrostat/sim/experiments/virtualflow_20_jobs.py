@@ -65,7 +65,7 @@ def run(context: ExperimentContext) -> ExperimentFinding:
         differs=(
             "By the paper's own figures the same work took 1.44 times the device time under static priority: its "
             "makespan was 1.83 times as long at 71.1 instead of 90.6 % in use. What made elastic jobs that much more "
-            "efficient is not told. Here device time is the same for both, and elasticity gains only by devices that "
+            "efficient is not stated. Here device time is the same for both, and elasticity gains only by devices that "
             "static priority leaves idle, of which there are more than in the paper (56 % in use). An exchange of "
             "gradients, which the profiles lack, does not explain it: the second table adds one, and elastic jobs, which "
             "also grow, lose by it as well."

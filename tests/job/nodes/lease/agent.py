@@ -17,7 +17,7 @@ from gyrostat.core.errors import Deposed
 from gyrostat.job.nodes.lease import Campaign, Timing, open_store
 
 ROOT = Path(__file__).parents[4]
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 def main(address: str, name: str, ttl: str) -> None:
@@ -79,7 +79,7 @@ class AgentProcess:
         poll = select.poll()  # unlike select, it takes any number of a file
         poll.register(self._process.stdout, select.POLLIN)
         while not line.endswith(b"\n"):
-            assert poll.poll(PATIENCE_S * 1000), f"{self.name} says nothing"
+            assert poll.poll(TIMEOUT_S * 1000), f"{self.name} says nothing"
             byte = self._process.stdout.raw.read(1)  # type: ignore[attr-defined]
             assert byte, f"{self.name} ended"
             line += byte

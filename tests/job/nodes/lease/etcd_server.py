@@ -49,13 +49,13 @@ class EtcdServer:
         """Returns when etcd says to its service manager, as which we pose, that it is ready."""
         assert BINARY is not None
         client = f"{self._scheme}://{self.host}"
-        told = self._directory / "ready"
-        told.unlink(missing_ok=True)
+        notify_socket = self._directory / "ready"
+        notify_socket.unlink(missing_ok=True)
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ready,
             (self._directory / "etcd.log").open("ab") as log,
         ):
-            ready.bind(str(told))
+            ready.bind(str(notify_socket))
             ready.settimeout(READY_S)
             self._process = subprocess.Popen(
                 [
@@ -69,7 +69,7 @@ class EtcdServer:
                 ],
                 stdout=log,
                 stderr=log,
-                env={"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(told)},
+                env={"PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(notify_socket)},
             )
             try:
                 assert ready.recv(100) == b"READY=1"

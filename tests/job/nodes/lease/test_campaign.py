@@ -18,7 +18,7 @@ from tests.job.nodes.lease.agent import AgentProcess
 from tests.job.nodes.lease.conftest import OpenStore
 from tests.job.nodes.lease.etcd_server import EtcdServer
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 SHORT = {"file": 4.0, "etcd": 5.0}
 """Tests wait for them to expire; a busy machine has to renew them in time."""
 
@@ -41,7 +41,7 @@ class CampaignRecorder:
         self.campaign.start()
 
     def next(self) -> tuple[str, int | str]:
-        return self._calls.get(timeout=PATIENCE_S)
+        return self._calls.get(timeout=TIMEOUT_S)
 
     def quiet(self) -> bool:
         return self._calls.empty()
@@ -95,7 +95,7 @@ def test_a_callback_that_raises_ends_the_campaign_and_frees_the_lease(open_anoth
     lost: list[str] = []
     campaign = Campaign(open_another(), "a", on_lead=fail, on_follow=lambda holder: None, on_lost=lost.append)
     campaign.start()
-    assert led.wait(PATIENCE_S)
+    assert led.wait(TIMEOUT_S)
     successor = CampaignRecorder(open_another(), "b")
     while (call := successor.next())[0] != "lead":
         assert call == ("follow", "a")
@@ -152,7 +152,7 @@ def test_etcd_killed_and_started_again_keeps_what_was_written(own_etcd: EtcdServ
     kind, why = leader.next()
     assert kind == "lost"
     assert "it could not renew its lease in time: no answer from etcd" in str(why)
-    assert "no answer from etcd" in follower.troubles.get(timeout=PATIENCE_S)
+    assert "no answer from etcd" in follower.troubles.get(timeout=TIMEOUT_S)
     assert follower.quiet()
     own_etcd.start()
     calls = {"a": leader.next(), "b": follower.next()}
@@ -161,8 +161,8 @@ def test_etcd_killed_and_started_again_keeps_what_was_written(own_etcd: EtcdServ
     assert calls[led][1] > token  # type: ignore[operator]
     assert calls[other] == ("follow", led)
     assert stores[1].get("generation") == b"7"
-    for told, store in ((leader, stores[0]), (follower, stores[1])):
-        told.campaign.close()
+    for agent, store in ((leader, stores[0]), (follower, stores[1])):
+        agent.campaign.close()
         store.close()
 
 
@@ -218,19 +218,19 @@ def test_a_store_that_has_lost_its_data_is_reported(own_etcd: EtcdServer, tmp_pa
             timing=Timing(ttl=2.0),
         ),
     ):
-        assert events.get(timeout=PATIENCE_S) == "leads"
+        assert events.get(timeout=TIMEOUT_S) == "leads"
         if kind == "etcd":
             own_etcd.lose_data()
             own_etcd.start()
         else:
             (tmp_path / "store" / "lease.json").unlink()
-        assert events.get(timeout=PATIENCE_S) == "leads no more"
-        assert "was at" in events.get(timeout=PATIENCE_S)
+        assert events.get(timeout=TIMEOUT_S) == "leads no more"
+        assert "was at" in events.get(timeout=TIMEOUT_S)
 
 
 def _put_when_it_answers(store: LeaseStore, token: int) -> None:
     """etcd says that it is ready a moment before it serves."""
-    deadline = clock() + PATIENCE_S
+    deadline = clock() + TIMEOUT_S
     while True:
         try:
             return store.put("generation", b"8", token)

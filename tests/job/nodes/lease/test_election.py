@@ -178,7 +178,7 @@ def test_a_win_that_the_watch_has_already_seen_end_is_released() -> None:
     assert election.role is Role.FOLLOWING
 
 
-def test_the_watch_may_see_our_win_before_we_are_told() -> None:
+def test_the_watch_may_report_a_win_before_the_store_replies() -> None:
     election = candidate()
     election.handle(TimePassed(), 0.0)
     election.handle(LeaseSeen(VACANT, answer=True), 0.0)
@@ -209,7 +209,7 @@ def test_a_leader_believes_the_store(view: LeaseView, why: str) -> None:
     assert election.token is None
 
 
-def test_a_leader_is_told_that_its_lease_is_over() -> None:
+def test_a_leader_is_notified_that_its_lease_is_over() -> None:
     election = leader(token=5)
     election.handle(TimePassed(), 4.0)
     assert election.handle(LeaseRefused(5), 4.1) == [
@@ -259,7 +259,7 @@ def test_an_answer_that_is_older_than_what_the_watch_has_brought_meanwhile_is_on
     assert election.role is Role.FOLLOWING
 
 
-def test_a_follower_is_told_of_each_leader_once() -> None:
+def test_a_follower_is_notified_of_each_leader_once() -> None:
     election = follower("other", token=5)
     assert election.handle(LeaseSeen(LeaseView(Lease("other", 5), 9)), 1.0) == []
     assert election.handle(LeaseSeen(LeaseView(Lease("other", 12), 12)), 2.0) == [Follow("other")]
@@ -277,7 +277,7 @@ def test_a_follower_that_hears_nothing_looks_for_itself() -> None:
     assert election.handle(TimePassed(), 22.01) == [Acquire()]
 
 
-def test_who_leaves_stops_leading_first_and_then_releases() -> None:
+def test_an_agent_that_leaves_stops_leading_before_it_releases_the_lease() -> None:
     election = leader(token=5)
     assert election.handle(LeaveElection(), 1.0) == [
         LeadershipLost("it leaves"),
@@ -288,7 +288,7 @@ def test_who_leaves_stops_leading_first_and_then_releases() -> None:
     assert election.handle(TimePassed(), 3.0) == []
 
 
-def test_who_left_releases_what_it_still_wins() -> None:
+def test_an_agent_that_has_left_releases_a_lease_that_it_still_wins() -> None:
     election = candidate()
     election.handle(TimePassed(), 0.0)
     election.handle(LeaseSeen(VACANT, answer=True), 0.0)

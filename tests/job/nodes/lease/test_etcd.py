@@ -18,7 +18,7 @@ from gyrostat.job.nodes.lease.etcd import EtcdStore
 from gyrostat.job.nodes.lease.etcd_gateway import Servers
 from tests.job.nodes.lease.etcd_server import EtcdServer
 
-PATIENCE_S = 120.0
+TIMEOUT_S = 120.0
 
 
 class Views:
@@ -35,7 +35,7 @@ class Views:
 
     def wait_for(self, holder: str | None) -> LeaseView:
         with self._news:
-            assert self._news.wait_for(lambda: self._newest_holder() == (holder,), timeout=PATIENCE_S), (
+            assert self._news.wait_for(lambda: self._newest_holder() == (holder,), timeout=TIMEOUT_S), (
                 self._views
             )
             return self._views[-1]
@@ -48,7 +48,7 @@ class Views:
 
 
 class Proxy:
-    """Passes connections on to a server until it is told to cut them."""
+    """Passes connections on to a server until `cut` is called."""
 
     def __init__(self, port: int) -> None:
         self._target = port
@@ -179,7 +179,7 @@ def test_a_watch_goes_on_after_etcd_forgot_the_revision_it_stands_at(own_etcd: E
     other.close()
 
 
-def test_a_watch_from_a_forgotten_revision_is_told_so(own_etcd: EtcdServer) -> None:
+def test_a_watch_from_a_compacted_revision_is_an_error(own_etcd: EtcdServer) -> None:
     store = open_etcd(own_etcd.address("jobs/1"))
     for holder in ("a", "b"):
         store.release(win(store, holder))
@@ -253,7 +253,7 @@ def test_etcd_that_hangs_is_given_up_in_time(own_etcd: EtcdServer) -> None:
     store.close()
 
 
-def test_nobody_is_there() -> None:
+def test_no_server_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     store = EtcdStore(Servers(endpoints=(("127.0.0.1", port),)), "/jobs/1")

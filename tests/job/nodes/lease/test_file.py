@@ -93,7 +93,7 @@ def test_tokens_grow_over_releases_and_reopening(tmp_path: Path) -> None:
     assert tokens == [1, 2, 3]
 
 
-def test_a_lock_that_is_not_given_back_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_that_is_not_released_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_module, "LOCK_TIMEOUT_S", 0.05)
     store = FileStore(tmp_path)
     lease = win(store)
@@ -107,7 +107,7 @@ def test_a_lock_that_is_not_given_back_is_told(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("damage", [b"", b"{", b'{"format":1}', b'{"token":"x"}'])
-def test_a_damaged_lease_is_told_and_not_overwritten(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_lease_is_reported_and_not_overwritten(tmp_path: Path, damage: bytes) -> None:
     store = FileStore(tmp_path)
     win(store)
     (tmp_path / "lease.json").write_bytes(damage)
@@ -118,7 +118,7 @@ def test_a_damaged_lease_is_told_and_not_overwritten(tmp_path: Path, damage: byt
     assert (tmp_path / "lease.json").read_bytes() == damage
 
 
-def test_a_directory_that_was_removed_is_told(tmp_path: Path) -> None:
+def test_a_removed_directory_is_an_error(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "store")
     lease = win(store)
     for name in ("lease.json", "lock"):

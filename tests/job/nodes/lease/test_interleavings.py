@@ -222,7 +222,7 @@ def test_at_most_one_leads_at_any_time_and_one_does_in_the_end(script: list[tupl
 
 
 class TurnedClock:
-    """Jumps as it is told, also back."""
+    """A clock that a test sets forward and back."""
 
     def __init__(self) -> None:
         self.time = 1000.0

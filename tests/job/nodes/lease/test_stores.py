@@ -150,7 +150,7 @@ def test_a_value_that_no_store_can_hold_is_refused_for_good(open_another: OpenSt
     assert store.get("record") == b"x" * LARGEST_VALUE
 
 
-def test_a_watch_tells_who_leads_now_and_every_later_leader(open_another: OpenStore) -> None:
+def test_a_watch_reports_the_leader_and_every_later_one(open_another: OpenStore) -> None:
     watched, other = open_another(), open_another()
     views: list[LeaseView] = []
     news = threading.Condition()
@@ -160,19 +160,19 @@ def test_a_watch_tells_who_leads_now_and_every_later_leader(open_another: OpenSt
             views.append(view)
             news.notify()
 
-    def told(count: int) -> LeaseView:
+    def notified(count: int) -> LeaseView:
         with news:
             assert news.wait_for(lambda: len(views) >= count, timeout=120)
             return views[count - 1]
 
     watch = watched.watch(saw)
-    assert told(1).lease is None
+    assert notified(1).lease is None
     lease = win(other, "a")
-    assert told(2).lease == Lease("a", lease.token)
+    assert notified(2).lease == Lease("a", lease.token)
     other.release(lease)
-    assert told(3).lease is None
+    assert notified(3).lease is None
     again = win(other, "b")
-    assert told(4).lease == Lease("b", again.token)
+    assert notified(4).lease == Lease("b", again.token)
     assert [view.order for view in views] == sorted({view.order for view in views})
     watch.close()
     other.release(again)

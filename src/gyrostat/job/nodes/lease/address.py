@@ -92,16 +92,16 @@ def _open_etcd(
 
 def _check(store: EtcdStore, wait_s: float, on_wait: Callable[[str], None]) -> None:
     """Whether it answers; again and again, if that may change."""
-    deadline, told = time.monotonic() + wait_s, False
+    deadline, reported = time.monotonic() + wait_s, False
     while True:
         try:
             return store.check()
         except StoreUnreachable as error:
             if time.monotonic() >= deadline:
                 raise
-            if not told:
+            if not reported:
                 on_wait(str(error))
-            told = True
+            reported = True
             time.sleep(_CHECK_AGAIN_S)
 
 

@@ -151,7 +151,9 @@ class EtcdStore:
             if leader is None or (leader.create_revision, leader.lease) != (token, grant):
                 raise deposed(token, None if leader is None else _view(leader, 0).lease)
             self._written[path] = 0 if written is None else written.mod_revision
-        raise StoreUnreachable(f"{key!r} is being written by others all the time; only the leader should")
+        raise StoreUnreachable(
+            f"{key!r} is written by other processes all the time; only the leader may write it"
+        )
 
     def get(self, key: str) -> bytes | None:
         path = self._path_of(key)
