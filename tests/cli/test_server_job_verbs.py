@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from gyrostat.cluster.api.server import serving
 from gyrostat.cluster.records import JobState
 from gyrostat.core.errors import UsageError, WrongState
-from tests.cli.test_cluster_verbs import invoke, told
+from tests.cli.test_cluster_verbs import invoke
 from tests.cluster.quiet_cluster import Quiet, quiet_cluster
 
 
@@ -110,4 +111,4 @@ def test_what_submit_refuses(quiet: Quiet, options: tuple[str, ...], message: st
 def test_records_have_servers(quiet: Quiet) -> None:
     submit()
     quiet.registry.progress("j1", servers=2)
-    assert told("status", "train")["job"]["servers"] == 2
+    assert json.loads(invoke("status", "train", "--json"))["job"]["servers"] == 2
