@@ -71,7 +71,6 @@ class Daemon:
         self.home, self.layout, self.policy = home, layout, policy
         self._keep = keep
         env = job_environment(variables(), pass_env)
-        scheduler_state = layout.scheduler_state(policy)
         home.make()
         self._clean_up_due = time.monotonic() + CLEAN_UP_S
         self._ended = threading.Event()
@@ -80,11 +79,13 @@ class Daemon:
             stack.enter_context(_locked(home))
             store = Store(home.database, born=time.time())
             stack.callback(store.close)
+            self._history = store.observations()
+            scheduler_state = layout.scheduler_state(policy, self._history)
             self.registry = Registry(store)
             stack.callback(self.registry.retry_writes)
             self._pool = HostPool(home.log, spare=spare, source=lambda log: HostForkServer(log, env))
             stack.callback(self._pool.close)
-            self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
+            self._recorder = stack.enter_context(_Recording(home, layout.setup(policy, self._history)))
             self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool, grace=grace)
             backend = LocalBackend(home, self.registry, layout, self.cluster, grace)
             self.service = ClusterService(
@@ -162,7 +163,7 @@ class Daemon:
                     logger.error("the scheduling loop failed; the scheduler starts anew", exc_info=error)
                     self.registry.note("trouble", f"the scheduler failed and starts anew: {error!r}")
                     self._scheduler_state = self.cluster.restart_scheduler(
-                        lambda: self.layout.scheduler_state(self.policy)
+                        lambda: self.layout.scheduler_state(self.policy, self._history)
                     )
                     with contextlib.suppress(UsageError, OSError):
                         self._recorder.begin()
