@@ -59,3 +59,18 @@ def test_a_live_job_gets_the_devices_that_help_it_and_what_it_measures_is_kept(t
         assert (seen.workload, seen.type) == ("train.py", "fast")
         setup = daemon.layout.setup("easyscale", daemon.registry.store.observations())
         assert [each["workload"] for each in setup["history"]] == ["train.py"]
+
+
+def test_shares_follow_the_pace_of_devices(tmp_path: Path) -> None:
+    """16 virtual workers get all four devices, because 7 + 7 + 1 + 1 are faster than 8 + 8; with the bits of one worker."""
+    write_script(tmp_path)
+    job = spec(tmp_path, 60, 0.0, name="mixed", virtual_workers=16, min=1, mix_types=True)
+    with running(tmp_path, PACED, "easyscale", spare=2) as daemon:
+        id_ = daemon.service.submit(job, "me").id
+        at_step(daemon, id_, 5)
+        assert len([device for device in daemon.service.devices() if device.job == id_]) == 4
+        status = daemon.cluster.ask(lambda state: [each.all_counts() for each in state.jobs.values()])
+        assert status == [{"fast": 2, "slow": 2}]
+        one = spec(tmp_path, 60, 0.0, name="one", virtual_workers=16, min=1, max=1)
+        records = finished(daemon, id_, daemon.service.submit(one, "me").id)
+    assert records[0].digest == records[1].digest
