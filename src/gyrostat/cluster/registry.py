@@ -20,6 +20,7 @@ import msgspec
 from gyrostat.cluster.records import EventRecord, JobRecord, JobSpec, JobState
 from gyrostat.core.errors import NoSuchJob, StorageFull
 from gyrostat.core.plural import plural_range
+from gyrostat.sched.planner.history import Observation
 
 _REMEMBERED = 10_000
 """Events that are kept in memory; the store has older ones."""
@@ -46,6 +47,12 @@ class RecordStore(Protocol):
 
     def reservations(self) -> dict[str, int]:
         """Devices by type that serving loads have."""
+
+    def observations(self) -> list[Observation]:
+        """What jobs have measured of their workload on a device type, the oldest first."""
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Add measurements."""
 
     def put(self, record: JobRecord | None = None, events: Iterable[EventRecord] = ()) -> None:
         """Insert or replace a job, and add events: all or nothing."""

@@ -27,7 +27,7 @@ from gyrostat.cluster.attempt import AttemptResult, unstarted
 from gyrostat.core.errors import GyrostatError, UsageError
 from gyrostat.core.placement import Placement
 from gyrostat.core.plural import plural
-from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.control.device_assignment import DeviceAssignment, counts_by_pace
 from gyrostat.job.control.instructions import SurvivorsGoOn
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
@@ -213,9 +213,12 @@ def _request(directory: Path, order: HostOrder) -> RunRequest:
     set_runtime_directory(order.sockets)
     program = Program(name=spec.script, module=spec.module, args=spec.args, beneath=order.beneath)
     check_program(program, spec.workdir)  # a clear error for its owner; every worker checks what it opens
+    counts = counts_by_pace(spec.virtual_workers, order.slots)
     return RunRequest(
         program=program,
-        placement=Placement.even(spec.virtual_workers, len(order.slots)),
+        placement=Placement.even(spec.virtual_workers, len(order.slots))
+        if counts is None
+        else Placement.from_counts(counts),
         options=spec.training_options(directory / CHECKPOINTS),
         failures=spec.failure_policy(),
         device_assignment=DeviceAssignment(order.slots),
