@@ -25,12 +25,12 @@ class Contexts(Protocol):
 
     streams: Streams
 
-    def start(self) -> None:
-        """Before training: virtual worker r's streams begin as if seeded with seed + r."""
+    def start(self, *, same: bool = False) -> None:
+        """Before training: virtual worker r's streams begin as if seeded with seed + r, or with `same` as the script's."""
 
     def begin_pass(self) -> None: ...
 
-    def switch_in(self, rank: int) -> None: ...
+    def switch_in(self, rank: int, *, survey: bool = False) -> None: ...
 
     def begin_micro_batch(self, *, last: bool) -> None: ...
 

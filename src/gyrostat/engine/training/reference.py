@@ -41,16 +41,17 @@ class DdpContexts:
         self._outer: RngState
         self._local: dict[str, Any] = {}
 
-    def start(self) -> None:
+    def start(self, *, same: bool = False) -> None:
         outer = self.streams.save()
-        seed_all(self._seed + self._rank)
+        if not same:
+            seed_all(self._seed + self._rank)
         self._own = self.streams.save()
         self.streams.exchange(outer)
 
     def begin_pass(self) -> None:
         pass
 
-    def switch_in(self, rank: int) -> None:
+    def switch_in(self, rank: int, *, survey: bool = False) -> None:
         self._outer = self.streams.exchange(self._own)
 
     def begin_micro_batch(self, *, last: bool) -> None:
