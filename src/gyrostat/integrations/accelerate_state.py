@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher
 from accelerate.state import AcceleratorState, PartialState
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,6 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from gyrostat.core.errors import NotYet, Refused
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.options import make_loader
+from gyrostat.data.virtual_data_worker import RankedInit
 from gyrostat.engine.script.job import Job
 
 
@@ -109,8 +112,9 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
         "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
+        "worker_init_fn": _init_of_ranks(loader.worker_init_fn),
         "multiprocessing_context": loader.multiprocessing_context,
+        "lookahead": True,
         "generator": loader.generator,
         "persistent_workers": loader.persistent_workers,
         "in_order": getattr(loader, "in_order", True),
@@ -118,6 +122,13 @@ def _options(loader: DataLoader[Any]) -> dict[str, Any]:
     if loader.num_workers:
         options["prefetch_factor"] = loader.prefetch_factor
     return options
+
+
+def _init_of_ranks(init: Any) -> Any:
+    """Trainer gives data workers a function that knows the rank of the process."""
+    if not isinstance(init, partial) or "rank" not in init.keywords:
+        return init
+    return RankedInit(lambda rank: partial(init, rank=rank))
 
 
 class BatchesOf:
@@ -129,9 +140,19 @@ class BatchesOf:
     def __len__(self) -> int:
         return len(self.batches)
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, number: int) -> tuple[int, Any]:
         indices, fetch = list(self.batches[number]), getattr(self._dataset, "__getitems__", None)
-        return self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
+        return number, self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
+
+
+def draw_base_seed(job: Job, loader: Any) -> None:
+    """What `iter(DataLoader)` draws on every rank when an evaluation begins."""
+    if loader.generator is None and not (loader.persistent_workers and loader.num_workers):
+        job.in_every_stream(lambda: torch.empty((), dtype=torch.int64).random_())
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
 
 
 def evaluation_loader(job: Job, loader: Any) -> tuple[OrderedLoader, list[int]]:
@@ -157,7 +178,7 @@ def evaluation_loader(job: Job, loader: Any) -> tuple[OrderedLoader, list[int]]:
         drop_last=False,
         pad=False,
         pin_memory=False,
-        collate_fn=None,
+        collate_fn=_as_it_is,
         others={
             "worker_init_fn": loader.worker_init_fn,
             "multiprocessing_context": loader.multiprocessing_context,

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -29,13 +28,12 @@ from transformers.trainer_callback import ExportableState  # noqa: E402
 
 from gyrostat.core.errors import Misuse, Refused  # noqa: E402
 from gyrostat.data.loader import OrderedLoader  # noqa: E402
+from gyrostat.data.rng import Streams  # noqa: E402
 from gyrostat.engine.script.job import Job  # noqa: E402
 from gyrostat.engine.script.step import Step  # noqa: E402
-from gyrostat.integrations.accelerate_state import (  # noqa: E402
-    check_plugins,
-    present,
-    training_loader,
-)
+from gyrostat.integrations.accelerate_state import check_plugins, present, training_loader  # noqa: E402
+from gyrostat.integrations.replaced import replaced  # noqa: E402
+from gyrostat.integrations.transformers_evaluation import EvaluationBatches  # noqa: E402
 
 _RESUMED = "gyrostat"
 """What the loop gets for `resume_from_checkpoint` where it begins in the middle of an epoch."""
@@ -57,6 +55,7 @@ class TrainingSteps:
         self._epoch = next(self._epochs, epochs)
         self._steps: Iterator[Step] = iter(())
         self._first: Step | None = None
+        self._seen = 0
 
     @property
     def first_epoch(self) -> int:
@@ -69,7 +68,8 @@ class TrainingSteps:
             self._epoch = next(self._epochs)
         self._steps = self.job.steps(self._loader, accumulate=self._accumulate)
         self._first = next(self._steps, None)
-        return 0 if self._first is None else self._first.number
+        self._seen = 0 if self._first is None else self._first.number
+        return self._seen
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -79,13 +79,15 @@ class TrainingSteps:
 
     def __next__(self) -> Step:
         if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        return next(self._steps)
+            step, self._first = self._first, None
+        else:
+            step = next(self._steps)
+        self._seen = step.number + 1
+        return step
 
-    def end_epoch(self, *, used_up: bool) -> None:
-        """`used_up`: Trainer has seen every batch, and so has the DataLoader that it would have had."""
-        if used_up:
+    def end_epoch(self) -> None:
+        """Trainer has seen every batch of the epoch, or stops in the middle of it."""
+        if self._seen == -(-len(self) // self._accumulate):
             next(self._steps, None)
         else:
             self._steps.close()  # type: ignore[attr-defined]
@@ -95,6 +97,13 @@ class TrainingSteps:
         self._steps.close()  # type: ignore[attr-defined]
         next(self._epochs, None)
         self._epochs.close()  # type: ignore[attr-defined]
+
+
+class EndOfEpoch(transformers.TrainerCallback):  # type: ignore[misc]
+    """Ends the loop over steps before Trainer evaluates and saves at the end of an epoch."""
+
+    def on_epoch_end(self, *_: Any, train_dataloader: TrainingSteps, **__: Any) -> None:
+        train_dataloader.end_epoch()
 
 
 class TrainerProgress:
@@ -172,6 +181,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         # Called by the loop with a step; the methods that they hide are called with micro-batches.
         self.__dict__["training_step"] = self._run_step
         self.accelerator.backward = self._backward
+        self.add_callback(EndOfEpoch)
 
     # The loop of training.
 
@@ -194,6 +204,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         if self.job.tracked:
             raise Misuse("Trainer.train was called twice in one job; train once per job")
         loader = training_loader(self.job, self._train_loader)
+        self._surveys = self.args.gradient_accumulation_steps > 1 and loader.lookahead
         model, _ = super()._prepare_for_training(max_steps, self._train_loader, None)
         self._track(model)
         steps = TrainingSteps(
@@ -230,7 +241,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             "epochs_trained": epoch,
             "steps_trained_in_current_epoch": done * self.args.gradient_accumulation_steps,
         }
-        with mock.patch.object(trainer_module, "skip_first_batches", lambda loader, _: loader):
+        with replaced(trainer_module, skip_first_batches=lambda loader, _: loader):
             super()._run_epoch(epoch=epoch, train_dataloader=train_dataloader, **options)
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
@@ -251,7 +262,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
 
     def _count_items(self, step: Step, device: torch.device) -> Any:
         """`num_items_in_batch` of each virtual worker; None: the loss does not need it."""
-        if not (self.model_accepts_loss_kwargs or self.compute_loss_func is not None):
+        if not (self.model_accepts_loss_kwargs or self.compute_loss_func is not None or self._surveys):
             return None
         for inputs in step.survey():
             found = self._get_num_items_in_batch([inputs], device)
@@ -315,7 +326,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def _tokens(self, inputs: Any) -> int:
         """Input tokens of a micro-batch, as Trainer counts them."""
         counted = SimpleNamespace(num_input_tokens_seen=0)
-        with mock.patch.object(self, "state", counted):
+        with replaced(self, state=counted):
             super()._track_num_input_tokens(inputs)
         return int(counted.num_input_tokens_seen)
 
@@ -323,7 +334,49 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
         self._prepared[1].end()
         return super()._finalize_training(*others)
 
+    # Evaluation.
+
+    def _evaluate(self, *others: Any, **options: Any) -> Any:
+        if self.job.resuming:  # `eval_on_start` of a job that resumes: done before
+            return {}
+        return super()._evaluate(*others, **options)
+
+    def evaluation_loop(
+        self,
+        dataloader: Any,
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> Any:
+        loss_only = self.args.prediction_loss_only if prediction_loss_only is None else prediction_loss_only
+        batches = EvaluationBatches(self, dataloader, loss_only=loss_only, ignore_keys=ignore_keys)
+        with replaced(
+            self,
+            prediction_step=batches.prediction_step,
+            gather_function=batches.without_padding,
+            preprocess_logits_for_metrics=None,
+        ):
+            return super().evaluation_loop(batches, description, loss_only, ignore_keys, metric_key_prefix)
+
     # Logs and files.
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        super().save_model(output_dir, _internal_call)
+        if _internal_call:
+            self.job.barrier()  # the others look for the directory
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """One file per rank, as N processes would write."""
+        states = self.job.random_states()
+        if not self.job.is_main:
+            return
+        streams = Streams()
+        for rank, state in enumerate(states):
+            outside = streams.exchange(state)
+            with replaced(self.args.distributed_state, process_index=rank):
+                super()._save_rng_state(output_dir)
+            streams.exchange(outside)
 
     def log(self, logs: dict[str, float], *others: Any, **options: Any) -> None:
         super().log(logs, *others, **options)

@@ -53,6 +53,10 @@ class ContextSwitch:
         self.contexts = {rank: Context.from_tree(trees[rank]) for rank in self._generation.local_ranks}
         self._backups.hold(trees)
 
+    def random_states(self) -> dict[int, RngState]:
+        """The streams of the local virtual workers, between passes."""
+        return {rank: self.contexts[rank].rng for rank in self._generation.local_ranks}
+
     def local(self, rank: int) -> dict[str, Any]:
         """`step.local`."""
         return self.contexts[rank].local

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from gyrostat.data.rng import Streams
+from gyrostat.data.rng import RngState, Streams
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.training.plan import DataLoop, StepPlan
 
@@ -38,6 +38,9 @@ class Contexts(Protocol):
 
     def end_pass(self) -> None: ...
 
+    def random_states(self) -> dict[int, RngState]:
+        """The streams of the local virtual workers, between passes."""
+
     def local(self, rank: int) -> dict[str, Any]:
         """`step.local`."""
 
@@ -61,6 +64,9 @@ class Batches(Protocol):
     @property
     def samples(self) -> int:
         """Samples that the local virtual workers have fetched in this step."""
+
+    def in_every_stream(self, do: Callable[[], Any]) -> None:
+        """`do()`, outside a pass, with the streams of each local virtual worker in force."""
 
     def end_loop(self, *, used_up: bool) -> None:
         """The loop is over: all micro-batches were consumed, or the script has left it."""

@@ -168,7 +168,7 @@ class Relocation(NoRelocation):
                 for rank in self._generation.local_ranks
             }
         )
-        self._batches.replay_ended(arrivals)
+        self._batches.catch_up(arrivals)
         self._announced = None
         self.reducers.retake(in_pass=in_pass)
         if in_pass:
