@@ -12,7 +12,7 @@ The state of the loop is tracked like the model (`TrainerProgress`), so that it 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,13 +90,19 @@ class TrainingSteps:
         if self._seen == -(-len(self) // self._accumulate):
             next(self._steps, None)
         else:
-            self._steps.close()  # type: ignore[attr-defined]
+            _close(self._steps)
 
     def end(self) -> None:
         """Training is over; a job that had ended before has its last state now."""
-        self._steps.close()  # type: ignore[attr-defined]
+        _close(self._steps)
         next(self._epochs, None)
-        self._epochs.close()  # type: ignore[attr-defined]
+        _close(self._epochs)
+
+
+def _close(loop: Iterator[Any]) -> None:
+    """As a `break` out of it does."""
+    if isinstance(loop, Generator):
+        loop.close()
 
 
 class EndOfEpoch(transformers.TrainerCallback):  # type: ignore[misc]
@@ -146,7 +152,7 @@ class TrainerProgress:
         state.log_history = list(saved["log_history"])
         for each in self._exportable():
             if (exported := saved["callbacks"].get(type(each).__name__)) is not None:
-                vars(each).update(exported["attributes"])
+                vars(each).update({**exported["args"], **exported["attributes"]})
         trainer.current_flos = saved["current_flos"]
         trainer.rank_losses.copy_(saved["losses"])
         trainer._tr_loss = saved["loss"].clone().to(trainer.args.device)

@@ -48,6 +48,7 @@ class BatchSources:
         self._since_pass: list[
             Callable[[Sequence[int]], None]
         ] = []  # since the backups were updated, to contexts
+        self._before_step: list[Callable[[Sequence[int]], None]] = []  # the same, when the step began
 
     # The loop.
 
@@ -106,6 +107,7 @@ class BatchSources:
             if self._passes == 1:
                 self._several_passes = bool(self._several_passes)
             self._backups.begin_step()
+            self._before_step = list(self._since_pass)
             self._fetched_under.clear()
             self._start_sources()
             for source in self._running:
@@ -238,6 +240,8 @@ class BatchSources:
         if pass_ > 0:  # its micro-batches were fetched when the step began
             self._contexts.replace({**present, **{rank: self._backups.at_step(rank) for rank in ranks}})
         try:
+            for replay in self._before_step if pass_ > 0 else ():
+                replay(ranks)
             begin_source(source, loop, positions_in(self._contexts.contexts, loop.loader, ranks))
             self._relocated.append(source)
             self._start_sources()
