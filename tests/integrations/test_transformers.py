@@ -97,6 +97,12 @@ def test_resumes_in_the_middle_of_an_epoch(launch: Launch, undisturbed: dict[str
     assert (again["digest"], again["global_step"]) == (undisturbed["digest"], undisturbed["global_step"])
 
 
+def test_workers_that_make_other_weights_begin_with_those_of_the_main_one(launch: Launch) -> None:
+    """As under DDP. Workers compare their replicas at the first step, and would stop."""
+    args = [*arguments("gpt2", max_steps=2), "--unseeded"]
+    assert ours(launch, args, virtual_workers=2, workers=2)["global_step"] == 2
+
+
 SETTINGS = {
     "plain": arguments("gpt2"),
     "accumulation": arguments("gpt2", gradient_accumulation_steps=3, max_steps=9),

@@ -236,6 +236,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             things["scaler"] = self.accelerator.scaler
         handler = self.accelerator.ddp_handler
         self.job.track(ddp=handler.to_kwargs(), same_streams=True, **things)
+        self.job.share_modules()
 
     def _prepare_for_training(self, *_: Any) -> Any:
         return self._prepared

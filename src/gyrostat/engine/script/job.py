@@ -20,6 +20,7 @@ from gyrostat.engine.script.step import Step
 from gyrostat.engine.script.tracked import Tracked
 from gyrostat.engine.script.training_loop import TrainingLoop
 from gyrostat.engine.state import statetree
+from gyrostat.engine.state.digest import digest_of, tensor_digests
 from gyrostat.engine.training.generation import CurrentGeneration
 from gyrostat.engine.training.mean import Mean, MeanKind
 from gyrostat.engine.training.mini_batch import MiniBatchRunner
@@ -175,6 +176,24 @@ class Job:
             self._runner.add_module(name, module, options)
         if first:
             self._contexts.start(same=same_streams)
+
+    def share_modules(self) -> None:
+        """Give all workers the main worker's parameters and buffers, as DDP does when it wraps a module; before the first loop.
+
+        Not needed by scripts that call `gyrostat.init` first, which makes workers build equal modules.
+        """
+        modules = self._tracked.modules
+        mine = digest_of(tensor_digests(**modules)).encode()
+        if len(set(self._training.exchange("modules", lambda: mine))) == 1:
+            return
+
+        def state() -> bytes:
+            states = {name: module.state_dict() for name, module in modules.items()}
+            return statetree.encode(states) if self.is_main else b""
+
+        for payload in filter(None, self._training.exchange("module state", state)):
+            for name, saved in statetree.decode(payload).items():
+                modules[name].load_state_dict(saved)
 
     # The loops.
 
