@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import Any
 
 SCRIPTS = Path(__file__).parent / "scripts"
-THREADS = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+THREADS = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HF_HUB_OFFLINE": "1",
+}
 
 
 def run_ddp(script: Path, processes: int, args: Sequence[str], directory: Path) -> dict[str, Any]:
@@ -21,10 +26,21 @@ def run_ddp(script: Path, processes: int, args: Sequence[str], directory: Path) 
     name = hashlib.sha256(json.dumps([str(script), processes, *args]).encode()).hexdigest()[:16]
     result = directory / f"{name}.json"
     if not result.exists():
-        command = [sys.executable, str(script), *args, "--out", str(directory / name), "--result", str(result)]
+        command = [
+            sys.executable,
+            str(script),
+            *args,
+            "--out",
+            str(directory / name),
+            "--result",
+            str(result),
+        ]
         workers = [
             subprocess.Popen(
-                command, env=_environment(rank, processes, _port()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+                command,
+                env=_environment(rank, processes, _port()),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
             )
             for rank in range(processes)
         ]

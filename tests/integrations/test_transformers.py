@@ -40,7 +40,10 @@ def arguments(model: str, **settings: Any) -> list[str]:
 EVALUATES = {"eval_strategy": "steps", "eval_steps": 3}
 QUICK = [
     pytest.param(
-        arguments("gpt2", **EVALUATES) + ["--predict"], 2, {"workers": 2}, id="gpt2: tokens weighted, evaluation"
+        [*arguments("gpt2", **EVALUATES), "--predict"],
+        2,
+        {"workers": 2},
+        id="gpt2: tokens weighted, evaluation",
     ),
     pytest.param(
         arguments("bert", gradient_accumulation_steps=2, bf16=True),
@@ -70,14 +73,18 @@ DISTURBED = arguments("bert", gradient_accumulation_steps=2, num_train_epochs=3,
     ("where", "step", "worker"),
     [("exchange", 3, 1), ("backward", 3, 0), ("evaluate", 2, 1), ("reduced", 3, 0), ("boundary", 3, 1)],
 )
-def test_a_worker_is_killed(where: str, step: int, worker: int, launch: Launch, undisturbed: dict[str, Any]) -> None:
+def test_a_worker_is_killed(
+    where: str, step: int, worker: int, launch: Launch, undisturbed: dict[str, Any]
+) -> None:
     """In the survey, in the pass that follows, in an evaluation, between the two, and before the next step."""
     text = SCRIPT.read_text().split("\nimport argparse")[1]  # without what must come first in a file
     killed = ours(
         launch,
         DISTURBED,
         script="import argparse" + text,
-        run=lambda script, **options: fail_at(step=step, where=where, worker=worker).run(launch, script, **options),
+        run=lambda script, **options: fail_at(step=step, where=where, worker=worker).run(
+            launch, script, **options
+        ),
         virtual_workers=3,
         workers=2,
     )
@@ -89,7 +96,15 @@ def test_resumes_in_the_middle_of_an_epoch(launch: Launch, undisturbed: dict[str
     checkpoint = CheckpointPolicy(directory=str(launch.directory / "checkpoints"))
     result = launch.directory / "result.json"
     out = ["--ours", "--out", str(launch.directory / "out"), "--result", str(result)]
-    launch(SCRIPT, args=[*DISTURBED, *out], env=THREADS, virtual_workers=3, workers=2, checkpoint=checkpoint, stop_after=4)
+    launch(
+        SCRIPT,
+        args=[*DISTURBED, *out],
+        env=THREADS,
+        virtual_workers=3,
+        workers=2,
+        checkpoint=checkpoint,
+        stop_after=4,
+    )
     assert not result.exists()
     assert ours(launch, DISTURBED, virtual_workers=3, workers=1, checkpoint=checkpoint) == undisturbed
     result.unlink()  # and once more from the end, where nothing is left to do
@@ -124,10 +139,18 @@ SETTINGS = {
         early_stopping=True,
     ),
     "plateau": arguments(
-        "vit", eval_strategy="steps", eval_steps=1, lr_scheduler_type="reduce_lr_on_plateau", metric_for_best_model="loss"
+        "vit",
+        eval_strategy="steps",
+        eval_steps=1,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        metric_for_best_model="loss",
     ),
-    "tokens seen": arguments("gpt2", include_num_input_tokens_seen="all", optim="sgd", lr_scheduler_type="linear"),
-    "unused": arguments("vit", ddp_find_unused_parameters=False, dataloader_drop_last=True, eval_strategy="epoch"),
+    "tokens seen": arguments(
+        "gpt2", include_num_input_tokens_seen="all", optim="sgd", lr_scheduler_type="linear"
+    ),
+    "unused": arguments(
+        "vit", ddp_find_unused_parameters=False, dataloader_drop_last=True, eval_strategy="epoch"
+    ),
     "checkpointed activations": arguments("gpt2", activation_checkpointing=True),
 }
 

@@ -8,20 +8,19 @@ says which batches every virtual worker gets: `rank_batches`.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderDispatcher
 from accelerate.state import AcceleratorState, PartialState
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import IterableDataset
 
 from gyrostat.core.errors import NotYet, Refused
 from gyrostat.data.loader import OrderedLoader
-from gyrostat.data.options import make_loader
 from gyrostat.data.virtual_data_worker import RankedInit
 from gyrostat.engine.script.job import Job
+from gyrostat.integrations.batches import evaluation_of, in_turn, loader_options
 
 
 def present(job: Job) -> None:
@@ -102,26 +101,11 @@ def training_loader(job: Job, loader: Any) -> OrderedLoader:
     check_loader(loader)
     ranks = job.virtual_workers
     return job.dataloader(
-        loader.dataset, batch_sampler=lambda rank: rank_batches(loader, rank, ranks), **_options(loader)
+        loader.dataset,
+        batch_sampler=lambda rank: rank_batches(loader, rank, ranks),
+        lookahead=True,
+        **loader_options(loader, _init_of_ranks(loader.worker_init_fn)),
     )
-
-
-def _options(loader: DataLoader[Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {
-        "num_workers": loader.num_workers,
-        "collate_fn": loader.collate_fn,
-        "pin_memory": loader.pin_memory,
-        "timeout": loader.timeout,
-        "worker_init_fn": _init_of_ranks(loader.worker_init_fn),
-        "multiprocessing_context": loader.multiprocessing_context,
-        "lookahead": True,
-        "generator": loader.generator,
-        "persistent_workers": loader.persistent_workers,
-        "in_order": getattr(loader, "in_order", True),
-    }
-    if loader.num_workers:
-        options["prefetch_factor"] = loader.prefetch_factor
-    return options
 
 
 def _init_of_ranks(init: Any) -> Any:
@@ -129,30 +113,6 @@ def _init_of_ranks(init: Any) -> Any:
     if not isinstance(init, partial) or "rank" not in init.keywords:
         return init
     return RankedInit(lambda rank: partial(init, rank=rank))
-
-
-class BatchesOf:
-    """A dataset whose sample j is the j-th batch of an evaluation."""
-
-    def __init__(self, loader: Any, batches: Sequence[Sequence[int]]) -> None:
-        self._dataset, self._collate, self.batches = loader.dataset, loader.collate_fn, batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, number: int) -> tuple[int, Any]:
-        indices, fetch = list(self.batches[number]), getattr(self._dataset, "__getitems__", None)
-        return number, self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
-
-
-def draw_base_seed(job: Job, loader: Any) -> None:
-    """What `iter(DataLoader)` draws on every rank when an evaluation begins."""
-    if loader.generator is None and not (loader.persistent_workers and loader.num_workers):
-        job.in_every_stream(lambda: torch.empty((), dtype=torch.int64).random_())
-
-
-def _as_it_is(batch: Any) -> Any:
-    return batch
 
 
 def evaluation_loader(job: Job, loader: Any) -> tuple[OrderedLoader, list[int]]:
@@ -163,25 +123,9 @@ def evaluation_loader(job: Job, loader: Any) -> tuple[OrderedLoader, list[int]]:
     check_loader(loader)
     ranks = job.virtual_workers
     of_rank = [list(rank_batches(loader, rank, ranks)) for rank in range(ranks)]
-    steps = max(len(batches) for batches in of_rank)
-    order = [batches[step] for step in range(steps) for batches in of_rank if step < len(batches)]
+    order = in_turn(of_rank)
     left, fresh = len(loader.dataset), []
     for batch in order:
         fresh.append(min(len(batch), left))
         left -= fresh[-1]
-    made = make_loader(
-        BatchesOf(loader, order),
-        batch_size=None,
-        virtual_workers=ranks,
-        shuffle=False,
-        num_workers=loader.num_workers,
-        drop_last=False,
-        pad=False,
-        pin_memory=False,
-        collate_fn=_as_it_is,
-        others={
-            "worker_init_fn": loader.worker_init_fn,
-            "multiprocessing_context": loader.multiprocessing_context,
-        },
-    )
-    return made, fresh
+    return evaluation_of(job, loader, order), fresh

@@ -7,6 +7,7 @@ of its own, so they are hidden when an integration is imported. If another launc
 from __future__ import annotations
 
 from gyrostat.core.errors import Refused
+from gyrostat.data.rng import Streams
 from gyrostat.engine import environment
 from gyrostat.engine.script import session
 from gyrostat.engine.script.checks import check_no_process_group
@@ -27,4 +28,10 @@ def join(seed: int) -> Job:
             "brings its workers together itself: gyrostat run -n N -w P SCRIPT"
         )
     check_no_process_group()
-    return session.current() or session.init(seed=seed)
+    job = session.current()
+    if job is None:
+        streams = Streams()
+        before = streams.save()
+        job = session.init(seed=seed)
+        streams.exchange(before)  # the framework seeds by itself
+    return job

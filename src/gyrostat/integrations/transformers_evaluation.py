@@ -13,7 +13,8 @@ import torch
 from accelerate.utils import recursively_apply
 from transformers.trainer_pt_utils import find_batch_size
 
-from gyrostat.integrations.accelerate_state import draw_base_seed, evaluation_loader
+from gyrostat.integrations.accelerate_state import evaluation_loader
+from gyrostat.integrations.batches import draw_base_seed
 from gyrostat.integrations.replaced import replaced
 
 

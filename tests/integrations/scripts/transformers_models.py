@@ -20,7 +20,9 @@ parser.add_argument("--ours", action="store_true")
 parser.add_argument("--model", default="gpt2")
 parser.add_argument("--args", default="{}")
 parser.add_argument("--predict", action="store_true")
-parser.add_argument("--unseeded", action="store_true", help="every process makes other initial weights; rank 0's count")
+parser.add_argument(
+    "--unseeded", action="store_true", help="every process makes other initial weights; rank 0's count"
+)
 parser.add_argument("--out", required=True)
 parser.add_argument("--result", required=True)
 given = parser.parse_args()
@@ -132,7 +134,9 @@ predictions = trainer.predict(data[31:]) if given.predict else None
 
 
 def without_times(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if not key.endswith(("runtime", "per_second", "_time"))}
+    return {
+        key: value for key, value in values.items() if not key.endswith(("runtime", "per_second", "_time"))
+    }
 
 
 if trainer.is_world_process_zero():
