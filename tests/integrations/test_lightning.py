@@ -1,4 +1,4 @@
-"""Lightning's Trainer on virtual workers has the bits, the counters and the logged values that it has under DDP on N processes."""
+"""Lightning's Trainer on virtual workers has the bits, counters and logged values that it has under DDP on N processes."""
 
 from __future__ import annotations
 
@@ -38,9 +38,14 @@ def settings(*others: str, loader: dict[str, Any] | None = None, **trainer: Any)
 
 
 QUICK = [
-    pytest.param(settings("--test", "--random"), 3, {"workers": 2, "schedule": [(4, 1), (9, 3)]}, id="resized"),
     pytest.param(
-        settings(accumulate_grad_batches=2, precision="bf16-mixed", checkpoints=True), 2, {"workers": 1}, id="accumulation"
+        settings("--test", "--random"), 3, {"workers": 2, "schedule": [(4, 1), (9, 3)]}, id="resized"
+    ),
+    pytest.param(
+        settings(accumulate_grad_batches=2, precision="bf16-mixed", checkpoints=True),
+        2,
+        {"workers": 1},
+        id="accumulation",
     ),
 ]
 
@@ -56,7 +61,9 @@ def test_predicts_every_sample_once(launch: Launch) -> None:
     """In the order of the dataset, on every worker."""
     alone = ours(launch, settings("--predict", max_epochs=1), virtual_workers=3, workers=1)["predicted"]
     assert [len(batch) for batch in alone] == [4, 4, 4, 4, 3]
-    assert ours(launch, settings("--predict", max_epochs=1), virtual_workers=3, workers=2)["predicted"] == alone
+    assert (
+        ours(launch, settings("--predict", max_epochs=1), virtual_workers=3, workers=2)["predicted"] == alone
+    )
 
 
 DISTURBED = settings("--random", accumulate_grad_batches=2, max_epochs=3, checkpoints=True)
@@ -67,7 +74,9 @@ def undisturbed(fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPath
     return ours(Launch(fork_parent, tmp_path_factory.mktemp("undisturbed")), DISTURBED, virtual_workers=3)
 
 
-@pytest.mark.parametrize(("where", "step", "worker"), [("backward", 3, 0), ("evaluate", 2, 1), ("boundary", 4, 1)])
+@pytest.mark.parametrize(
+    ("where", "step", "worker"), [("backward", 3, 0), ("evaluate", 2, 1), ("boundary", 4, 1)]
+)
 def test_a_worker_is_killed(
     where: str, step: int, worker: int, launch: Launch, undisturbed: dict[str, Any]
 ) -> None:
@@ -76,7 +85,9 @@ def test_a_worker_is_killed(
         launch,
         DISTURBED,
         script="import argparse" + text,
-        run=lambda script, **options: fail_at(step=step, where=where, worker=worker).run(launch, script, **options),
+        run=lambda script, **options: fail_at(step=step, where=where, worker=worker).run(
+            launch, script, **options
+        ),
         virtual_workers=3,
         workers=2,
     )
@@ -87,7 +98,15 @@ def test_resumes_in_the_middle_of_an_epoch(launch: Launch, undisturbed: dict[str
     checkpoint = CheckpointPolicy(directory=str(launch.directory / "checkpoints"))
     result = launch.directory / "result.json"
     out = ["--ours", "--out", str(launch.directory / "out"), "--result", str(result)]
-    launch(SCRIPT, args=[*DISTURBED, *out], env=THREADS, virtual_workers=3, workers=2, checkpoint=checkpoint, stop_after=4)
+    launch(
+        SCRIPT,
+        args=[*DISTURBED, *out],
+        env=THREADS,
+        virtual_workers=3,
+        workers=2,
+        checkpoint=checkpoint,
+        stop_after=4,
+    )
     assert not result.exists()
     assert ours(launch, DISTURBED, virtual_workers=3, workers=1, checkpoint=checkpoint) == undisturbed
     result.unlink()  # and once more from the end, where nothing is left to do

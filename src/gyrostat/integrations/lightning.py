@@ -5,7 +5,7 @@ stand-in for each further batch of an accumulation. `training_step` runs the fir
 others, so that Lightning's closure is what it expects. What a module logs is gathered over all virtual workers, and given to
 Lightning as its DDP strategy would compute it (`lightning_logs.py`).
 
-The state of the loops is tracked like the model (`LightningProgress`), so that it resumes, and newcomers join, where they should.
+The state of the loops is tracked like the model (`LightningProgress`), so that it resumes, and newcomers join, at its place.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from gyrostat.integrations import launch
 
 launch.hide_launcher()
 
-from lightning.fabric.utilities.seed import pl_worker_init_function, reset_seed  # noqa: E402
+from lightning.fabric.utilities.seed import reset_seed  # noqa: E402
 from lightning.pytorch.strategies import SingleDeviceStrategy  # noqa: E402
 from lightning.pytorch.trainer.connectors.data_connector import (  # noqa: E402
     _get_distributed_sampler,
@@ -34,13 +33,12 @@ from lightning.pytorch.trainer.states import RunningStage  # noqa: E402
 from lightning.pytorch.utilities.data import _update_dataloader  # noqa: E402
 
 from gyrostat.core.errors import Misuse, NotYet, Refused  # noqa: E402
-from gyrostat.data.virtual_data_worker import RankedInit  # noqa: E402
 from gyrostat.engine.script.job import Job  # noqa: E402
 from gyrostat.engine.script.step import Step  # noqa: E402
 from gyrostat.integrations.batches import draw_base_seed, evaluation_of, in_turn, loader_options  # noqa: E402
 from gyrostat.integrations.lightning_logs import Logged, Logs, reduce_in_order  # noqa: E402
 from gyrostat.integrations.lightning_progress import LightningProgress  # noqa: E402
-from gyrostat.integrations.ranks import rank_sampler  # noqa: E402
+from gyrostat.integrations.ranks import rank_sampler, seeded_workers  # noqa: E402
 
 
 class Substep:
@@ -57,7 +55,7 @@ class TrainingBatches:
         self._loader = self._job.dataloader(
             loader.dataset,
             batch_sampler=lambda rank: rank_sampler(loader.batch_sampler, rank),
-            **loader_options(loader, _worker_init(loader)),
+            **loader_options(loader, seeded_workers(loader)),
         )
         batches = _parse_num_batches(RunningStage.TRAINING, len(self._loader), trainer.limit_train_batches)
         self._limit = None
@@ -349,13 +347,6 @@ def _distributed(trainer: Any, loader: DataLoader[Any], ranks: int) -> DataLoade
     )
     updated: DataLoader[Any] = _update_dataloader(loader, sampler, mode=stage)
     return updated
-
-
-def _worker_init(loader: DataLoader[Any]) -> Any:
-    """What Lightning gives data workers under seed_everything(workers=True)."""
-    if loader.worker_init_fn is None and int(os.environ.get("PL_SEED_WORKERS", "0")):
-        return RankedInit(lambda rank: partial(pl_worker_init_function, rank=rank))
-    return loader.worker_init_fn
 
 
 def _step_name(trainer: Any) -> str:

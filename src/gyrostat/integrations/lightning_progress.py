@@ -8,7 +8,6 @@ from typing import Any
 from lightning.pytorch.loops.loop import _Loop
 from lightning.pytorch.loops.progress import _BaseProgress
 
-
 _METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")
 
 
@@ -47,7 +46,9 @@ class LightningProgress:
             if state := saved["callbacks"].get(callback.state_key):
                 callback.load_state_dict(state)
                 # ModelCheckpoint leaves out some, when it loads.
-                vars(callback).update({name: value for name, value in state.items() if name in vars(callback)})
+                vars(callback).update(
+                    {name: value for name, value in state.items() if name in vars(callback)}
+                )
         for name, values in saved["metrics"].items():
             setattr(trainer._logger_connector, name, dict(values))
         trainer.fit_loop.epoch_loop._results.clear()

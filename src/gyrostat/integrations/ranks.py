@@ -1,11 +1,16 @@
-"""The sampler of a virtual rank, made from the one that a framework made for rank 0 of N."""
+"""What Lightning makes for the data of one rank, made for a virtual rank: its sampler, and the seeds of its data workers."""
 
 from __future__ import annotations
 
 import copy
+import os
+from functools import partial
 from typing import Any
 
+from lightning.fabric.utilities.seed import pl_worker_init_function
 from torch.utils.data import DistributedSampler
+
+from gyrostat.data.virtual_data_worker import RankedInit
 
 
 def rank_sampler(sampler: Any, rank: int) -> Any:
@@ -13,7 +18,13 @@ def rank_sampler(sampler: Any, rank: int) -> Any:
     made = copy.copy(sampler)
     if isinstance(made, DistributedSampler):
         made.rank = rank
-    inner = getattr(made, "sampler", None)
-    if inner is not None and not isinstance(made, DistributedSampler):
+    elif (inner := getattr(made, "sampler", None)) is not None:
         made.sampler = rank_sampler(inner, rank)
     return made
+
+
+def seeded_workers(loader: Any) -> Any:
+    """The `worker_init_fn` of this loader; under seed_everything(workers=True) the one that Lightning adds."""
+    if loader.worker_init_fn is None and int(os.environ.get("PL_SEED_WORKERS", "0")):
+        return RankedInit(lambda rank: partial(pl_worker_init_function, rank=rank))
+    return loader.worker_init_fn

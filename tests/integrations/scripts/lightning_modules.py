@@ -38,7 +38,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel  # noqa: E402
 from lightning.pytorch.strategies import DDPStrategy  # noqa: E402
 
 
-class Net(pl.LightningModule):
+class Net(pl.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Sequential(
@@ -70,7 +70,8 @@ class Net(pl.LightningModule):
     test_step = validation_step
 
     def predict_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
-        return self(batch[0])
+        found: torch.Tensor = self(batch[0])
+        return found
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
@@ -78,7 +79,7 @@ class Net(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-class Recorder(pl.Callback):
+class Recorder(pl.Callback):  # type: ignore[misc]
     """What callbacks see: also that the loops count as they do under DDP."""
 
     def __init__(self) -> None:

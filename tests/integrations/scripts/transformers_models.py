@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 if given.ours:
     from gyrostat.integrations.transformers import Trainer
 else:
-    from transformers import Trainer
+    from transformers import Trainer  # type: ignore[no-redef]
 from transformers import (  # noqa: E402
     BertConfig,
     BertForMaskedLM,
