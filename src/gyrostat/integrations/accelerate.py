@@ -108,7 +108,7 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
             things["scaler"] = self.scaler
         ddp = None if self.ddp_handler is None else self.ddp_handler.to_kwargs()
         self.job.track(ddp=ddp, same_streams=True, **things)
-        self.job.share_modules()
+        self.job.between_steps.share_modules()
 
     # One step.
 
@@ -148,13 +148,13 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         )
 
     def wait_for_everyone(self) -> None:
-        self.job.barrier()
+        self.job.between_steps.barrier()
 
     # Files.
 
     def save_state(self, *args: Any, **options: Any) -> Any:
         saved = super().save_state(*args, **options) if self.is_main_process else None
-        self.job.barrier()
+        self.job.between_steps.barrier()
         return saved
 
     def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:

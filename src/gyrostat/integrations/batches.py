@@ -47,7 +47,7 @@ class BatchesOf:
 def draw_base_seed(job: Job, loader: Any) -> None:
     """What `iter(DataLoader)` draws on every rank when an evaluation begins."""
     if loader.generator is None and not (loader.persistent_workers and loader.num_workers):
-        job.in_every_stream(lambda: torch.empty((), dtype=torch.int64).random_())
+        job.between_steps.in_every_stream(lambda: torch.empty((), dtype=torch.int64).random_())
 
 
 def _as_it_is(batch: Any) -> Any:

@@ -10,7 +10,6 @@ The state of the loops is tracked like the model (`LightningProgress`), so that 
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -18,7 +17,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler
 
-from gyrostat.integrations import launch
+from gyrostat.integrations import environment, launch
 
 launch.hide_launcher()
 
@@ -36,7 +35,7 @@ from gyrostat.core.errors import Misuse, NotYet, Refused  # noqa: E402
 from gyrostat.engine.script.job import Job  # noqa: E402
 from gyrostat.engine.script.step import Step  # noqa: E402
 from gyrostat.integrations.batches import draw_base_seed, evaluation_of, in_turn, loader_options  # noqa: E402
-from gyrostat.integrations.lightning_logs import Logged, Logs, reduce_in_order  # noqa: E402
+from gyrostat.integrations.lightning_logs import LogCall, Logs, reduce_in_order  # noqa: E402
 from gyrostat.integrations.lightning_progress import LightningProgress  # noqa: E402
 from gyrostat.integrations.ranks import rank_sampler, seeded_workers  # noqa: E402
 
@@ -96,7 +95,7 @@ class TrainingBatches:
         self._epochs.close()  # type: ignore[attr-defined]
 
 
-class EvaluationBatches:
+class EvaluatedBatches:
     """Lightning's data loader in validation, test and prediction: what the virtual workers have computed, batch by batch."""
 
     def __init__(
@@ -134,7 +133,7 @@ class GyrostatStrategy(SingleDeviceStrategy):  # type: ignore[misc]
     strategy_name = "gyrostat"
 
     def __init__(self, **options: Any) -> None:
-        self.job: Job = launch.join(int(os.environ.get("PL_GLOBAL_SEED", "0")))
+        self.job: Job = launch.join(environment.lightning_seed())
         super().__init__(device=self.job.device, **options)
         self.trainer: Any = None
         self._batches: TrainingBatches | None = None
@@ -165,7 +164,7 @@ class GyrostatStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return self.job.is_main
 
     def barrier(self, *_: Any, **__: Any) -> None:
-        self.job.barrier()
+        self.job.between_steps.barrier()
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
         """Of the values of all virtual workers, which `lightning_logs` gives; any other value is the same on all workers."""
@@ -201,7 +200,7 @@ class GyrostatStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         self.job.track(
             model=self.lightning_module, lightning=LightningProgress(self), same_streams=True, **things
         )
-        self.job.share_modules()
+        self.job.between_steps.share_modules()
 
     def process_dataloader(self, dataloader: Any) -> Any:
         trainer = self.lightning_module.trainer
@@ -212,13 +211,13 @@ class GyrostatStrategy(SingleDeviceStrategy):  # type: ignore[misc]
                 "DataLoader of a dataset with __len__ and __getitem__"
             )
         if trainer.predicting:
-            return EvaluationBatches(self, dataloader, [list(dataloader.batch_sampler)])
+            return EvaluatedBatches(self, dataloader, [list(dataloader.batch_sampler)])
         dataloader = _distributed(trainer, dataloader, self.job.virtual_workers)
         if trainer.training:
             self._batches = TrainingBatches(self, dataloader)
             return self._batches
         ranks = range(self.job.virtual_workers)
-        return EvaluationBatches(
+        return EvaluatedBatches(
             self, dataloader, [list(rank_sampler(dataloader.batch_sampler, rank)) for rank in ranks]
         )
 
@@ -305,7 +304,7 @@ class GyrostatStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return {"logged": [each.tree() for each in logged], "output": output}
 
     def _replay(self, stage: str, results: Sequence[dict[str, Any]]) -> Any:
-        of_rank = [[Logged.of_tree(each) for each in result["logged"]] for result in results]
+        of_rank = [[LogCall.of_tree(each) for each in result["logged"]] for result in results]
         values = [
             (calls[0], torch.stack([each.value for each in calls])[:, None])
             for calls in zip(*of_rank, strict=True)

@@ -6,14 +6,13 @@ backward of a step (`feed.py`). In evaluation every worker sees all batches of a
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from gyrostat.integrations import launch
+from gyrostat.integrations import environment, launch
 
 launch.hide_launcher()
 
@@ -61,7 +60,7 @@ class GyrostatFabricStrategy(SingleDeviceStrategy):  # type: ignore[misc]
 
     def __init__(self, accumulate: int = 1, **options: Any) -> None:
         """`accumulate`: how many batches of a virtual worker make one step."""
-        self.job = launch.join(int(os.environ.get("PL_GLOBAL_SEED", "0")))
+        self.job = launch.join(environment.lightning_seed())
         self.feed, self.accumulate = Feed(self.job), accumulate
         self.modules: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
@@ -97,7 +96,7 @@ class GyrostatFabricStrategy(SingleDeviceStrategy):  # type: ignore[misc]
         return {"num_replicas": self.job.virtual_workers, "rank": 0}
 
     def barrier(self, *_: Any, **__: Any) -> None:
-        self.job.barrier()
+        self.job.between_steps.barrier()
 
     def setup_environment(self) -> None:
         super().setup_environment()
@@ -120,7 +119,7 @@ class GyrostatFabricStrategy(SingleDeviceStrategy):  # type: ignore[misc]
             things: dict[str, Any] = {f"model{number}": each for number, each in enumerate(self.modules)}
             things |= {f"optimizer{number}": each for number, each in enumerate(self._optimizers)}
             self.job.track(same_streams=True, **things)
-            self.job.share_modules()
+            self.job.between_steps.share_modules()
 
     def backward(self, tensor: torch.Tensor, module: Any, *_: Any, **options: Any) -> None:
         self.precision.pre_backward(tensor, module)

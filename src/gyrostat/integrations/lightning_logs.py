@@ -22,7 +22,7 @@ from gyrostat.integrations.replaced import replaced
 
 
 @dataclass(frozen=True)
-class Logged:
+class LogCall:
     """One call of `log`."""
 
     name: str
@@ -33,7 +33,7 @@ class Logged:
         return [self.name, self.value, self.options]
 
     @classmethod
-    def of_tree(cls, tree: Sequence[Any]) -> Logged:
+    def of_tree(cls, tree: Sequence[Any]) -> LogCall:
         return cls(*tree)
 
 
@@ -45,8 +45,8 @@ class Logs:
         """Sums of an epoch that another process began, by key."""
 
     @contextmanager
-    def recording(self, module: Any, batch: Any) -> Iterator[list[Logged]]:
-        logged: list[Logged] = []
+    def recording(self, module: Any, batch: Any) -> Iterator[list[LogCall]]:
+        logged: list[LogCall] = []
 
         def log(name: str, value: Any, *others: Any, **options: Any) -> None:
             if isinstance(value, Metric) or not isinstance(value, torch.Tensor | int | float):
@@ -57,12 +57,12 @@ class Logs:
             if others:
                 raise NotYet(f"self.log({name!r}, value, …): give its other arguments by name")
             options.setdefault("batch_size", _batch_size(batch))
-            logged.append(Logged(name, torch.as_tensor(value).detach().float().reshape(()).clone(), options))
+            logged.append(LogCall(name, torch.as_tensor(value).detach().float().reshape(()).clone(), options))
 
         with replaced(module, log=log):
             yield logged
 
-    def replay(self, module: Any, stage: str, values: Sequence[tuple[Logged, torch.Tensor]]) -> None:
+    def replay(self, module: Any, stage: str, values: Sequence[tuple[LogCall, torch.Tensor]]) -> None:
         """Make the calls of all micro-batches. `values`: shaped (N, micro-batches), one row per virtual worker."""
         before, module._current_fx_name = module._current_fx_name, stage
         try:
@@ -72,7 +72,7 @@ class Logs:
         finally:
             module._current_fx_name = before
 
-    def _log(self, module: Any, call: Logged, values: torch.Tensor) -> None:
+    def _log(self, module: Any, call: LogCall, values: torch.Tensor) -> None:
         results = module.trainer._results
         synchronised = bool(call.options.get("sync_dist")) and not call.options.get("rank_zero_only")
         if results is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import os
 from functools import partial
 from typing import Any
 
@@ -11,6 +10,7 @@ from lightning.fabric.utilities.seed import pl_worker_init_function
 from torch.utils.data import DistributedSampler
 
 from gyrostat.data.virtual_data_worker import RankedInit
+from gyrostat.integrations import environment
 
 
 def rank_sampler(sampler: Any, rank: int) -> Any:
@@ -25,6 +25,6 @@ def rank_sampler(sampler: Any, rank: int) -> Any:
 
 def seeded_workers(loader: Any) -> Any:
     """The `worker_init_fn` of this loader; under seed_everything(workers=True) the one that Lightning adds."""
-    if loader.worker_init_fn is None and int(os.environ.get("PL_SEED_WORKERS", "0")):
+    if loader.worker_init_fn is None and environment.lightning_seeds_workers():
         return RankedInit(lambda rank: partial(pl_worker_init_function, rank=rank))
     return loader.worker_init_fn

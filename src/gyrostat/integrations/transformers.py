@@ -236,7 +236,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
             things["scaler"] = self.accelerator.scaler
         handler = self.accelerator.ddp_handler
         self.job.track(ddp=handler.to_kwargs(), same_streams=True, **things)
-        self.job.share_modules()
+        self.job.between_steps.share_modules()
 
     def _prepare_for_training(self, *_: Any) -> Any:
         return self._prepared
@@ -371,11 +371,11 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         super().save_model(output_dir, _internal_call)
         if _internal_call:
-            self.job.barrier()  # the others look for the directory
+            self.job.between_steps.barrier()  # the others look for the directory
 
     def _save_rng_state(self, output_dir: str) -> None:
         """One file per rank, as N processes would write."""
-        states = self.job.random_states()
+        states = self.job.between_steps.random_states()
         if not self.job.is_main:
             return
         streams = Streams()

@@ -11,16 +11,14 @@ from torch.utils.data import Dataset
 from gyrostat.core.errors import Misuse, UsageError
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import Shuffle
-from gyrostat.data.rng import RngState
 from gyrostat.data.shard_loader import ShardLoader
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.between_steps import BetweenSteps
 from gyrostat.engine.script.checks import check_no_process_group
 from gyrostat.engine.script.loaders import Loaders
 from gyrostat.engine.script.step import Step
 from gyrostat.engine.script.tracked import Tracked
 from gyrostat.engine.script.training_loop import TrainingLoop
-from gyrostat.engine.state import statetree
-from gyrostat.engine.state.digest import digest_of, tensor_digests
 from gyrostat.engine.training.generation import CurrentGeneration
 from gyrostat.engine.training.mean import Mean, MeanKind
 from gyrostat.engine.training.mini_batch import MiniBatchRunner
@@ -89,6 +87,11 @@ class Job:
     def resuming(self) -> bool:
         """The script repeats what the job has done before: it has not joined, or not reached the place where it resumes."""
         return self._training.is_behind
+
+    @property
+    def between_steps(self) -> BetweenSteps:
+        """What all workers, or all virtual workers, do together outside of a step: for integrations of other frameworks."""
+        return BetweenSteps(self._training, self._contexts, self._tracked.modules)
 
     # Setting up.
 
@@ -177,24 +180,6 @@ class Job:
         if first:
             self._contexts.start(same=same_streams)
 
-    def share_modules(self) -> None:
-        """Give all workers the main worker's parameters and buffers, as DDP does when it wraps a module; before the first loop.
-
-        Not needed by scripts that call `gyrostat.init` first, which makes workers build equal modules.
-        """
-        modules = self._tracked.modules
-        mine = digest_of(tensor_digests(**modules)).encode()
-        if len(set(self._training.exchange("modules", lambda: mine))) == 1:
-            return
-
-        def state() -> bytes:
-            states = {name: module.state_dict() for name, module in modules.items()}
-            return statetree.encode(states) if self.is_main else b""
-
-        for payload in filter(None, self._training.exchange("module state", state)):
-            for name, saved in statetree.decode(payload).items():
-                modules[name].load_state_dict(saved)
-
     # The loops.
 
     def epochs(self, count: int) -> Iterator[int]:
@@ -242,27 +227,6 @@ class Job:
                 f"job.evaluate needs a loader made by job.dataloader, got a {type(loader).__name__}"
             )
         return self._training.evaluate(loader, fn)
-
-    def in_every_stream(self, do: Callable[[], Any]) -> None:
-        """`do()` between steps, once with the random streams of each virtual worker: what every rank of a DDP script draws."""
-        self._training.in_every_stream(do)
-
-    def barrier(self) -> None:
-        """Wait until all workers are here. Call it on all workers alike."""
-        self._training.exchange("barrier", lambda: b"")
-
-    def random_states(self) -> list[RngState]:
-        """Between steps: the random streams of all virtual workers, in order. Call it on all workers alike."""
-
-        def mine() -> bytes:
-            return statetree.encode(
-                {rank: state.to_tree() for rank, state in self._contexts.random_states().items()}
-            )
-
-        trees: dict[int, Any] = {}
-        for payload in self._training.exchange("random states", mine):
-            trees |= statetree.decode(payload)
-        return [RngState.from_tree(trees[rank]) for rank in sorted(trees)]
 
     def log(self, **metrics: float) -> None:
         """Report numbers of the script: shown live by `gyrostat run`, and part of its report."""

@@ -89,6 +89,10 @@ class TrainingLoop:
         return max(self.progress.epoch, 0)
 
     @property
+    def is_main(self) -> bool:
+        return self._parts.generation.is_main
+
+    @property
     def started(self) -> bool:
         """The first loop has begun."""
         return self._started
@@ -310,10 +314,10 @@ class TrainingLoop:
             self._requests |= Requests(checkpoint=True)
 
     def in_every_stream(self, do: Callable[[], Any]) -> None:
-        """`job.in_every_stream`."""
+        """`job.between_steps.in_every_stream`."""
         if self._parts.data.runner.micro_batch is not None:
             raise Misuse(
-                "job.in_every_stream inside the inner loop, where a virtual worker's streams are in force"
+                "job.between_steps.in_every_stream inside the inner loop, where a virtual worker's streams are in force"
             )
         if not self._parts.tracked.modules:
             do()  # the streams of virtual workers have not begun
