@@ -13,13 +13,14 @@ from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import Shuffle
 from gyrostat.data.shard_loader import ShardLoader
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.between_steps import BetweenSteps
 from gyrostat.engine.script.checks import check_no_process_group
 from gyrostat.engine.script.loaders import Loaders
 from gyrostat.engine.script.step import Step
 from gyrostat.engine.script.tracked import Tracked
 from gyrostat.engine.script.training_loop import TrainingLoop
 from gyrostat.engine.training.generation import CurrentGeneration
-from gyrostat.engine.training.mean import Mean
+from gyrostat.engine.training.mean import Mean, MeanKind
 from gyrostat.engine.training.mini_batch import MiniBatchRunner
 from gyrostat.engine.training.parts import Contexts
 
@@ -81,6 +82,16 @@ class Job:
     def tracked(self) -> dict[str, Any]:
         """The tracked objects, by name."""
         return self._tracked.objects
+
+    @property
+    def resuming(self) -> bool:
+        """The script repeats what the job has done before: it has not joined, or not reached the place where it resumes."""
+        return self._training.is_behind
+
+    @property
+    def between_steps(self) -> BetweenSteps:
+        """What all workers, or all virtual workers, do together outside of a step: for integrations of other frameworks."""
+        return BetweenSteps(self._training, self._contexts, self._tracked.modules)
 
     # Setting up.
 
@@ -152,8 +163,12 @@ class Job:
         self.track(**tracked)
         return loader
 
-    def track(self, *, ddp: dict[str, Any] | None = None, **things: Any) -> None:
-        """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP."""
+    def track(self, *, ddp: dict[str, Any] | None = None, same_streams: bool = False, **things: Any) -> None:
+        """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP.
+
+        The first call starts the random streams of the virtual workers: virtual worker r's as if seeded with seed + r or, with
+        `same_streams`, everyone's as the script's are now, as in DDP scripts that seed all ranks alike.
+        """
         if self._training.started:
             raise Misuse("job.track after the first job.steps; track everything before training begins")
         options = DdpOptions.parse(ddp or {})
@@ -163,7 +178,7 @@ class Job:
         for name, module in self._tracked.add(things).items():
             self._runner.add_module(name, module, options)
         if first:
-            self._contexts.start()
+            self._contexts.start(same=same_streams)
 
     # The loops.
 
@@ -192,6 +207,14 @@ class Job:
     def mean(self, value: torch.Tensor | float) -> Mean:
         """In a micro-batch: a handle to the mean of `value` over all N, readable after the inner loop."""
         return self._runner.mean(value)
+
+    def sum(self, value: torch.Tensor | float) -> Mean:
+        """In a micro-batch: a handle to the sum of `value` over all micro-batches of all N, readable after the inner loop."""
+        return self._runner.mean(value, MeanKind.SUM)
+
+    def gather(self, value: torch.Tensor | float) -> Mean:
+        """In a micro-batch: a handle to the values of all, shaped (N, micro-batches, …), readable after the inner loop."""
+        return self._runner.mean(value, MeanKind.GATHER)
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         """fn(micro-batch) for every micro-batch of the loader's dataset, in dataset order, on every worker.

@@ -70,6 +70,11 @@ def supervise(wrap: Callable[[Supervisor], Supervisor]) -> None:
     _Process.supervisor = wrap(_Process.supervisor)
 
 
+def assigned() -> bool:
+    """Whether this process is a worker that gyrostat has started."""
+    return _Process.assignment is not None
+
+
 def current() -> Job | None:
     """This process's job, once the script has called `init`."""
     return None if _Process.built is None else _Process.built.job

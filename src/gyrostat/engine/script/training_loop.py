@@ -89,6 +89,10 @@ class TrainingLoop:
         return max(self.progress.epoch, 0)
 
     @property
+    def is_main(self) -> bool:
+        return self._parts.generation.is_main
+
+    @property
     def started(self) -> bool:
         """The first loop has begun."""
         return self._started
@@ -300,17 +304,34 @@ class TrainingLoop:
 
     def log(self, metrics: dict[str, float]) -> None:
         """`job.log`."""
-        if not self._is_behind:
+        if not self.is_behind:
             self._parts.reports.log(self.progress.step, metrics)
 
     def save(self) -> None:
         """`job.save`."""
         self._parts.checkpoints.require_directory()
-        if not self._is_behind:
+        if not self.is_behind:
             self._requests |= Requests(checkpoint=True)
 
+    def in_every_stream(self, do: Callable[[], Any]) -> None:
+        """`job.between_steps.in_every_stream`."""
+        if self._parts.data.runner.micro_batch is not None:
+            raise Misuse(
+                "job.between_steps.in_every_stream inside the inner loop, where a virtual worker's streams are in force"
+            )
+        if not self._parts.tracked.modules:
+            do()  # the streams of virtual workers have not begun
+        elif not self.is_behind:
+            self._parts.data.batches.in_every_stream(do)
+
+    def exchange(self, kind: str, payload: Callable[[], bytes]) -> list[bytes]:
+        """The payloads of all workers; of this one, if it is not with the others."""
+        if self.is_behind:
+            return [payload()]
+        return self._parts.data.collectives.exchange(kind, self.progress, payload)
+
     @property
-    def _is_behind(self) -> bool:
+    def is_behind(self) -> bool:
         """The script repeats what the job has done before: it has not joined, or not reached the place where it resumes."""
         return self._parts.generation.joining or self._parts.loops.resuming
 
