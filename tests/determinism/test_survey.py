@@ -1,4 +1,4 @@
-"""`step.survey`: values of all virtual workers before the backward of the same step, exact on every placement and after a death."""
+"""`step.survey`: values of all virtual workers before the backward of the same step, exact on every placement."""
 
 from __future__ import annotations
 
