@@ -45,7 +45,7 @@ def run_once(out: Path, target: str, seed: int, faults: int) -> Verdict:
     if not verdict.exists():
         sys.exit(f"it ended with exit code {code}; see {out / name}.log")
     found: Verdict = json.loads(verdict.read_text())
-    found["target"] = target
+    found["target"], found["commit"] = target, commit()
     verdict.write_text(json.dumps(found))
     for round in found["rounds"]:
         for failure in round["failures"]:
@@ -55,19 +55,26 @@ def run_once(out: Path, target: str, seed: int, faults: int) -> Verdict:
     return found
 
 
+def commit() -> str:
+    """Of the code that was run."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    return subprocess.run(command, capture_output=True, text=True).stdout.strip() or "unknown"
+
+
 def read(out: Path) -> list[Verdict]:
     found = [json.loads(path.read_text()) for path in sorted(out.glob("*.json"))]
     return [verdict for verdict in found if "target" in verdict]
 
 
 def table(verdicts: list[Verdict]) -> list[str]:
-    """One line for each target, then the faults by kind."""
+    """The commits, one line for each target, then the faults by kind."""
+    commits = Counter(verdict.get("commit", "unknown") for verdict in verdicts)
     head = (
         "| target | runs | faults | "
         + " | ".join(_FAILURES)
         + " | from peers | from a checkpoint | begun again |"
     )
-    lines = [head, "|---|" + "---:|" * (head.count("|") - 2)]
+    lines = ["Commits: " + ", ".join(commits), "", head, "|---|" + "---:|" * (head.count("|") - 2)]
     for target in [*TARGETS, None]:
         of_target = [verdict for verdict in verdicts if target in (None, verdict["target"])]
         rounds = [round for verdict in of_target for round in verdict["rounds"]]

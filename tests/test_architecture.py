@@ -50,9 +50,8 @@ def test_new_names_of_the_map_exist() -> None:
 
 def test_environment_variables_are_read_in_one_place_per_kind_of_process() -> None:
     reads = {name for name, path in _modules().items() if re.search(r"\bos\.(environ\b|getenv)", _code(path))}
-    assert reads == {f"{package}.environment" for package in ("cli", "local", "job", "engine")} | {
-        "core.logs"
-    }
+    packages = ("cli", "local", "job", "engine", "integrations")
+    assert reads == {f"{package}.environment" for package in packages} | {"core.logs"}
 
 
 def _code(path: Path) -> str:

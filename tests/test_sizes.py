@@ -12,6 +12,8 @@ MOST_ATTRIBUTES = 15
 
 LONG_MODULES: dict[str, str] = {}
 MANY_METHODS = {
+    "engine.script.job.Job": "what a training script may call: one method for each call",
+    "engine.script.training_loop.TrainingLoop": "implements `JobLoops`: one method for each call of a script",
     "job.control.coordinator.Coordinator": "a pure state machine with one method for each event that it decides on",
 }
 MANY_ATTRIBUTES = {

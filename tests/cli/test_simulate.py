@@ -66,6 +66,24 @@ def test_policies_side_by_side_with_tenants_and_anomalies(trace: Path, tmp_path:
     assert "http" not in page.replace("http://www.w3.org/2000/svg", "")
 
 
+def test_a_job_that_never_fits_has_no_completion_time(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("submitted,duration,devices\n0,10,64\n")
+    code, out, err = gyrostat("simulate", "--cluster", "v100:1x8", tmp_path / "jobs.csv", cwd=tmp_path)
+    assert code == 0, err
+    rows = {line.split("  ")[0].strip(): line.split()[-1] for line in out if line.strip()}
+    assert "0 (+1 unfinished)" in "\n".join(out)
+    assert {rows[name] for name in ("JCT mean", "JCT p99", "queueing mean")} == {"-"}
+
+
+def test_times_of_a_table_have_one_unit(tmp_path: Path) -> None:
+    (tmp_path / "jobs.csv").write_text("submitted,duration,devices\n0,30,8\n1,86400,8\n")
+    code, out, err = gyrostat("simulate", "--cluster", "v100:1x8", tmp_path / "jobs.csv", cwd=tmp_path)
+    assert code == 0, err
+    rows = {line.split("  ")[0].strip(): line.split()[-2:] for line in out if line.strip()}
+    assert rows["JCT median"] == ["0.01", "h"]
+    assert rows["makespan"] == ["24.01", "h"]
+
+
 def test_the_same_seed_gives_the_same_report_to_the_bit(trace: Path, tmp_path: Path) -> None:
     options = [
         "--cluster",

@@ -42,6 +42,22 @@ def test_the_loss_of_an_example_falls(launch: Launch, name: str, args: list[str]
     assert fmean(losses[-quarter:]) < fmean(losses[:quarter])
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("transformers_text", ["--steps", "12"]),
+        ("lightning_net", ["--epochs", "1"]),
+        ("accelerate_text", ["--epochs", "1"]),
+    ],
+)
+def test_the_loss_falls_in_the_loop_of_another_framework(launch: Launch, name: str, args: list[str]) -> None:
+    outcome = launch(EXAMPLES / f"{name}.py", virtual_workers=4, workers=2, args=args)
+    losses = [loss for loss in outcome.losses if loss is not None]
+    quarter = len(losses) // 4
+    assert len(losses) == outcome.steps >= 12
+    assert fmean(losses[-quarter:]) < fmean(losses[:quarter])
+
+
 @needs_fashion_mnist
 def test_the_gan_comes_closer_to_real_images(launch: Launch) -> None:
     outcome = launch(EXAMPLES / "gan.py", virtual_workers=3, workers=2, args=["--small", "--epochs", "2"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gyrostat.core.devices import Fleet
 from gyrostat.core.plan import Action, Plan
 from gyrostat.core.request import Affinity, JobId, JobRequest
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
+from gyrostat.sched.planner.history import Observation
 from gyrostat.sched.policies import find_policy
 from gyrostat.sched.port import Change, Finished, Snapshot, Submitted
 from gyrostat.sched.state import SchedulerState
@@ -56,6 +59,7 @@ class LittleCluster:
         lends: bool = False,
         placer: Placer | None = None,
         throughput: Throughput | None = None,
+        history: Sequence[Observation] = (),
     ) -> None:
         self.fleet = Fleet.parse(fleet)
         by_type = None
@@ -69,6 +73,7 @@ class LittleCluster:
             [Vc(name=name, policy=find_policy(policy)) for name in names],
             self.placer,
             throughput,
+            history,
         )
 
     def tick(self, now: float, *changes: Change) -> Plan:

@@ -10,6 +10,8 @@ from gyrostat.core.errors import UsageError
 from gyrostat.core.plan import Resize, Start
 from gyrostat.core.profile import Profile, Speed
 from gyrostat.core.request import JobId, JobRequest
+from gyrostat.sched.planner.history import Observation
+from gyrostat.sched.planner.learned import LearnedThroughput
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.port import Progressed
 from tests.sched.little_cluster import LittleCluster, yielding_job
@@ -119,3 +121,56 @@ def test_reports_of_jobs_without_profile_change_nothing() -> None:
     cluster.submit(0.0, plain)
     assert cluster.tick(1.0, Progressed(JobId("a"), 0.0, 0.01)).actions == ()
     assert cluster.counts() == {"a": {"gpu": 2}}
+
+
+def learning(*history: Observation) -> LittleCluster:
+    """Two fast and two slow devices, of which the cluster says that the fast ones are four times as fast."""
+    return LittleCluster(
+        "fast:1x2,slow:1x2",
+        "easyscale:hold=0",
+        throughput=LearnedThroughput({"fast": 400.0, "slow": 100.0}),
+        history=history,
+    )
+
+
+def test_without_a_profile_ratios_are_assumed_and_the_first_measurement_sets_the_scale() -> None:
+    """8 virtual workers: 3 + 3 + 1 + 1 on all four devices are no faster than 4 + 4 on the fast ones, so it gets these."""
+    cluster = learning()
+    cluster.submit(0.0, yielding_job("a", 8, workload="new", mixes=True))
+    assert cluster.counts() == {"a": {"fast": 2}}
+    cluster.tick(5.0, Progressed(JobId("a"), 50.0, 10.0))
+    assert expected(cluster, "a", fast=2) == 80.0
+    assert expected(cluster, "a", fast=1) == pytest.approx(40.0)
+    assert expected(cluster, "a", slow=2) == pytest.approx(20.0)
+
+
+def test_devices_of_another_type_join_where_that_helps() -> None:
+    """10 virtual workers: 4 + 4 + 1 + 1 take four fifths of the time of 5 + 5."""
+    cluster = learning()
+    cluster.submit(0.0, yielding_job("a", 10, workload="new", mixes=True))
+    assert cluster.counts() == {"a": {"fast": 2, "slow": 2}}
+
+
+def test_a_workload_that_ran_before_begins_with_what_was_measured_then() -> None:
+    """It was as fast on slow devices as on fast ones, whatever the cluster says of them."""
+    seen = [Observation("old", type_, 1, 50.0) for type_ in ("fast", "slow")]
+    cluster = learning(*seen)
+    cluster.submit(0.0, yielding_job("a", 8, workload="old", mixes=True))
+    assert cluster.counts() == {"a": {"fast": 2, "slow": 2}}
+    assert expected(cluster, "a", slow=1) == pytest.approx(50.0)
+
+
+def test_types_that_were_not_measured_keep_their_ratio() -> None:
+    cluster = learning(Observation("old", "slow", 1, 10.0))
+    cluster.submit(0.0, yielding_job("a", 8, workload="old", mixes=True))
+    assert expected(cluster, "a", fast=1) == pytest.approx(40.0)
+
+
+def test_measurements_of_finished_jobs_are_handed_over_to_be_kept() -> None:
+    cluster = learning()
+    cluster.submit(0.0, yielding_job("a", 8, workload="new", mixes=True))
+    cluster.tick(5.0, Progressed(JobId("a"), 50.0, 10.0))
+    cluster.finish(6.0, "a")
+    (fresh,) = cluster.scheduler_state.estimates.fresh
+    assert (fresh.workload, fresh.type) == ("new", "fast")
+    assert fresh.samples_per_second == pytest.approx(40.0)

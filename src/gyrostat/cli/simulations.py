@@ -64,10 +64,10 @@ def print_runs(console: Console, runs: list[ReportedRun]) -> None:
     from gyrostat.sim.report import table, tenant_table
 
     head, rows = table(runs)
-    turned = Table(*["", *(row[0] for row in rows)], box=None)
-    for number, name in enumerate(head[1:], 1):
-        turned.add_row(name, *(row[number] for row in rows))
-    console.print(turned)
+    figures = Table(*head, box=None)
+    for row in rows:
+        figures.add_row(*row)
+    console.print(figures)
     if any(len(run.summary.tenants) > 1 for run in runs):
         head, rows = tenant_table(runs)
         console.print("\nmean queueing by tenant (! longer than in a private cluster)")

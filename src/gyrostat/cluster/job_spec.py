@@ -198,7 +198,10 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             restarts=self.restarts,
             poison_limit=self.poison_limit,
             stragglers=StragglerPolicy(
-                reaction=self.stragglers,
+                # On several device types shares follow measured speed; the pause and the gain of a change limit how often.
+                reaction=Reaction.REPLACE
+                if self.mix_types and self.stragglers is Reaction.REPORT
+                else self.stragglers,
                 factor=self.straggler_factor,
                 steps=self.straggler_steps,
                 pause_s=self.straggler_pause,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import yaml
@@ -26,6 +26,9 @@ from gyrostat.sched.cells.load import parse
 from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.placers.base import PlacementRefused
 from gyrostat.sched.placers.cells import CellPlacer, fleet_of
+from gyrostat.sched.planner.history import Observation
+from gyrostat.sched.planner.learned import LearnedThroughput
+from gyrostat.sched.planner.throughput import is_workload, workload_name
 from gyrostat.sched.policies.by_vc import vcs_by_policy
 from gyrostat.sched.state import SchedulerState
 
@@ -84,7 +87,15 @@ class ClusterLayout:
 
     # The scheduler.
 
-    def setup(self, policy: str) -> dict[str, Any]:
+    @property
+    def speeds(self) -> dict[str, float]:
+        """Of device types, relative to each other: the declared paces; equal if one has none."""
+        paces = {type_: self._entry(type_).pace for type_ in self.fleet.totals}
+        if None in paces.values():
+            return dict.fromkeys(paces, 1.0)
+        return {type_: pace or 1.0 for type_, pace in paces.items()}
+
+    def setup(self, policy: str, history: Sequence[Observation] = ()) -> dict[str, Any]:
         """For a recording (`sched.recording`)."""
         return {
             "cluster": self.text,
@@ -94,13 +105,16 @@ class ClusterLayout:
             "overhead": 0.0,
             "nodes": None,
             "profiles": None,
+            "speeds": self.speeds,
+            "history": [asdict(each) for each in history],
         }
 
-    def scheduler_state(self, policy: str) -> SchedulerState:
+    def scheduler_state(self, policy: str, history: Sequence[Observation] = ()) -> SchedulerState:
+        """`history`: what jobs have measured so far."""
         placer = CellPlacer(self.spec, lends=True)
         weights = {vc.name: vc.weight for vc in self.spec.virtual_clusters}
         vcs = vcs_by_policy(list(weights), weights, policy, self.spec.servers)
-        return SchedulerState(placer.fleet, vcs, placer)
+        return SchedulerState(placer.fleet, vcs, placer, LearnedThroughput(self.speeds), history)
 
     def request(self, id_: str, spec: JobSpec, vc: str, submitted: float) -> JobRequest:
         """The job as the scheduler sees it. Raises `Unplaceable` if this cluster can never run it."""
@@ -131,7 +145,7 @@ class ClusterLayout:
             mixes_types=spec.mix_types,
             virtual_workers=spec.virtual_workers if spec.server_role is None else spec.largest,
             priority=spec.priority,
-            workload=spec.workload,
+            workload=_workload(spec),
             work=None if spec.steps is None else float(spec.steps),
             servers=None if spec.server_role is None else spec.server_role.needs,
         )
@@ -204,6 +218,12 @@ class ClusterLayout:
                 size = hierarchy.nodes_in(len(hierarchy.types) - 1)
                 return f"{hierarchy.name}-{nodes.index(node) // size}"
         return node
+
+
+def _workload(spec: JobSpec) -> str:
+    """What it trains, for the history of measurements: as its owner names it, or its script."""
+    name = spec.workload or spec.script
+    return name if is_workload(name) else workload_name(name, 1)
 
 
 def read_layout(

@@ -21,6 +21,7 @@ from gyrostat.cluster.job_spec import JobSpec
 from gyrostat.cluster.records import EventRecord, JobRecord, JobState
 from gyrostat.core.errors import NoSuchJob, StorageFull
 from gyrostat.core.plural import plural_range
+from gyrostat.sched.planner.history import Observation
 
 _REMEMBERED = 10_000
 """Events that are kept in memory; the store has older ones."""
@@ -47,6 +48,12 @@ class RecordStore(Protocol):
 
     def reservations(self) -> dict[str, int]:
         """Devices by type that serving loads have."""
+
+    def observations(self) -> list[Observation]:
+        """What jobs have measured of their workload on a device type, the oldest first."""
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Add measurements."""
 
     def put(self, record: JobRecord | None = None, events: Iterable[EventRecord] = ()) -> None:
         """Insert or replace a job, and add events: all or nothing."""

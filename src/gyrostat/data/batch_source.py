@@ -250,6 +250,7 @@ class DirectBatchSource(BatchSource):
         self._peeked: dict[int, Any] = {}
         self._step_indices: dict[tuple[int, int], Any] = {}
         self._kept: dict[tuple[int, int], Any] = {}
+        self._ahead: dict[int, tuple[Any, int]] = {}  # with `lookahead`: the next batch
         self._recipe = loader.recipe(ranks)
         self._batch_samples = 0
 
@@ -270,6 +271,12 @@ class DirectBatchSource(BatchSource):
         position = self._positions[rank]
         if not self.loader.iterable:
             self._started(rank)
+            if self.loader.lookahead:
+                now = self._streams.save()
+                if position.ahead is not None:
+                    self._streams.exchange(position.ahead)
+                self._make_ahead(rank, ahead)
+                self._streams.exchange(now)
             return
         state = position.data_workers[0]
         replica = self._replica(rank)
@@ -293,6 +300,17 @@ class DirectBatchSource(BatchSource):
             self._update(rank, data_workers={0: DataWorkerState(rng=began, origin=(began, state))})
         super().start(rank)
         self._update(rank, base_seed=None)  # no data worker is seeded with it
+        if self.loader.lookahead:
+            self._make_ahead(rank, [])
+
+    def _make_ahead(self, rank: int, taken: list[Any]) -> None:
+        """Make the next batch, if there is one, in the streams in force. `taken`: its index, if it was taken before."""
+        before = self._streams.save()
+        self._ahead.pop(rank, None)
+        with suppress(StopIteration):
+            self._ahead[rank] = self._make(rank, taken[0] if taken else self._next_index(rank))
+        drew = any(part is not None for part in self._streams.save(known=before).changed_since(before))
+        self._update(rank, ahead=before if drew else None)
 
     def _replica(self, rank: int) -> DatasetReplica:
         """A rank's own dataset, over all its iterations."""
@@ -317,6 +335,8 @@ class DirectBatchSource(BatchSource):
         self.samples = 0
 
     def available(self, rank: int, count: int) -> int:
+        if self.loader.lookahead:
+            return int(rank in self._ahead)
         try:
             index = self._next_index(rank)
             self._peeked[rank] = self._make(rank, index) if self.loader.iterable else index
@@ -328,6 +348,13 @@ class DirectBatchSource(BatchSource):
         if self.loader.iterable:
             batch, self._batch_samples = self._peeked.pop(rank)
             self._kept[rank, number] = batch
+        elif self.loader.lookahead:
+            if rank not in self._ahead:
+                raise too_few_batches(rank, self._positions[rank].consumed)
+            batch, samples = self._ahead[rank]
+            self._kept[rank, number] = batch
+            self._make_ahead(rank, [])
+            self._batch_samples = samples
         else:
             index = self._peeked.pop(rank) if rank in self._peeked else self._require_index(rank)
             self._step_indices[rank, number] = index
@@ -337,7 +364,7 @@ class DirectBatchSource(BatchSource):
         return self._pinned(batch)
 
     def again(self, rank: int, number: int) -> Any:
-        if self.loader.iterable:
+        if self.loader.iterable or self.loader.lookahead:
             return self._pinned(self._kept[rank, number])
         return self._pinned(self._fetchers[rank].fetch(self._step_indices[rank, number]))
 
@@ -351,13 +378,14 @@ class DirectBatchSource(BatchSource):
             raise too_few_batches(rank, self._positions[rank].consumed) from None
 
     def exhaust(self, rank: int) -> None:
-        if self.loader.has_sampler:
+        if self.loader.has_sampler and not self.loader.lookahead:
             with suppress(StopIteration):
                 self._next_index(rank)
 
     def end_loop(self) -> None:
         self.begin_step()
         self._peeked.clear()
+        self._ahead.clear()
         if self.started:
             self._positions = {rank: self._after_loop(rank) for rank in self.ranks}
             for rank in self._replicas:

@@ -19,7 +19,7 @@ from gyrostat.data import torch_internals
 from gyrostat.data.indices import EndlessIndices, Indices, OrderIndices
 from gyrostat.data.order import EpochOrder, EvenOrder, Shuffle, UnevenOrder
 from gyrostat.data.stream import every_nth
-from gyrostat.data.virtual_data_worker import BatchRecipe
+from gyrostat.data.virtual_data_worker import BatchRecipe, RankedInit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,10 @@ class OrderedLoader:
     num_workers: int = 0
     prefetch_factor: int = 2
     persistent_workers: bool = False
+    lookahead: bool = False
+    """Whether a batch is made before the one that precedes it is trained, as Accelerate's loaders do without data workers."""
     timeout: float = 0
-    worker_init_fn: Callable[[int], None] | None = None
+    worker_init_fn: Callable[[int], None] | RankedInit | None = None
     generator: torch.Generator | None = None
     generator_owner: int = 0
     """The number of the script's first loader with this generator: the generator's state is stored there."""
@@ -62,7 +64,7 @@ class OrderedLoader:
     @property
     def leaves_traces(self) -> bool:
         """Whether a position in it has more than the number of micro-batches consumed."""
-        return self.num_workers > 0 or not self.ordered or self.generator is not None
+        return self.num_workers > 0 or not self.ordered or self.generator is not None or self.lookahead
 
     @property
     def remembers_loops(self) -> bool:

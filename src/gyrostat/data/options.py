@@ -26,6 +26,7 @@ _OTHERS: dict[str, Any] = {
     "persistent_workers": False,
     "timeout": 0,
     "in_order": True,
+    "lookahead": False,
 }
 
 
@@ -84,6 +85,7 @@ def make_loader(
         num_workers=num_workers,
         prefetch_factor=2 if given["prefetch_factor"] is None else given["prefetch_factor"],
         persistent_workers=given["persistent_workers"],
+        lookahead=given["lookahead"] and num_workers == 0 and not iterable,
         timeout=given["timeout"],
         worker_init_fn=given["worker_init_fn"],
         generator=given["generator"],

@@ -99,6 +99,8 @@ class Position:
     generator: torch.Tensor | None = None
     """The state of the loader's `generator`."""
     sampler: SamplerState | None = None
+    ahead: RngState | None = None
+    """With `lookahead`: the streams under which the next batch was made; None: that drew nothing."""
     left_over: tuple[tuple[int, Any], ...] = ()
     """Of persistent data workers: requests in flight when the loop was left, as (data worker, index)."""
 
@@ -110,6 +112,7 @@ class Position:
             "pairs": {number: state.to_tree() for number, state in self.data_workers.items()},
             "generator": self.generator,
             "sampler": None if self.sampler is None else self.sampler.to_tree(),
+            "ahead": None if self.ahead is None else self.ahead.to_tree(),
             "left_over": list(map(list, self.left_over)),
         }
 
@@ -124,5 +127,6 @@ class Position:
             },
             generator=tree["generator"],
             sampler=None if tree["sampler"] is None else SamplerState.from_tree(tree["sampler"]),
+            ahead=None if tree.get("ahead") is None else RngState.from_tree(tree["ahead"]),
             left_over=tuple((worker, index) for worker, index in tree["left_over"]),
         )

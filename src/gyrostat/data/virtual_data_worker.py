@@ -32,7 +32,7 @@ class BatchRecipe:
     collate_fn: Callable[[Any], Any]
     drop_last: bool
     num_workers: int
-    worker_init_fn: Callable[[int], None] | None = None
+    worker_init_fn: Callable[[int], None] | RankedInit | None = None
     every: Any = None
     """The index for an iterable dataset."""
 
@@ -89,6 +89,18 @@ class BatchReply:
     """If the virtual data worker was started for this request: its streams and replica before the batch."""
 
 
+class RankedInit:
+    """A `worker_init_fn` that depends on the virtual rank of the data worker's owner."""
+
+    def __init__(self, make: Callable[[int], Callable[[int], None]]) -> None:
+        self.of_rank = make
+
+
+def init_of_rank(init: Any, rank: int) -> Any:
+    """The `worker_init_fn` of this rank's data workers."""
+    return init.of_rank(rank) if isinstance(init, RankedInit) else init
+
+
 class VirtualDataWorker:
     """One data worker of one virtual worker."""
 
@@ -96,6 +108,7 @@ class VirtualDataWorker:
         self._recipe, self._number, self._seed = recipe, number, base_seed + number
         replica = DatasetReplica(recipe.dataset(rank), recipe.collate_fn, recipe.worker_init_fn)
         self._dataset, self._collate_fn, init = replica.parts
+        init = init_of_rank(init, rank)
         self._replica = replica
         self._fetcher: Any = None
         self._broken: Any = None

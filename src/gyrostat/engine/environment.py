@@ -3,6 +3,7 @@
 | variable                 | set by                        | decides                                                 |
 |--------------------------|-------------------------------|---------------------------------------------------------|
 | `LOCAL_RANK`             | the launcher                  | which GPU of its machine a worker uses                  |
+| `RANK`, `WORLD_SIZE` …   | the launcher, or torchrun     | nothing; `integrations` hides them from frameworks      |
 | `GYROSTAT_SHARED_MEMORY` | the user: `0` switches it off | whether workers of one machine share memory (transport) |
 | `ATEN_CPU_CAPABILITY` …  | the user, or `pin_variables`  | the worker's type of CPU, and its fingerprint           |
 
@@ -16,6 +17,9 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+_LAUNCHER = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+"""What the launcher sets, as torchrun does."""
+_hidden: dict[str, str] = {}
 SHARED_MEMORY = "GYROSTAT_SHARED_MEMORY"
 LOCAL_RANK = "LOCAL_RANK"
 
@@ -39,7 +43,19 @@ class WorkerEnvironment:
 
 def worker_environment() -> WorkerEnvironment:
     """The environment of this process as it is now."""
-    return WorkerEnvironment(os.environ)
+    return WorkerEnvironment(_hidden | os.environ)
+
+
+def hide_launcher() -> None:
+    """Take away the launcher's variables, by which a framework would bring up a process group. The engine remembers them."""
+    for name in _LAUNCHER:
+        if name in os.environ:
+            _hidden[name] = os.environ.pop(name)
+
+
+def launched_by_others() -> bool:
+    """Whether torchrun, or a launcher like it, has started this process as one of several."""
+    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def pin_variables(variables: Mapping[str, str], *, keep_existing: bool = False) -> None:

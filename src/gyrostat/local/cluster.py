@@ -9,6 +9,7 @@ All decisions about jobs are made in the loop's thread; drivers and the service 
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -18,6 +19,7 @@ from gyrostat.cluster.eviction import GRACE_S
 from gyrostat.cluster.layout import ClusterLayout
 from gyrostat.cluster.occupancy import Occupancy
 from gyrostat.cluster.registry import Registry
+from gyrostat.core.errors import StorageFull
 from gyrostat.core.plan import Plan
 from gyrostat.local.controller import JobController
 from gyrostat.local.driver_messages import (
@@ -112,6 +114,7 @@ class LocalCluster:
 
     def wait(self, until: float | None) -> None:
         self._controller.confirm(self._scheduler_state)
+        self._keep_measurements()
         now = time.monotonic()
         rested = now + min(_REST * (now - self._round_began), _LONGEST_REST_S)
         while True:
@@ -130,6 +133,14 @@ class LocalCluster:
             if due and rest <= 0:
                 return
             self._inbox.wait(rest if due else left)
+
+    def _keep_measurements(self) -> None:
+        """What jobs measured is kept for later jobs, also of a later daemon. A full disk costs no more than that."""
+        fresh = self._scheduler_state.estimates.fresh
+        if fresh:
+            with contextlib.suppress(StorageFull):
+                self._registry.store.observe(fresh)
+            fresh.clear()
 
     def restart_scheduler(self, build: Callable[[], SchedulerState]) -> SchedulerState:
         """After a round that failed: a new scheduler gets all jobs again, without those that it fails on.

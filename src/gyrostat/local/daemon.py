@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -71,7 +72,6 @@ class Daemon:
         self.home, self.layout, self.policy = home, layout, policy
         self._keep = keep
         env = job_environment(variables(), pass_env)
-        scheduler_state = layout.scheduler_state(policy)
         home.make()
         self._clean_up_due = time.monotonic() + CLEAN_UP_S
         self._ended = threading.Event()
@@ -80,11 +80,13 @@ class Daemon:
             stack.enter_context(_locked(home))
             store = Store(home.database, born=time.time())
             stack.callback(store.close)
+            history = store.observations()
+            scheduler_state = layout.scheduler_state(policy, history)
             self.registry = Registry(store)
             stack.callback(self.registry.retry_writes)
             self._pool = HostPool(home.log, spare=spare, source=lambda log: HostForkServer(log, env))
             stack.callback(self._pool.close)
-            self._recorder = stack.enter_context(_Recording(home, layout.setup(policy)))
+            self._recorder = stack.enter_context(_Recording(home, layout.setup(policy, history)))
             self.cluster = LocalCluster(home, self.registry, layout, scheduler_state, self._pool, grace=grace)
             backend = LocalBackend(home, self.registry, layout, self.cluster, grace)
             self.service = ClusterService(
@@ -161,11 +163,12 @@ class Daemon:
                     restarts.append(now)
                     logger.error("the scheduling loop failed; the scheduler starts anew", exc_info=error)
                     self.registry.note("trouble", f"the scheduler failed and starts anew: {error!r}")
+                    history = self.registry.store.observations()
                     self._scheduler_state = self.cluster.restart_scheduler(
-                        lambda: self.layout.scheduler_state(self.policy)
+                        partial(self.layout.scheduler_state, self.policy, history)
                     )
                     with contextlib.suppress(UsageError, OSError):
-                        self._recorder.begin()
+                        self._recorder.begin(self.layout.setup(self.policy, history))
         except Closed:
             pass
         except BaseException as error:
@@ -180,16 +183,16 @@ class _Recording:
     """What the scheduler observed and decided since it started. A full disk ends the recording, not the daemon."""
 
     def __init__(self, home: Home, setup: dict[str, object]) -> None:
-        self._home, self._setup = home, setup
+        self._home = home
         self._recorder: TickRecorder | None = None
         self._due: float | None = None
-        self.begin()
+        self.begin(setup)
 
-    def begin(self) -> None:
+    def begin(self, setup: dict[str, object]) -> None:
         """Of a scheduler that knows nothing yet."""
         self.__exit__()
         self._recorder, self._due = None, None
-        self._recorder = TickRecorder(self._home.recordings / f"{time.time():017.3f}.jsonl", self._setup)
+        self._recorder = TickRecorder(self._home.recordings / f"{time.time():017.3f}.jsonl", setup)
         self._recorder.flush()
 
     def __call__(self, snapshot: Snapshot, plan: Plan) -> None:

@@ -29,7 +29,7 @@ from gyrostat.core.events import Event, EventKind
 from gyrostat.core.placement import Placement
 from gyrostat.core.plural import plural
 from gyrostat.core.roles import ProcessRole
-from gyrostat.job.control.device_assignment import DeviceAssignment
+from gyrostat.job.control.device_assignment import DeviceAssignment, counts_by_pace
 from gyrostat.job.control.instructions import SurvivorsGoOn
 from gyrostat.job.control.observer import NullObserver
 from gyrostat.job.control.outcome import Outcome
@@ -226,9 +226,13 @@ def _request(directory: Path, order: HostOrder) -> RunRequest:
     program = Program(name=spec.script, module=spec.module, args=spec.args, beneath=order.beneath)
     check_program(program, spec.workdir)  # a clear error for its owner; every worker checks what it opens
     role = spec.server_role
+    counts = counts_by_pace(spec.virtual_workers, order.slots) if role is None else None
+    workers = len(order.slots) if role is None else 1
     return RunRequest(
         program=program,
-        placement=Placement.even(spec.virtual_workers, 1 if role is not None else len(order.slots)),
+        placement=Placement.even(spec.virtual_workers, workers)
+        if counts is None
+        else Placement.from_counts(counts),
         servers=None if role is None else ServerSettings(role=role, workers=len(order.slots)),
         options=spec.training_options(directory / CHECKPOINTS),
         failures=spec.failure_policy(),

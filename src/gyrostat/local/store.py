@@ -18,6 +18,7 @@ import msgspec
 
 from gyrostat.cluster.records import EventRecord, JobRecord
 from gyrostat.core.errors import GyrostatError, StorageFull, UsageError
+from gyrostat.sched.planner.history import Observation
 
 SCHEMA = 1
 T = TypeVar("T")
@@ -34,6 +35,13 @@ CREATE TABLE events (number INTEGER PRIMARY KEY AUTOINCREMENT, at REAL NOT NULL,
 CREATE INDEX events_at ON events (at);
 CREATE TABLE reservations (type TEXT PRIMARY KEY, devices INTEGER NOT NULL) WITHOUT ROWID;
 """
+_OBSERVATIONS = """
+CREATE TABLE IF NOT EXISTS observations (
+    number INTEGER PRIMARY KEY AUTOINCREMENT, workload TEXT NOT NULL, type TEXT NOT NULL, batch INTEGER NOT NULL,
+    samples_per_second REAL NOT NULL
+)
+"""
+_KEPT_OBSERVATIONS = 4_096
 
 
 class Store:
@@ -64,15 +72,18 @@ class Store:
         (version,) = self._db.execute("PRAGMA user_version").fetchone()
         if version == 0:
             with self._writing() as db:
-                for statement in filter(str.strip, _TABLES.split(";")):
+                for statement in (*filter(str.strip, _TABLES.split(";")), _OBSERVATIONS):
                     db.execute(statement)
                 db.execute("INSERT INTO meta VALUES ('born', ?)", (repr(born),))
                 db.execute(f"PRAGMA user_version = {SCHEMA}")
-        elif version != SCHEMA:
+            return
+        if version != SCHEMA:
             raise UsageError(
                 f"{path} was written by another version of gyrostat (tables {version}, this one has {SCHEMA}); "
                 "use that version, or another place: --state DIR"
             )
+        with self._writing() as db:  # of a database from before measurements were kept
+            db.execute(_OBSERVATIONS)
 
     def close(self) -> None:
         with self._lock:
@@ -105,7 +116,24 @@ class Store:
     def reservations(self) -> dict[str, int]:
         return dict(self._all("SELECT type, devices FROM reservations ORDER BY type"))
 
+    def observations(self) -> list[Observation]:
+        """What jobs have measured of their workload on a device type, the oldest first."""
+        rows = self._all("SELECT workload, type, batch, samples_per_second FROM observations ORDER BY number")
+        return [Observation(*row) for row in rows]
+
     # Writing. Durable when it returns.
+
+    def observe(self, observations: Iterable[Observation]) -> None:
+        """Add measurements; the oldest ones beyond a few thousand are dropped."""
+        with self._writing() as db:
+            db.executemany(
+                "INSERT INTO observations (workload, type, batch, samples_per_second) VALUES (?, ?, ?, ?)",
+                [(each.workload, each.type, each.batch, each.samples_per_second) for each in observations],
+            )
+            db.execute(
+                "DELETE FROM observations WHERE number <= (SELECT max(number) FROM observations) - ?",
+                (_KEPT_OBSERVATIONS,),
+            )
 
     def put(self, record: JobRecord | None = None, events: Iterable[EventRecord] = ()) -> None:
         """Insert or replace a job, and add events: all or nothing."""

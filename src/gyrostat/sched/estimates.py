@@ -13,6 +13,7 @@ they report.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import replace
 
 from gyrostat.core.errors import UsageError
@@ -31,12 +32,18 @@ _HISTORY = 32
 class Estimates:
     """The estimates of one scheduler; `sched.state` updates them."""
 
-    def __init__(self, throughput: Throughput, types: tuple[str, ...]) -> None:
-        """`types`: the device types of the cluster."""
+    def __init__(
+        self, throughput: Throughput, types: tuple[str, ...], history: Iterable[Observation] = ()
+    ) -> None:
+        """`types`: the device types of the cluster. `history`: what was measured before this scheduler started."""
         self._throughput = throughput
         self._types = types
         self._history: dict[tuple[str, int, str], deque[Observation]] = {}
-        self._corrected = False
+        self.fresh: list[Observation] = []
+        """Observations of this scheduler, for a cluster that keeps them; it empties the list."""
+        for each in history:
+            self._keep(each)
+        self._corrected = bool(self._history)
         """Whether any measurement has ever differed from its estimate."""
 
     def submitted(self, job: JobView) -> None:
@@ -78,9 +85,13 @@ class Estimates:
                     self._record(companion, type_, companion.batch / seconds)
 
     def _record(self, companion: Companion, type_: str, samples: float) -> None:
-        workload, batch = companion.profile.workload, companion.batch
-        seen = self._history.setdefault((workload, batch, type_), deque(maxlen=_HISTORY))
-        seen.append(Observation(workload, type_, batch, samples))
+        observation = Observation(companion.profile.workload, type_, companion.batch, samples)
+        self._keep(observation)
+        self.fresh.append(observation)
+
+    def _keep(self, seen: Observation) -> None:
+        key = (seen.workload, seen.batch, seen.type)
+        self._history.setdefault(key, deque(maxlen=_HISTORY)).append(seen)
 
     def _seeded(self, request: JobRequest) -> Companion | None:
         """A companion from history. None: no measurement differs from the profile."""
@@ -98,6 +109,13 @@ class Estimates:
         mine = [each for each in seen if each.workload == companion.profile.workload]
         if not mine:
             return None
+        if not companion.anchored:
+            profile = seed_profile(
+                seen, workload=companion.profile.workload, batch=companion.batch, types=self._types
+            )
+            return companion_of(
+                request, _completed(profile, companion.profile, companion.batch), companion.batch
+            )
         types = [name for name in companion.profile.types if any(each.type == name for each in mine)]
         seeded = seed_profile(mine, workload=companion.profile.workload, batch=companion.batch, types=types)
         speeds = dict(companion.profile.speeds)
@@ -108,6 +126,16 @@ class Estimates:
         if speeds == companion.profile.speeds:
             return None
         return replace(companion, profile=Profile(companion.profile.workload, speeds), _table={})
+
+
+def _completed(known: Profile, assumed: Profile, batch: int) -> Profile:
+    """The known speeds, and for other types the assumed ones at the scale of the first known type."""
+    first = known.types[0]
+    factor = known.speed(first).seconds(batch) / assumed.speed(first).seconds(batch)
+    others = {
+        name: speed.scaled(factor) for name, speed in assumed.speeds.items() if name not in known.speeds
+    }
+    return Profile(known.workload, {**others, **known.speeds})
 
 
 def unhelpful(job: JobView) -> dict[str, int]:

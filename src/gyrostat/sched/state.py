@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gyrostat.core.devices import Counts, Devices, Fleet
 from gyrostat.core.errors import UsageError
@@ -16,6 +16,7 @@ from gyrostat.core.request import JobId, JobRequest
 from gyrostat.sched.availability import Availability
 from gyrostat.sched.estimates import Estimates
 from gyrostat.sched.placers.base import DevicesPlaced, PlacementRefused, Placer
+from gyrostat.sched.planner.history import Observation
 from gyrostat.sched.port import (
     Bound,
     Change,
@@ -41,11 +42,12 @@ class SchedulerState:
         vcs: Sequence[Vc],
         placer: Placer,
         throughput: Throughput | None = None,
+        history: Iterable[Observation] = (),
     ) -> None:
         self.fleet = fleet
         self.placer = placer
         self.throughput = AnalyticScaling() if throughput is None else throughput
-        self.estimates = Estimates(self.throughput, tuple(fleet.totals))
+        self.estimates = Estimates(self.throughput, tuple(fleet.totals), history)
         self.now = 0.0
         self.jobs: dict[JobId, JobView] = {}
         self.vcs = {

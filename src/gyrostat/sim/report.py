@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -51,47 +51,75 @@ def write_report(directory: Path, title: str, runs: Sequence[ReportedRun], comma
 
 
 def table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
-    """The figures of all runs as text, for the terminal and the page."""
-    head = [
-        "policy, sharing", "jobs", "JCT mean", "JCT median", "JCT p95", "JCT p99", "queueing mean",
-        "queueing median", "makespan", "utilisation", "preemptions", "fragmentation", "anomalies",
-    ]  # fmt: skip
-    rows = []
-    for run in runs:
-        one, every = run.summary, run.summary.all
-        suffering = sum(anomaly.suffered for anomaly in one.anomalies.values())
-        rows.append(
-            [
-                run.name,
-                f"{every.jobs}" + (f" (+{one.unfinished} unfinished)" if one.unfinished else ""),
-                *(
-                    _hours(value)
-                    for value in (every.jct_mean, every.jct_median, every.jct_p95, every.jct_p99)
-                ),
-                _hours(every.queueing_mean),
-                _hours(every.queueing_median),
-                f"{one.makespan / _DAY:.1f} d" if one.makespan >= _DAY else _hours(one.makespan),
-                f"{100 * one.utilisation:.1f} %",
-                f"{every.preemptions}",
-                f"{100 * one.fragmentation:.1f} %",
-                f"{suffering} of {len(one.anomalies)}" if one.anomalies else "",
-            ]
-        )
-    if not any(row[-1] for row in rows):  # no private clusters to compare with
-        return head[:-1], [row[:-1] for row in rows]
-    return head, rows
+    """The figures of all runs as text, for the terminal and the page: one column per run, all times in one unit."""
+    totals = [run.summary.all for run in runs]
+    times = {
+        "JCT mean": [one.jct_mean for one in totals],
+        "JCT median": [one.jct_median for one in totals],
+        "JCT p95": [one.jct_p95 for one in totals],
+        "JCT p99": [one.jct_p99 for one in totals],
+        "queueing mean": [one.queueing_mean for one in totals],
+        "queueing median": [one.queueing_median for one in totals],
+    }
+    if any(one.jobs for one in totals):
+        times["makespan"] = [run.summary.makespan for run in runs]
+    unit = TimeUnit.of([value for values in times.values() for value in values])
+    jobs = [
+        f"{run.summary.all.jobs}"
+        + (f" (+{run.summary.unfinished} unfinished)" if run.summary.unfinished else "")
+        for run in runs
+    ]
+    rows = [["jobs", *jobs]]
+    for name, values in times.items():
+        finished = zip(values, totals, strict=True)
+        rows.append([name, *(unit.text(value) if one.jobs else "-" for value, one in finished)])
+    rows += [
+        ["utilisation", *(f"{100 * run.summary.utilisation:.1f} %" for run in runs)],
+        ["preemptions", *(f"{one.preemptions}" for one in totals)],
+        ["fragmentation", *(f"{100 * run.summary.fragmentation:.1f} %" for run in runs)],
+    ]
+    if any(run.summary.anomalies for run in runs):
+        suffering = [sum(each.suffered for each in run.summary.anomalies.values()) for run in runs]
+        numbers = zip(suffering, runs, strict=True)
+        texts = [
+            f"{some} of {len(run.summary.anomalies)}" if run.summary.anomalies else ""
+            for some, run in numbers
+        ]
+        rows.append(["anomalies", *texts])
+    return ["", *(run.name for run in runs)], rows
+
+
+@dataclass(frozen=True)
+class TimeUnit:
+    """The unit of all times of one table."""
+
+    name: str
+    seconds: float
+    digits: int
+
+    @classmethod
+    def of(cls, values: Iterable[float]) -> TimeUnit:
+        """Hours, minutes or seconds, by the longest time."""
+        longest = max(values, default=0.0)
+        if longest >= 2 * 3600:
+            return cls("h", 3600.0, 2)
+        return cls("min", 60.0, 1) if longest >= 600 else cls("s", 1.0, 0)
+
+    def text(self, value: float) -> str:
+        return f"{value / self.seconds:,.{self.digits}f} {self.name}"
 
 
 def tenant_table(runs: Sequence[ReportedRun]) -> tuple[list[str], list[list[str]]]:
     """Mean queueing time of each tenant in each run; marked where it is longer than in a private cluster."""
     tenants = sorted({vc for run in runs for vc in run.summary.tenants})
+    unit = TimeUnit.of(one.queueing_mean for run in runs for one in run.summary.tenants.values())
     rows = []
     for vc in tenants:
         row = [vc, str(max(run.summary.tenants[vc].jobs for run in runs if vc in run.summary.tenants))]
         for run in runs:
             figures, anomaly = run.summary.tenants.get(vc), run.summary.anomalies.get(vc)
             mark = " !" if anomaly is not None and anomaly.suffered else ""
-            row.append("" if figures is None else _hours(figures.queueing_mean) + mark)
+            row.append("" if figures is None else unit.text(figures.queueing_mean) + mark)
         rows.append(row)
     return ["tenant", "jobs", *(run.name for run in runs)], rows
 
@@ -178,7 +206,3 @@ def _html_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
         return "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
     return "<table>" + line(head, "th") + "".join(line(row, "td") for row in rows) + "</table>"
-
-
-def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.2f} h" if seconds >= 360 else f"{seconds:.0f} s"

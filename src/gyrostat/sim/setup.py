@@ -28,6 +28,8 @@ from gyrostat.sched.cells.spec import CellSpec
 from gyrostat.sched.placers.base import Placer
 from gyrostat.sched.placers.nodes import NodePlacer
 from gyrostat.sched.planner.companion import Companion
+from gyrostat.sched.planner.history import Observation
+from gyrostat.sched.planner.learned import LearnedThroughput
 from gyrostat.sched.planner.tables import profiles_of
 from gyrostat.sched.planner.throughput import PlannedThroughput
 from gyrostat.sched.policies.by_vc import vcs_by_policy
@@ -54,6 +56,10 @@ class Setup:
     """With `by-load`: machines of each tenant."""
     profiles: str | None = None
     """The text of a JSON file of measured throughputs (see docs/howto/plan.md), for jobs that name their workload."""
+    speeds: Mapping[str, float] | None = None
+    """Of a live cluster: the speed of device types relative to each other; throughput is learned from measurements."""
+    history: Sequence[Mapping[str, Any]] = ()
+    """With `speeds`: what jobs had measured before (`planner.history.Observation`)."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -64,10 +70,14 @@ class Setup:
             "overhead": self.overhead,
             "nodes": None if self.nodes is None else dict(self.nodes),
             "profiles": self.profiles,
+            "speeds": None if self.speeds is None else dict(self.speeds),
+            "history": [dict(each) for each in self.history],
         }
 
     @cached_property
     def throughput(self) -> Throughput:
+        if self.speeds is not None:
+            return LearnedThroughput(self.speeds)
         return throughput_of(self.profiles, self.overhead)
 
     def parts(self) -> tuple[Fleet, list[Vc], Placer]:
@@ -85,7 +95,8 @@ class Setup:
 
     def scheduler_state(self) -> SchedulerState:
         fleet, vcs, placer = self.parts()
-        return SchedulerState(fleet, vcs, placer, self.throughput)
+        history = [Observation(**each) for each in self.history]
+        return SchedulerState(fleet, vcs, placer, self.throughput, history)
 
     def spec(self) -> CellSpec | None:
         """The cells of the cluster; None for one pool of nodes."""

@@ -81,6 +81,17 @@ def test_a_client_whose_idle_connection_was_closed_connects_again(
             assert [client.jobs() for client in (first, second, third)] == [()] * 3
 
 
+def test_requests_that_are_sent_ahead_are_not_answered(guarded: Guarded) -> None:
+    """One answer, and the connection is closed: its client cannot queue up work that others have to wait for."""
+    with connect(guarded) as connection:
+        connection.sendall(request(guarded, "mallory", "/v1/jobs") * 20)
+        received = b""
+        with contextlib.suppress(ConnectionResetError):
+            while data := connection.recv(1 << 16):
+                received += data
+    assert received.count(b"HTTP/1.1 ") == 1
+
+
 def test_an_address_has_a_limit_of_its_own(guarded: Guarded, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its idle connections make room for its own; if none is idle, the new one is closed."""
     monkeypatch.setattr(connections, "MAX_OF_ADDRESS", 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gyrostat.job.control.device_assignment import DeviceAssignment, Slot
+from gyrostat.job.control.device_assignment import DeviceAssignment, Slot, counts_by_pace
 
 
 def slots(*devices: int) -> tuple[Slot, ...]:
@@ -75,3 +75,17 @@ def test_after_every_change_each_device_has_one_worker(requests: list[tuple[set[
             device_assignment.assign(member, members)
         assert sorted(device_assignment.devices(members)) == sorted(wanted)
         assert device_assignment.violation(members) is None
+
+
+def test_virtual_workers_by_pace() -> None:
+    """Those that stay come first, then those that are started, on the other devices in their order."""
+    fast, slow = (Slot(device=device, paced=400.0) for device in (0, 1)), Slot(device=2, paced=100.0)
+    first, second = fast
+    assert counts_by_pace(9, [first, second, slow]) == (4, 4, 1)
+    assert counts_by_pace(9, [first, second]) is None
+    assert counts_by_pace(9, [first, Slot(device=3)]) is None
+    assert counts_by_pace(2, [first, second, slow]) is None
+    assignment = DeviceAssignment([slow])
+    assignment.begin(1)
+    assert assignment.retarget([first, second, slow], [0]) == ()
+    assert assignment.after([0]) == (slow, first, second)

@@ -3,7 +3,8 @@
 A connection is idle while no request on it is in progress: before its first header is complete, and between requests. If
 there are too many connections, of one address or of all, the oldest idle one is closed: one that never had a request before
 one that had, then of the address that has most of them. So any number of silent connections keeps no client out: a client that
-sends its request at once is not idle. A request has to be complete in time, and an answer has to be read in time.
+sends its request at once is not idle. A request has to be complete in time, and an answer has to be read in time. Requests are
+not pipelined: a connection on which more are sent ahead of the answer is closed after that.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ class BoundedConnection(H11Protocol):
             self._await_request()
 
     def on_response_complete(self) -> None:
+        """A client that has sent further requests before it got this answer is not served on this connection any more: 20
+        requests on each of 300 connections would keep the event loop from others for seconds."""
         self._idle_since = self.loop.time()
+        if self.conn.trailing_data[0]:
+            self.transport.close()
         super().on_response_complete()
 
     def timeout_keep_alive_handler(self) -> None:

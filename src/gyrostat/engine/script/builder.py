@@ -238,7 +238,7 @@ def _build_reference(common: _Common) -> BuiltJob:
                 store=assignment.store,
                 timeout_s=assignment.options.timeout_s,
                 reduction=common.reduction,
-                in_micro_batch=lambda: runner.micro_batch is not None,
+                in_micro_batch=lambda: runner.in_backward_pass,
             ),
             buffers=reference.DdpBuffers(),
             relocation=NoRelocation(),

@@ -12,11 +12,12 @@ from gyrostat.core.errors import UsageError
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import Shuffle
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.between_steps import BetweenSteps
 from gyrostat.engine.script.job_loops import JobLoops
 from gyrostat.engine.script.loaders import Loaders
 from gyrostat.engine.script.step import AnyStep
 from gyrostat.engine.training.generation import CurrentGeneration
-from gyrostat.engine.training.mean import Mean
+from gyrostat.engine.training.mean import Mean, MeanKind
 
 
 class Job:
@@ -69,6 +70,16 @@ class Job:
     def tracked(self) -> dict[str, Any]:
         """The tracked objects, by name."""
         return self._loops.tracked.objects
+
+    @property
+    def resuming(self) -> bool:
+        """The script repeats what the job has done before: it has not joined, or not reached the place where it resumes."""
+        return self._loops.is_behind
+
+    @property
+    def between_steps(self) -> BetweenSteps:
+        """What all workers, or all virtual workers, do together outside of a step: for integrations of other frameworks."""
+        return self._loops.between_steps
 
     # Setting up.
 
@@ -138,9 +149,13 @@ class Job:
             collate_fn=collate_fn,
         )
 
-    def track(self, *, ddp: dict[str, Any] | None = None, **things: Any) -> None:
-        """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP."""
-        self._loops.track(things, DdpOptions.parse(ddp or {}))
+    def track(self, *, ddp: dict[str, Any] | None = None, same_streams: bool = False, **things: Any) -> None:
+        """Hand over what the job must keep: modules, optimizers, schedulers, scalers. `ddp`: options as for DDP.
+
+        The first call starts the random streams of the virtual workers: virtual worker r's as if seeded with seed + r or, with
+        `same_streams`, everyone's as the script's are now, as in DDP scripts that seed all ranks alike.
+        """
+        self._loops.track(things, DdpOptions.parse(ddp or {}), same_streams=same_streams)
 
     # The loops.
 
@@ -171,6 +186,14 @@ class Job:
     def mean(self, value: torch.Tensor | float) -> Mean:
         """In a micro-batch: a handle to the mean of `value` over all N, readable after the inner loop."""
         return self._loops.mean(value)
+
+    def sum(self, value: torch.Tensor | float) -> Mean:
+        """In a micro-batch: a handle to the sum of `value` over all micro-batches of all N, readable after the inner loop."""
+        return self._loops.mean(value, MeanKind.SUM)
+
+    def gather(self, value: torch.Tensor | float) -> Mean:
+        """In a micro-batch: a handle to the values of all, shaped (N, micro-batches, …), readable after the inner loop."""
+        return self._loops.mean(value, MeanKind.GATHER)
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         """fn(micro-batch) for every micro-batch of the loader's dataset, in dataset order, on every worker.

@@ -12,9 +12,10 @@ import torch
 
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.between_steps import BetweenSteps
 from gyrostat.engine.script.step import AnyStep
 from gyrostat.engine.script.tracked import Tracked
-from gyrostat.engine.training.mean import Mean
+from gyrostat.engine.training.mean import Mean, MeanKind
 
 
 class JobLoops(Protocol):
@@ -32,17 +33,23 @@ class JobLoops(Protocol):
     @property
     def tracked(self) -> Tracked: ...
 
+    @property
+    def is_behind(self) -> bool: ...
+
+    @property
+    def between_steps(self) -> BetweenSteps: ...
+
     def shards(
         self, dataset: Any, batch_size: Any, name: str, others: dict[str, Any], **options: Any
     ) -> OrderedLoader: ...
 
-    def track(self, things: dict[str, Any], options: DdpOptions) -> None: ...
+    def track(self, things: dict[str, Any], options: DdpOptions, *, same_streams: bool = False) -> None: ...
 
     def epochs(self, count: int) -> Iterator[int]: ...
 
     def steps(self, loader: OrderedLoader, accumulate: int, limit: int | None) -> Iterator[AnyStep]: ...
 
-    def mean(self, value: torch.Tensor | float) -> Mean: ...
+    def mean(self, value: torch.Tensor | float, kind: MeanKind = MeanKind.MEAN) -> Mean: ...
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]: ...
 

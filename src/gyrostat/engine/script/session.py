@@ -78,6 +78,11 @@ def surroundings() -> tuple[Assignment, Supervisor, RequestBox]:
     return _Process.built.assignment, _Process.supervisor, _Process.requests
 
 
+def assigned() -> bool:
+    """Whether this process is a worker that gyrostat has started."""
+    return _Process.assignment is not None
+
+
 def current() -> Job | None:
     """This process's job, once the script has called `init`."""
     return None if _Process.built is None else _Process.built.job

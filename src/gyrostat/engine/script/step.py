@@ -33,8 +33,13 @@ class AnyStep(Protocol):
 
     def __iter__(self) -> Iterator[Any]: ...
 
+    def survey(self) -> Iterator[Any]: ...
+
     @property
     def micro_batches(self) -> int: ...
+
+    @property
+    def micro_batch(self) -> int: ...
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None: ...
 
@@ -50,13 +55,16 @@ class Step:
 
     def __init__(self, training: TrainingLoop, runner: MiniBatchRunner, plan: StepPlan, number: int) -> None:
         self._training, self._runner, self._plan = training, runner, plan
-        self._running = False
+        self._running = self._surveyed = False
         self.number = number
         """Its number within the `job.steps` loop. Unlike a counter of the script, it survives a resume."""
         self.passes = 0
         """Passes completed."""
 
     def __iter__(self) -> Iterator[Any]:
+        return self._iterate(survey=False)
+
+    def _iterate(self, *, survey: bool) -> Iterator[Any]:
         if self._running or self._training.current_step is not self:
             raise Misuse(
                 "the inner loop of an earlier step, or one that was left by `break`, cannot be iterated; run every inner "
@@ -64,18 +72,34 @@ class Step:
             )
         self._running = True
         try:
-            yield from self._runner.run_pass(self._plan, self._training.progress)
+            yield from self._runner.run_pass(self._plan, self._training.progress, survey=survey)
         except GeneratorExit:
             self._runner.broke_off()
             raise
         self._running = False
-        self.passes += 1
+        self.passes += not survey
         self._training.pass_done()
+
+    def survey(self) -> Iterator[Any]:
+        """This worker's micro-batches, before the pass and without gradients: `job.mean`, `job.sum` and `job.gather` in its
+        body are values of all virtual workers, readable below the loop and in the pass that follows.
+
+        What the body draws from random streams, and what it does to buffers, is undone: the pass draws it again.
+        """
+        if self.passes or self._surveyed:
+            raise Misuse("step.survey comes once in a step, and before its first pass")
+        self._surveyed = True
+        return self._iterate(survey=True)
 
     @property
     def micro_batches(self) -> int:
         """Of each virtual worker."""
         return self._plan.micro_batches
+
+    @property
+    def micro_batch(self) -> int:
+        """The number of the micro-batch that is running, of those of its virtual worker."""
+        return self._runner.current("step.micro_batch").number
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Compute this micro-batch's gradients. When the inner loop has ended, `.grad` holds the mean over all N."""

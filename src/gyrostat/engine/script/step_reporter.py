@@ -47,6 +47,7 @@ class StepReporter:
         if first:
             self._loss, self._busy = outcome.loss, outcome.busy
         else:
+            self._loss = outcome.loss if self._loss is None else self._loss  # the first pass was a survey
             self._busy = tuple(map(sum, zip(self._busy, outcome.busy, strict=False)))
         if self._samples is None:
             self._samples = outcome.samples

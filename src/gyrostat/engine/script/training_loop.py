@@ -24,6 +24,7 @@ from gyrostat.data.shard_loader import ShardLoader
 from gyrostat.engine.checkpoint.manager import Boundary, NoCheckpoints
 from gyrostat.engine.reconfigure.transition import NoTransition
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.between_steps import BetweenSteps
 from gyrostat.engine.script.checks import check_no_process_group, check_update
 from gyrostat.engine.script.exits import Place, places_of, script_place
 from gyrostat.engine.script.loaders import Loaders
@@ -35,7 +36,7 @@ from gyrostat.engine.state.digest import digest_of, tensor_digests
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.training.evaluation import Evaluator
 from gyrostat.engine.training.generation import CurrentGeneration
-from gyrostat.engine.training.mean import Mean
+from gyrostat.engine.training.mean import Mean, MeanKind
 from gyrostat.engine.training.reports import Requests
 
 _COMPARE_EVERY = 100
@@ -108,6 +109,11 @@ class TrainingLoop:
         """The epoch that is running; 0 outside `job.epochs`."""
         return max(self.progress.epoch, 0)
 
+    @property
+    def between_steps(self) -> BetweenSteps:
+        """`job.between_steps`."""
+        return BetweenSteps(self, self._parts.data.runner.parts.contexts, self._parts.tracked.modules)
+
     # Setting up.
 
     def shards(
@@ -118,7 +124,7 @@ class TrainingLoop:
         self.track({name: loader.queues}, DdpOptions.parse({}))
         return loader
 
-    def track(self, things: dict[str, Any], options: DdpOptions) -> None:
+    def track(self, things: dict[str, Any], options: DdpOptions, *, same_streams: bool = False) -> None:
         """`job.track`."""
         if self._started:
             raise Misuse("job.track after the first job.steps; track everything before training begins")
@@ -129,7 +135,7 @@ class TrainingLoop:
         for name, module in parts.tracked.add(things).items():
             runner.add_module(name, module, options)
         if first:
-            runner.parts.contexts.start()
+            runner.parts.contexts.start(same=same_streams)
 
     # The start.
 
@@ -314,9 +320,9 @@ class TrainingLoop:
 
     # What the script may ask for between steps, and in them.
 
-    def mean(self, value: torch.Tensor | float) -> Mean:
-        """`job.mean`."""
-        return self._parts.data.runner.mean(value)
+    def mean(self, value: torch.Tensor | float, kind: MeanKind = MeanKind.MEAN) -> Mean:
+        """`job.mean`, `job.sum` and `job.gather`."""
+        return self._parts.data.runner.mean(value, kind)
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         """`job.evaluate`."""
@@ -342,17 +348,34 @@ class TrainingLoop:
 
     def log(self, metrics: dict[str, float]) -> None:
         """`job.log`."""
-        if not self._is_behind:
+        if not self.is_behind:
             self._parts.reports.log(self.progress.step, metrics)
 
     def save(self) -> None:
         """`job.save`."""
         self._parts.checkpoints.require_directory()
-        if not self._is_behind:
+        if not self.is_behind:
             self._requests |= Requests(checkpoint=True)
 
+    def in_every_stream(self, do: Callable[[], Any]) -> None:
+        """`job.between_steps.in_every_stream`."""
+        if self._parts.data.runner.micro_batch is not None:
+            raise Misuse(
+                "job.between_steps.in_every_stream inside the inner loop, where a virtual worker's streams are in force"
+            )
+        if not self._parts.tracked.modules:
+            do()  # the streams of virtual workers have not begun
+        elif not self.is_behind:
+            self._parts.data.batches.in_every_stream(do)
+
+    def exchange(self, kind: str, payload: Callable[[], bytes]) -> list[bytes]:
+        """The payloads of all workers; of this one, if it is not with the others."""
+        if self.is_behind:
+            return [payload()]
+        return self._parts.data.collectives.exchange(kind, self.progress, payload)
+
     @property
-    def _is_behind(self) -> bool:
+    def is_behind(self) -> bool:
         """The script repeats what the job has done before: it has not joined, or not reached the place where it resumes."""
         return self._parts.generation.joining or self._parts.loops.resuming
 

@@ -7,7 +7,7 @@ loop has done to the others meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -45,7 +45,10 @@ class BatchSources:
         self._available: dict[int, int] = {}  # micro-batches, by rank
         self._passes = 0  # of the last step
         self._several_passes: bool | None = None  # in some steps; None: not known yet
-        self._ended: list[tuple[DataLoop, bool]] = []  # loops since the backups were updated; used up?
+        self._since_pass: list[
+            Callable[[Sequence[int]], None]
+        ] = []  # since the backups were updated, to contexts
+        self._before_step: list[Callable[[Sequence[int]], None]] = []  # the same, when the step began
 
     # The loop.
 
@@ -90,13 +93,9 @@ class BatchSources:
             source.close()
         if self._backups.enabled:
             served = self._served_ranks()
-            replay_end(
-                self.loop,
-                used_up,
-                [r for r in self._generation.local_ranks if r not in served],
-                self._contexts,
-            )
-            self._ended.append((self.loop, used_up))
+            replay = partial(replay_end, self.loop, used_up, contexts=self._contexts)
+            replay([r for r in self._generation.local_ranks if r not in served])
+            self._since_pass.append(replay)
         self._relocated = []
         self._main = self.loop = None
 
@@ -108,6 +107,7 @@ class BatchSources:
             if self._passes == 1:
                 self._several_passes = bool(self._several_passes)
             self._backups.begin_step()
+            self._before_step = list(self._since_pass)
             self._fetched_under.clear()
             self._start_sources()
             for source in self._running:
@@ -156,6 +156,17 @@ class BatchSources:
             for rank in self._served_ranks():
                 save_position(self._contexts.contexts[rank], rank, self._source_of(rank))
 
+    def in_every_stream(self, do: Callable[[], Any]) -> None:
+        """`do()`, outside a pass, with the streams of each local virtual worker in force."""
+
+        def in_streams_of(ranks: Sequence[int]) -> None:
+            for rank in ranks:
+                self._contexts.in_streams_of(rank, lambda rank: do())
+
+        in_streams_of(self._generation.local_ranks)
+        if self._backups.enabled:
+            self._since_pass.append(in_streams_of)
+
     # Relocation at a fence.
 
     @property
@@ -192,7 +203,7 @@ class BatchSources:
             if source is not self._main:
                 source.close()
         self._by_loader.clear()
-        self._ended = []
+        self._since_pass = []
         together, self._relocated = not self._relocated, []
         if self.loop is not None and self._main is not None:
             self._switch_loop(
@@ -229,6 +240,8 @@ class BatchSources:
         if pass_ > 0:  # its micro-batches were fetched when the step began
             self._contexts.replace({**present, **{rank: self._backups.at_step(rank) for rank in ranks}})
         try:
+            for replay in self._before_step if pass_ > 0 else ():
+                replay(ranks)
             begin_source(source, loop, positions_in(self._contexts.contexts, loop.loader, ranks))
             self._relocated.append(source)
             self._start_sources()
@@ -251,14 +264,14 @@ class BatchSources:
         for number in range(plan.micro_batches):
             self._contexts.in_streams_of(rank, partial(self._source_of(rank).fetch, number=number))
 
-    def replay_ended(self, arrivals: Sequence[int]) -> None:
-        """Virtual workers have arrived with contexts from before the end of some loops: do to them what those ends did."""
-        for loop, used_up in self._ended:
-            replay_end(loop, used_up, arrivals, self._contexts)
+    def catch_up(self, arrivals: Sequence[int]) -> None:
+        """Virtual workers have arrived with contexts as old as the last pass: do to them what was done to the others since."""
+        for replay in self._since_pass:
+            replay(arrivals)
 
     def backups_updated(self) -> None:
         """All backups are as new as the contexts."""
-        self._ended = []
+        self._since_pass = []
 
     # Inside.
 

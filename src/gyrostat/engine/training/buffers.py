@@ -11,6 +11,7 @@ publishes them, the others wait for them, just as DDP's broadcast does.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -201,6 +202,16 @@ def unpack(data: torch.Tensor, like: list[torch.Tensor]) -> list[torch.Tensor]:
 def slots_of(module: nn.Module) -> list[tuple[dict[str, Any], str]]:
     """The dict and key of each buffer. Not the tensors: a module may replace them."""
     return _slots_in(_holders_of(module))
+
+
+def restore_buffers(
+    slots: Sequence[tuple[dict[str, Any], str]], saved: Sequence[tuple[torch.Tensor, torch.Tensor]]
+) -> None:
+    """Put back the tensors that were in the slots, with their values and version counters."""
+    with torch.no_grad(), keeping_versions([tensor for tensor, _ in saved]):
+        for (holder, key), (tensor, value) in zip(slots, saved, strict=True):
+            tensor.copy_(value)
+            holder[key] = tensor
 
 
 def _holders_of(module: nn.Module) -> list[dict[str, Any]]:

@@ -30,13 +30,14 @@ class ContextSwitch:
         self._outer: RngState | None = None  # meanwhile, those of the code outside the inner loop
         self._any_entered = False  # in this pass
 
-    def start(self) -> None:
-        """Before training: virtual worker r's streams begin as if seeded with seed + r."""
+    def start(self, *, same: bool = False) -> None:
+        """Before training: virtual worker r's streams begin as if seeded with seed + r, or with `same` as the script's."""
         outer = self.streams.save()
         all_ranks = range(self._generation.placement.virtual_workers)
         fresh = {}
         for rank in all_ranks if self._backups.enabled else self._generation.local_ranks:
-            seed_all(self._seed + rank)
+            if not same:
+                seed_all(self._seed + rank)
             fresh[rank] = Context(self.streams.save())
         self.streams.exchange(outer)
         self.contexts = {rank: fresh[rank] for rank in self._generation.local_ranks}
@@ -51,6 +52,10 @@ class ContextSwitch:
         """Give the local virtual workers their contexts of a checkpoint; `trees` are those of all ranks, in order."""
         self.contexts = {rank: Context.from_tree(trees[rank]) for rank in self._generation.local_ranks}
         self._backups.hold(trees)
+
+    def random_states(self) -> dict[int, RngState]:
+        """The streams of the local virtual workers, between passes."""
+        return {rank: self.contexts[rank].rng for rank in self._generation.local_ranks}
 
     def local(self, rank: int) -> dict[str, Any]:
         """`step.local`."""
@@ -71,8 +76,8 @@ class ContextSwitch:
                     if own is not None:
                         own[number] = buffers.current()[number].detach().clone()
 
-    def switch_in(self, rank: int) -> None:
-        """Put the streams and buffers of virtual worker `rank` in force."""
+    def switch_in(self, rank: int, *, survey: bool = False) -> None:
+        """Put the streams and buffers of virtual worker `rank` in force. `survey`: the caller restores buffers."""
         context = self.contexts[rank]
         outgoing = self.streams.exchange(context.rng)
         if self._active is None:
@@ -80,6 +85,11 @@ class ContextSwitch:
         else:
             self.contexts[self._active].rng = outgoing
         self._active = rank
+        if survey:
+            for buffers in self._buffers.modules:
+                if (own := context.buffers.get(buffers.name)) is not None:
+                    buffers.restore(own)
+            return
         first, self._any_entered = not self._any_entered, True
         for buffers in self._buffers.modules:
             buffers.enter(rank, context.buffers.get(buffers.name), first=first)

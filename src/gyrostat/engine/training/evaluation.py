@@ -13,12 +13,9 @@ from gyrostat.data import evaluation
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.rng import Streams, seed_all
 from gyrostat.engine.state import statetree
-from gyrostat.engine.torch_internals import keeping_versions
-from gyrostat.engine.training.buffers import slots_of
+from gyrostat.engine.training.buffers import restore_buffers, slots_of
 from gyrostat.engine.training.collectives import Collectives
 from gyrostat.engine.training.generation import CurrentGeneration
-
-_Slots = Sequence[tuple[dict[str, Any], str]]
 
 
 class Evaluator:
@@ -97,16 +94,8 @@ class Evaluator:
         finally:
             for part, mode in modes.items():
                 part.training = mode
-            _restore(slots, saved)
+            restore_buffers(slots, saved)
             self._streams.exchange(before)
-
-
-def _restore(slots: _Slots, saved: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Put back the tensors that were in the slots, with their values and version counters."""
-    with torch.no_grad(), keeping_versions([tensor for tensor, _ in saved]):
-        for (holder, key), (tensor, value) in zip(slots, saved, strict=True):
-            tensor.copy_(value)
-            holder[key] = tensor
 
 
 def _evaluation_seed(*parts: int) -> int:

@@ -10,6 +10,9 @@
     _settle          8  set gradients to the mean over all virtual workers, and buffers to the shared ones
                      9  apply what the pass changed in contexts to the backups, and publish the outcome
 
+A survey (`step.survey`) is a pass without a backward: 1 to 9 with no gradients, and what its body draws or does to buffers
+is undone. It fetches the step's micro-batches, so that values of all virtual workers are known before the backward pass.
+
 If a worker is lost in 6 or 7, the survivors recover (`engine/reconfigure/recovery.py`). Either one of them had completed the
 pass, and the others receive what they missed; or all repeat it from 6, after 2 to 5 for the virtual workers that arrived.
 """
@@ -29,9 +32,10 @@ from gyrostat.core.progress import Progress
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.supervisor import Supervisor
 from gyrostat.engine.trace import now
+from gyrostat.engine.training.buffers import restore_buffers, slots_of
 from gyrostat.engine.training.collectives import CollectiveLog, PeerRecovery
 from gyrostat.engine.training.generation import CurrentGeneration
-from gyrostat.engine.training.mean import Mean, Means
+from gyrostat.engine.training.mean import Mean, MeanKind, Means
 from gyrostat.engine.training.parts import Batches, Buffers, ComputeDevice, Contexts, Gradients
 from gyrostat.engine.training.plan import MicroBatch, StepPlan
 from gyrostat.engine.training.relocation import NoRelocation
@@ -69,6 +73,7 @@ class _Pass:
     began: int
     losses: list[torch.Tensor] = field(default_factory=list)  # virtual worker 0's
     means: Means = field(default_factory=Means)
+    survey: bool = False
     requests: Requests = field(default_factory=Requests)
 
 
@@ -82,6 +87,7 @@ class MiniBatchRunner:
         self._request_box, self._acknowledge = requests, acknowledge
         self._fetch = parts.device.fetch_from(parts.batches)
         self._pass = _Pass(0)
+        self._modules: list[nn.Module] = []
         self.micro_batch: MicroBatch | None = None
         """The one that the script is running."""
         self.outcome = PassOutcome()
@@ -90,32 +96,34 @@ class MiniBatchRunner:
     def add_module(self, name: str, module: nn.Module, options: DdpOptions) -> None:
         """A module was tracked."""
         parts = self.parts
+        self._modules.append(module)
         parts.device.add(name, module)
         trained = parts.gradients.add(name, module, options)
         parts.buffers.add(name, module, trained=trained, broadcast=options.broadcast_buffers)
 
-    def run_pass(self, plan: StepPlan, progress: Progress) -> Iterator[Any]:
+    def run_pass(self, plan: StepPlan, progress: Progress, *, survey: bool = False) -> Iterator[Any]:
         """Yield the micro-batches of the local virtual workers; then complete the pass with all workers."""
-        self._begin_pass(plan, progress)
-        yield from self._run(self.parts.generation.local_ranks, plan, progress)
+        self._begin_pass(plan, progress, survey=survey)
+        run = self._survey if survey else self._run
+        yield from run(self.parts.generation.local_ranks, plan, progress)
         while True:
             try:
                 payloads, reports = self._exchange(progress)
             except PeerLost as lost:
                 missed = self.parts.recovery.recover(lost, plan)
                 if missed is None:
-                    self.parts.relocation.prepare_arrivals(plan, progress.pass_)
-                    yield from self._run(self.parts.relocation.arrivals, plan, progress)
+                    self.parts.relocation.prepare_arrivals(plan, progress.pass_, survey=survey)
+                    yield from run(self.parts.relocation.arrivals, plan, progress)
                     continue
                 payloads, reports = missed, decode(missed)
             break
         self._settle(plan, reports)
         self.parts.log.add(payloads, was_pass=True)
 
-    def _begin_pass(self, plan: StepPlan, progress: Progress) -> None:
+    def _begin_pass(self, plan: StepPlan, progress: Progress, *, survey: bool) -> None:
         parts = self.parts
         # 1. Data first: it may draw from the virtual workers' streams.
-        self._pass = _Pass(now())
+        self._pass = _Pass(now(), survey=survey)
         parts.batches.begin_pass(plan, progress.pass_)
         parts.relocation.begin_pass()
         parts.contexts.begin_pass()
@@ -156,6 +164,29 @@ class MiniBatchRunner:
             with tracer.span("switch", rank=rank):
                 contexts.switch_out(rank)
 
+    def _survey(self, ranks: Sequence[int], plan: StepPlan, progress: Progress) -> Iterator[Any]:
+        """Steps 2 to 5 of a survey. Afterwards streams have drawn what fetching draws, and nothing else has changed."""
+        contexts, supervisor = self.parts.contexts, self._supervisor
+        slots = [slot for module in self._modules for slot in slots_of(module)]
+        saved = [(holder[key], holder[key].detach().clone()) for holder, key in slots]
+        for rank in ranks:
+            contexts.switch_in(rank, survey=True)
+            for number in range(plan.micro_batches):
+                batch = self._fetch(plan, rank, number, progress.pass_)
+                self._pass.means.begin_micro_batch()
+                self.micro_batch = MicroBatch(rank, number, last=number == plan.micro_batches - 1)
+                supervisor.runs(progress.step, rank, number, plan.samples(rank, number))
+                fetched, grad_mode = contexts.streams.save(), torch.is_grad_enabled()
+                torch.set_grad_enabled(False)  # in the body of the script's loop
+                try:
+                    yield batch
+                finally:
+                    torch.set_grad_enabled(grad_mode)
+                supervisor.ran()
+                self.micro_batch = None
+                contexts.streams.exchange(fetched)
+            restore_buffers(slots, saved)
+
     def _begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         parts, last = self.parts, micro_batch.last
         self._pass.means.begin_micro_batch()
@@ -167,6 +198,8 @@ class MiniBatchRunner:
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """`loss.backward()`, once per micro-batch."""
         micro_batch = self.current("step.backward")
+        if self._pass.survey:
+            raise Misuse("step.backward in a survey, which has no gradients; call it in `for … in step:`")
         if micro_batch.backward_done:
             raise Misuse(
                 "step.backward was called twice in one micro-batch; add the losses and call it once, or iterate `step` "
@@ -255,9 +288,14 @@ class MiniBatchRunner:
             raise Misuse(f"{what} only has a meaning inside the inner loop, `for … in step:`")
         return self.micro_batch
 
-    def mean(self, value: torch.Tensor | float) -> Mean:
-        """`job.mean`."""
-        return self._pass.means.add(self.current("job.mean").rank, value)
+    def mean(self, value: torch.Tensor | float, kind: MeanKind = MeanKind.MEAN) -> Mean:
+        """`job.mean`, `job.sum` and `job.gather`."""
+        return self._pass.means.add(self.current(f"job.{kind.value}").rank, value, kind)
+
+    @property
+    def in_backward_pass(self) -> bool:
+        """A micro-batch is running that ends with a backward."""
+        return self.micro_batch is not None and not self._pass.survey
 
     def local(self) -> dict[str, Any]:
         """`step.local`."""

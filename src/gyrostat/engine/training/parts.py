@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
-from gyrostat.data.rng import Streams
+from gyrostat.data.rng import RngState, Streams
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.training.plan import DataLoop, StepPlan
 
@@ -25,18 +25,21 @@ class Contexts(Protocol):
 
     streams: Streams
 
-    def start(self) -> None:
-        """Before training: virtual worker r's streams begin as if seeded with seed + r."""
+    def start(self, *, same: bool = False) -> None:
+        """Before training: virtual worker r's streams begin as if seeded with seed + r, or with `same` as the script's."""
 
     def begin_pass(self) -> None: ...
 
-    def switch_in(self, rank: int) -> None: ...
+    def switch_in(self, rank: int, *, survey: bool = False) -> None: ...
 
     def begin_micro_batch(self, *, last: bool) -> None: ...
 
     def switch_out(self, rank: int) -> None: ...
 
     def end_pass(self) -> None: ...
+
+    def random_states(self) -> dict[int, RngState]:
+        """The streams of the local virtual workers, between passes."""
 
     def local(self, rank: int) -> dict[str, Any]:
         """`step.local`."""
@@ -61,6 +64,9 @@ class Batches(Protocol):
     @property
     def samples(self) -> int:
         """Samples that the local virtual workers have fetched in this step."""
+
+    def in_every_stream(self, do: Callable[[], Any]) -> None:
+        """`do()`, outside a pass, with the streams of each local virtual worker in force."""
 
     def end_loop(self, *, used_up: bool) -> None:
         """The loop is over: all micro-batches were consumed, or the script has left it."""

@@ -24,6 +24,7 @@ from gyrostat.core.job import GradientBackend, ReductionChoice, ReductionOrder
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.order import EpochOrder, EvenOrder, UnevenOrder
 from gyrostat.data.rng import RngState, Streams, seed_all
+from gyrostat.data.virtual_data_worker import init_of_rank
 from gyrostat.engine.reduce.buckets import DdpOptions
 from gyrostat.engine.reduce.hook import tree_hook
 from gyrostat.engine.torch_internals import hash_store, rendezvous
@@ -41,16 +42,17 @@ class DdpContexts:
         self._outer: RngState
         self._local: dict[str, Any] = {}
 
-    def start(self) -> None:
+    def start(self, *, same: bool = False) -> None:
         outer = self.streams.save()
-        seed_all(self._seed + self._rank)
+        if not same:
+            seed_all(self._seed + self._rank)
         self._own = self.streams.save()
         self.streams.exchange(outer)
 
     def begin_pass(self) -> None:
         pass
 
-    def switch_in(self, rank: int) -> None:
+    def switch_in(self, rank: int, *, survey: bool = False) -> None:
         self._outer = self.streams.exchange(self._own)
 
     def begin_micro_batch(self, *, last: bool) -> None:
@@ -61,6 +63,9 @@ class DdpContexts:
 
     def end_pass(self) -> None:
         pass
+
+    def random_states(self) -> dict[int, RngState]:
+        return {self._rank: self._own}
 
     def local(self, rank: int) -> dict[str, Any]:
         return self._local
@@ -108,6 +113,9 @@ class DdpBatches:
         self._step_batches.append(self._peeked.pop(0) if self._peeked else next(batches))
         return self._step_batches[-1]
 
+    def in_every_stream(self, do: Callable[[], Any]) -> None:
+        self._contexts.in_own_streams(do)
+
     @property
     def samples(self) -> int:
         """As many as a full step has: torch's DataLoader does not count them."""
@@ -129,7 +137,7 @@ class DdpBatches:
                 self._loaders[loader.number] = _dataloader(loader, self._loop.order, self._rank)
             dataloader = self._loaders[loader.number]
             _set_epoch(dataloader, self._loop.order, self._loop.epoch)
-            self._batches = iter(dataloader)
+            self._batches = _one_ahead(iter(dataloader)) if loader.lookahead else iter(dataloader)
         return self._batches
 
 
@@ -270,7 +278,7 @@ def _dataloader(loader: OrderedLoader, order: EpochOrder | None, rank: int) -> D
         "collate_fn": loader.collate_fn,
         "pin_memory": loader.pin_memory,
         "timeout": loader.timeout,
-        "worker_init_fn": loader.worker_init_fn,
+        "worker_init_fn": init_of_rank(loader.worker_init_fn, rank),
         "multiprocessing_context": loader.context,
         "generator": loader.generator,
         "persistent_workers": loader.persistent_workers,
@@ -304,6 +312,15 @@ def _dataloader(loader: OrderedLoader, order: EpochOrder | None, rank: int) -> D
         drop_last=not order.pad,
     )
     return DataLoader(dataset, sampler=sampler, **options)
+
+
+def _one_ahead(batches: Iterator[Any]) -> Iterator[Any]:
+    """As Accelerate's loaders do."""
+    for batch in batches:
+        for following in batches:
+            yield batch
+            batch = following
+        yield batch
 
 
 class _JobOrder:

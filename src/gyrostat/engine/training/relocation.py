@@ -58,8 +58,8 @@ class NoRelocation:
 
     def end_pass(self) -> None: ...
 
-    def prepare_arrivals(self, plan: StepPlan, pass_: int) -> None:
-        """The arrivals are about to run."""
+    def prepare_arrivals(self, plan: StepPlan, pass_: int, *, survey: bool) -> None:
+        """The arrivals are about to run. `survey`: without a backward, so none is left out."""
 
     def changed_contexts(self, pass_: int) -> bytes:
         """For the backups of the other workers: what the pass changed in the contexts of the local virtual workers."""
@@ -168,7 +168,7 @@ class Relocation(NoRelocation):
                 for rank in self._generation.local_ranks
             }
         )
-        self._batches.replay_ended(arrivals)
+        self._batches.catch_up(arrivals)
         self._announced = None
         self.reducers.retake(in_pass=in_pass)
         if in_pass:
@@ -184,9 +184,9 @@ class Relocation(NoRelocation):
     def end_pass(self) -> None:
         self.arrivals = ()
 
-    def prepare_arrivals(self, plan: StepPlan, pass_: int) -> None:
+    def prepare_arrivals(self, plan: StepPlan, pass_: int, *, survey: bool) -> None:
         self._batches.add_arrivals(plan.first_batch, pass_, plan)
-        if not self.approximate:
+        if survey or not self.approximate:
             return
         for rank in self.arrivals:
             if pass_ == 0:

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from gyrostat.core.placement import apportion_by_speed
+
 
 class Slot(msgspec.Struct, frozen=True, kw_only=True):
     """One device, with the settings of the worker on it."""
@@ -74,6 +76,12 @@ class DeviceAssignment:
             self._slot_of[member] = (free or self._slots)[0]
         return self._slot_of[member]
 
+    def after(self, members: Sequence[int]) -> tuple[Slot, ...]:
+        """The slots of these members, which stay, and then of those that will be started on the others, in their order."""
+        stay = [self._slot_of[member] for member in members]
+        taken = {slot.device for slot in stay}
+        return (*stay, *(slot for slot in self._slots if slot.device not in taken))
+
     def violation(self, members: Sequence[int]) -> str | None:
         """What must never be: two of these members share a device, or one is on a device that the job does not have. None: each
         is on a device of its own."""
@@ -90,6 +98,14 @@ class DeviceAssignment:
 
     def slot(self, member: int) -> Slot | None:
         return self._slot_of.get(member)
+
+
+def counts_by_pace(virtual_workers: int, slots: Sequence[Slot]) -> tuple[int, ...] | None:
+    """Virtual workers for the worker on each slot, by declared pace; None: as even as possible."""
+    paces = [slot.paced for slot in slots if slot.paced is not None]
+    if len(paces) < len(slots) or len(set(paces)) < 2 or virtual_workers < len(slots):
+        return None
+    return tuple(apportion_by_speed(virtual_workers, [1 / pace for pace in paces]))
 
 
 def _join(numbers: Sequence[int]) -> str:

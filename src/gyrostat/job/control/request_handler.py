@@ -11,7 +11,7 @@ from typing import Protocol
 from gyrostat.core.phase import JobPhase
 from gyrostat.job.control.actions import ActionQueue, ReplyOnce, ReplyTo
 from gyrostat.job.control.attempt import Attempt
-from gyrostat.job.control.device_assignment import Slot
+from gyrostat.job.control.device_assignment import Slot, counts_by_pace
 from gyrostat.job.control.instructions import Reconfiguration, ReconfigurationRefused
 from gyrostat.job.control.outcome import Tally
 from gyrostat.job.control.profiling import ProfileRequest
@@ -212,7 +212,13 @@ class RequestHandler:
             if (busy := attempt.coordinator.busy()) is not None:
                 self._refuse(change, busy, retryable=True)
                 return
-            change = replace(change, without=devices.retarget(slots, attempt.coordinator.members))
+            members = attempt.coordinator.members
+            leaving = devices.retarget(slots, members)
+            staying = tuple(member for member in members if member not in leaving)
+            total = attempt.coordinator.generations.virtual_workers
+            change = replace(
+                change, without=leaving, counts=counts_by_pace(total, devices.after(staying)[: len(slots)])
+            )
         elif attempt is None:
             devices.retarget(slots, ())
         self._change(change, now)

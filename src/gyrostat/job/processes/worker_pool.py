@@ -30,6 +30,7 @@ from gyrostat.job.processes.output import LineSplitter, LogFiles, OutputStream, 
 from gyrostat.job.processes.protocol import (
     Failed,
     FromWorker,
+    Ping,
     Rejoin,
     Stacks,
     WorkerId,
@@ -68,6 +69,8 @@ class _Worker:
         self.pid = 0
         self.channel: Channel[FromWorker] | None = None
         """None: it has not yet reconnected after its previous agent ended."""
+        self.undelivered: list[msgspec.Struct] = []
+        """Messages that wait until it has."""
         self.pipes: dict[int, tuple[OutputStream, LineSplitter]] = {}
         self.tail: Tail | None = None
         self.last_lines: deque[str] = deque(maxlen=_LAST_LINES)
@@ -212,6 +215,9 @@ class WorkerPool:
                     self._close_channel(known)
                     known.channel = channel
                     self._listen_to(known)
+                    undelivered, known.undelivered = known.undelivered, []
+                    for waiting in undelivered:
+                        self.send(known.worker_id, waiting)
             elif known is not None:
                 self._deliver(known, message)
         if messages is None:
@@ -227,7 +233,10 @@ class WorkerPool:
             worker.channel = None
 
     def send(self, worker_id: WorkerId, message: msgspec.Struct) -> None:
+        """A worker that has not reconnected yet gets it when it has; a ping would be out of date."""
         worker = self._find(worker_id)
+        if worker is not None and worker.channel is None and not isinstance(message, Ping):
+            worker.undelivered.append(message)
         if worker is not None and worker.channel is not None:
             with contextlib.suppress(OSError):  # it has exited; `take_exits` reports that
                 worker.channel.send(message)

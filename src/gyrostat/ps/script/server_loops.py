@@ -21,11 +21,12 @@ from gyrostat.core.job import ReductionChoice, ReductionOrder
 from gyrostat.data.loader import OrderedLoader
 from gyrostat.data.shards.messages import EpochOver, Shard
 from gyrostat.engine.reduce.buckets import DdpOptions
+from gyrostat.engine.script.between_steps import BetweenSteps
 from gyrostat.engine.script.step import AnyStep
 from gyrostat.engine.script.tracked import Tracked
 from gyrostat.engine.script.training_loop import JobStopRequested
 from gyrostat.engine.supervisor import Supervisor
-from gyrostat.engine.training.mean import Mean
+from gyrostat.engine.training.mean import Mean, MeanKind
 from gyrostat.engine.training.reports import RequestBox
 from gyrostat.ps.client.port import Batch, DataSpec, ParameterServers, TermOver
 from gyrostat.ps.protocol.delivery import ShardBatches
@@ -130,7 +131,7 @@ class ServerLoops:
         self._data = loader.data
         return loader
 
-    def track(self, things: dict[str, Any], options: DdpOptions) -> None:
+    def track(self, things: dict[str, Any], options: DdpOptions, *, same_streams: bool = False) -> None:
         raise Misuse(
             "job.track in a job with servers: its parameters are there; use servers.track(model=model, optimizer=Adam(lr=…)) "
             "with an optimizer of gyrostat.optim"
@@ -252,10 +253,22 @@ class ServerLoops:
 
     # What a script may ask for.
 
-    def mean(self, value: torch.Tensor | float) -> Mean:
+    def mean(self, value: torch.Tensor | float, kind: MeanKind = MeanKind.MEAN) -> Mean:
         if self._step is None:
-            raise Misuse("job.mean outside the inner loop")
-        return self._step.mean(value)
+            raise Misuse(f"job.{kind.value} outside the inner loop")
+        return self._step.mean(value, kind)
+
+    @property
+    def is_behind(self) -> bool:
+        """Workers keep nothing between batches, so none repeats what the job has done before."""
+        return False
+
+    @property
+    def between_steps(self) -> BetweenSteps:
+        raise Misuse(
+            "job.between_steps in a job with servers: its workers do nothing together; integrations of other frameworks need "
+            "a job without gyrostat.servers"
+        )
 
     def evaluate(self, loader: OrderedLoader, fn: Callable[[Any], Any]) -> list[Any]:
         self.require_no_loop("job.evaluate")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gyrostat.core.errors import Misuse
-from gyrostat.engine.training.mean import Mean
+from gyrostat.engine.training.mean import Mean, MeanKind
 
 
 class ServerStep:
@@ -21,6 +21,7 @@ class ServerStep:
         """The number of the batch in its epoch."""
         self.virtual_rank = virtual_rank
         self.micro_batches = 1
+        self.micro_batch = 0
         self.passes = 0
         self.loss: float | None = None
         self._running = False
@@ -42,6 +43,11 @@ class ServerStep:
         for mean, value in self._means:
             mean.set(value)
 
+    def survey(self) -> Iterator[Any]:
+        raise Misuse(
+            "step.survey in a job with servers: its workers have no step in common, so no values of all of them"
+        )
+
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Compute gradients. They are pushed when the inner loop has ended; until then they may be clipped."""
         if not self._running:
@@ -49,12 +55,14 @@ class ServerStep:
         loss.backward(**options)  # type: ignore[no-untyped-call]
         self.loss = float(loss.detach())
 
-    def mean(self, value: torch.Tensor | float) -> Mean:
-        """`job.mean`: workers have no step in common, so it is this batch's value."""
+    def mean(self, value: torch.Tensor | float, kind: MeanKind) -> Mean:
+        """`job.mean`, `job.sum`, `job.gather`: workers have no step in common, so it is this batch's value."""
         if not self._running:
-            raise Misuse("job.mean outside the inner loop")
-        mean = Mean()
+            raise Misuse(f"job.{kind.value} outside the inner loop")
+        mean = Mean(kind)
         tensor = value.detach().clone() if isinstance(value, torch.Tensor) else torch.tensor(value)
+        if kind is MeanKind.GATHER:
+            tensor = tensor[None, None]
         self._means.append((mean, tensor))
         return mean
 

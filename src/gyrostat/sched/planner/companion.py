@@ -50,6 +50,8 @@ class Companion:
     virtual_workers: int
     mixed: bool = True
     """Whether the job may use several device types at once (see `gyrostat scan`)."""
+    anchored: bool = True
+    """Whether the profile's speeds are absolute. If not, only their ratios are known, and the first measurement scales all."""
     facts: Mapping[CountsKey, float] = field(default_factory=dict)
     """Measured throughput by devices."""
     _table: dict[CountsKey, FewestDevices | None] = field(default_factory=dict, repr=False, compare=False)
@@ -113,16 +115,17 @@ class Companion:
             raise UsageError(f"a measured throughput is positive, got {throughput}")
         split = self.best(devices)
         facts = {**self.facts, devices_key(devices): throughput}
-        if split is None or abs(throughput / split.throughput - 1) <= BIAS:
+        if split is None or (self.anchored and abs(throughput / split.throughput - 1) <= BIAS):
             return replace(self, facts=facts)
         # The exchange is a constant of the profile, so the difference is in computing; at least a hundredth of it is left.
         computing = max(self.virtual_workers / throughput - split.exchange, split.overload / 100)
         factor = computing / split.overload
         speeds = {
-            name: speed.scaled(factor) if name in split.devices else speed
+            name: speed.scaled(factor) if name in split.devices or not self.anchored else speed
             for name, speed in self.profile.speeds.items()
         }
-        return replace(self, profile=replace(self.profile, speeds=speeds), facts=facts, _table={})
+        profile = replace(self.profile, speeds=speeds)
+        return replace(self, profile=profile, anchored=True, facts=facts, _table={})
 
     def to_release(self, before: Mapping[str, int], now: Mapping[str, int]) -> dict[str, int]:
         """Role 3: the devices added since `before`, if measurements show that they did not help; else none."""

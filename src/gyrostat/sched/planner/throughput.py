@@ -14,7 +14,11 @@ from gyrostat.core.profile import Profile
 from gyrostat.core.request import JobRequest
 from gyrostat.sched.planner.companion import Companion
 
-_WORKLOAD = re.compile(r"^(?P<profile>.+) \(batch size (?P<batch>\d+)\)$")
+_WORKLOAD = re.compile(r"(?P<profile>.+) \(batch size (?P<batch>[1-9]\d{0,8})\)", re.DOTALL)
+
+
+def is_workload(name: str) -> bool:
+    return _WORKLOAD.fullmatch(name) is not None
 
 
 def workload_name(profile: str, batch: int) -> str:
@@ -23,7 +27,7 @@ def workload_name(profile: str, batch: int) -> str:
 
 def profile_and_batch(request: JobRequest) -> tuple[str, int]:
     """The workload of a job: a profile's name, and the samples of each virtual worker."""
-    match = _WORKLOAD.match(request.workload or "")
+    match = _WORKLOAD.fullmatch(request.workload or "")
     if match is None:
         raise UsageError(
             f"job {request.id} trains {request.workload!r}; a workload is written NAME (batch size N)"
@@ -31,13 +35,14 @@ def profile_and_batch(request: JobRequest) -> tuple[str, int]:
     return match["profile"], int(match["batch"])
 
 
-def companion_of(request: JobRequest, profile: Profile, batch: int) -> Companion:
+def companion_of(request: JobRequest, profile: Profile, batch: int, *, anchored: bool = True) -> Companion:
     """The companion of a job with this profile."""
     return Companion(
         profile=profile,
         batch=batch,
         virtual_workers=_virtual_workers(request),
         mixed=request.mixes_types,
+        anchored=anchored,
     )
 
 

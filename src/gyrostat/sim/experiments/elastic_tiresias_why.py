@@ -26,8 +26,8 @@ from gyrostat.sim.traces import read_trace
 
 EVERY = 4
 """One in this many jobs of the whole trace is run, on a cluster that is smaller in proportion."""
-LOAD = 0.85
-"""As in `elastic-tiresias`: 374 devices wanted on average, of 440."""
+LOAD = 1.0
+"""As in `elastic-tiresias`: 374 devices wanted on average, of 376."""
 DAY = 86_400.0
 TIRESIAS = "tiresias:queues=500/10000"
 
@@ -57,7 +57,7 @@ VARIANTS = (
     AS_IT_IS,
     Variant(name="in a queue, the order of Tiresias' simulator", order="simulator"),
     Variant(name="in a queue, running jobs first", order="running"),
-    Variant(name="load 1.04", load=1.04),
+    Variant(name="load 0.85", load=0.85),
     Variant(name="load 0.7", load=0.7),
     Variant(name="N = 2: smaller with the cluster", crowd=2),
     Variant(name="models that scale perfectly", overhead=0.0),
