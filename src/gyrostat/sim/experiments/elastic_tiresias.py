@@ -119,9 +119,8 @@ def run(context: ExperimentContext) -> ExperimentFinding:
             "and run at once in the first queue under both policies; they only gain by idle devices, which go to running jobs "
             "when nobody waits (R2), and here somebody nearly always does. No reading that was tried explains it. Most of the "
             "gain is against an order in which preempted jobs of a queue take devices back from running ones: where running "
-            "jobs come first, as `tiresias` does by default, Tiresias' own mean falls to a sixth and the 95th percentile to "
-            "a thirtieth, and Elastic-Tiresias gains 42 % of the mean and nothing at the 95th (an eighth of the trace; "
-            "`elastic-tiresias-why` has a quarter)."
+            "jobs come first, as `tiresias` does by default, Tiresias' own mean falls to a fifth, and Elastic-Tiresias gains "
+            "54 % of the mean and nothing at the 95th percentile (`elastic-tiresias-why`, a quarter of the trace)."
         ),
         tables=[table(f"{NODES} nodes", found.items())],
         plots=[
