@@ -1,4 +1,4 @@
-"""`step.survey`: values of all virtual workers before the backward of the same step, exact on every placement."""
+"""`step.survey`: values of all virtual workers before the backward of a step, exact on every placement and after a death."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from tests.conftest import Launch
 from tests.faults.injector import fail_at
 
 SCRIPT = """
+    import sys
+
     import torch
 
     import gyrostat
@@ -28,7 +30,7 @@ SCRIPT = """
     loader = job.dataloader(Noisy(), batch_size=2, shuffle=True)
     job.track(model=model, optimizer=optimizer)
     for epoch in job.epochs(2):
-        for step in job.steps(loader, accumulate=2):
+        for step in job.steps(loader, accumulate=int(sys.argv[1])):
             for x in step.survey():
                 found = model(x)  # draws, and changes batch-norm's buffers: both undone
                 total, mean = job.sum((x > 20).sum()), job.mean(found.mean())
@@ -39,10 +41,8 @@ SCRIPT = """
             assert total.value.dtype == torch.int64
             for x in step:
                 found = model(x)
-                first = step.local.get("first", True)  # of the virtual worker's two micro-batches
-                step.local["first"] = not first
-                # What the survey drew, the pass draws again.
-                assert torch.equal(found.mean().detach(), everyone.value[step.virtual_rank, 0 if first else 1])
+                if step.micro_batches == 1:  # what the survey drew, the pass draws again
+                    assert torch.equal(found.mean().detach(), everyone.value[step.virtual_rank, 0])
                 step.backward((found - mean.value).square().sum() / (1 + total.value))
             optimizer.step()
             optimizer.zero_grad()
@@ -50,16 +50,19 @@ SCRIPT = """
 
 
 def test_is_the_same_on_every_placement_and_as_plain_ddp(launch: Launch) -> None:
-    wanted = launch(SCRIPT, virtual_workers=4, workers=1)
-    assert wanted.steps == 6
-    assert launch(SCRIPT, virtual_workers=4, workers=2, schedule=[(2, 1), (4, 3)]).digest == wanted.digest
-    assert launch(SCRIPT, virtual_workers=4, reference=True).digest == wanted.digest
+    for accumulate in "12":
+        wanted = launch(SCRIPT, virtual_workers=4, workers=1, args=[accumulate])
+        resized = launch(SCRIPT, virtual_workers=4, workers=2, schedule=[(2, 1), (4, 3)], args=[accumulate])
+        assert resized.digest == wanted.digest
+        assert launch(SCRIPT, virtual_workers=4, reference=True, args=[accumulate]).digest == wanted.digest
 
 
 @pytest.mark.parametrize(("where", "worker"), [("exchange", 1), ("reduced", 0), ("backward", 1)])
 def test_a_worker_dies_in_it_or_after_it(where: str, worker: int, launch: Launch) -> None:
-    wanted = launch(SCRIPT, virtual_workers=4, workers=1)
-    killed = fail_at(step=3, where=where, worker=worker).run(launch, SCRIPT, virtual_workers=4, workers=2)
+    wanted = launch(SCRIPT, virtual_workers=4, workers=1, args=["2"])
+    killed = fail_at(step=3, where=where, worker=worker).run(
+        launch, SCRIPT, virtual_workers=4, workers=2, args=["2"]
+    )
     assert (killed.digest, killed.losses) == (wanted.digest, wanted.losses)
 
 
@@ -72,7 +75,7 @@ def test_a_worker_dies_in_it_or_after_it(where: str, worker: int, launch: Launch
 )
 def test_misuse(body: str, message: str, launch: Launch) -> None:
     script = SCRIPT.split("for x in step.survey():")[0] + f"for x in step.survey():\n                {body}\n"
-    outcome = launch(script, virtual_workers=4, check=False)
+    outcome = launch(script, virtual_workers=4, args=["1"], check=False)
     assert outcome.failure is not None
     assert message in str(outcome.failure)
     assert outcome.exit_code == 2

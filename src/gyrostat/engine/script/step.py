@@ -84,7 +84,8 @@ class Step:
         """This worker's micro-batches, before the pass and without gradients: `job.mean`, `job.sum` and `job.gather` in its
         body are values of all virtual workers, readable below the loop and in the pass that follows.
 
-        What the body draws from random streams, and what it does to buffers, is undone: the pass draws it again.
+        What the body draws from random streams, and what it does to buffers, is undone. The pass draws from where fetching the
+        step's micro-batches left the streams: with one micro-batch per virtual worker, the same numbers again.
         """
         if self.passes or self._surveyed:
             raise Misuse("step.survey comes once in a step, and before its first pass")

@@ -98,8 +98,10 @@ class ContextSwitch:
         for buffers in self._buffers.modules:
             buffers.micro_batch(last=last)
 
-    def switch_out(self, rank: int) -> None:
+    def switch_out(self, rank: int, *, survey: bool = False) -> None:
         """Save the buffers of virtual worker `rank`. Its streams stay in force until the next exchange."""
+        if survey:
+            return
         context = self.contexts[rank]
         for buffers in self._buffers.modules:
             own = buffers.leave(rank, alone=not self._may_be_several)

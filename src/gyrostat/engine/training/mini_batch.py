@@ -186,6 +186,7 @@ class MiniBatchRunner:
                 self.micro_batch = None
                 contexts.streams.exchange(fetched)
             restore_buffers(slots, saved)
+            contexts.switch_out(rank, survey=True)
 
     def _begin_micro_batch(self, micro_batch: MicroBatch) -> None:
         parts, last = self.parts, micro_batch.last

@@ -58,7 +58,7 @@ class DdpContexts:
     def begin_micro_batch(self, *, last: bool) -> None:
         pass
 
-    def switch_out(self, rank: int) -> None:
+    def switch_out(self, rank: int, *, survey: bool = False) -> None:
         self._own = self.streams.exchange(self._outer)
 
     def end_pass(self) -> None:
