@@ -12,7 +12,6 @@ MOST_ATTRIBUTES = 15
 
 LONG_MODULES: dict[str, str] = {}
 MANY_METHODS = {
-    "ps.control.leader.PsLeader": "what a job may ask of its servers, and the four events of their processes",
     "job.control.coordinator.Coordinator": "a pure state machine with one method for each event that it decides on",
 }
 MANY_ATTRIBUTES = {

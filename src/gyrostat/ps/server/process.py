@@ -176,6 +176,8 @@ class ServerProcess:
                 self._addresses = addresses
                 for name in self._peers.keys() - addresses.keys():
                     self._peer_lost(name)
+                for name in addresses.keys() - {self._settings.name}:
+                    self._peer(name)  # now, and not while a slot is frozen
             case DigestSlot():
                 self._later.append(message)
             case EndServer():
