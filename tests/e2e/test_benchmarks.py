@@ -36,6 +36,7 @@ COMMANDS = (
     "shard_handout",
     "straggler",
     "server_straggler",
+    "server_auc",
     "philly_elastic",
     "silent_peer",
     "simulate_philly",
