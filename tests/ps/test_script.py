@@ -57,7 +57,7 @@ def test_one_exchange_per_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(LocalServers, "exchange", counted)
     train(None, epochs=1)
-    training = made[: made.index((False, 0, 1), 1)]  # an evaluation begins with the dense part alone
+    training = made[: made.index((False, 0, 1), 1)]  # the loop ends with a pull of the dense part alone
     first = [(False, 0, 1), (False, 1, 0)]  # the table's ids are not foreseen yet
     shards = [4, 4, 2]
     assert training[:2] == first
@@ -105,6 +105,7 @@ def test_modules_see_the_servers_values_and_gradients_may_be_clipped() -> None:
                 step.backward(model(torch.ones(len(ids), 3)).mean() * 10)
                 nn.utils.clip_grad_value_(model.parameters(), 1.0)
         assert seen == [[1.0, 2.0, 3.0], [0.5, 1.5, 2.5], [0.0, 1.0, 2.0]]
+        assert model.weight.tolist()[0] == [-0.5, 0.5, 1.5]  # after the loop: with the last update
 
 
 _L = nn.Linear(1, 1)

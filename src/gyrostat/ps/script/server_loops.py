@@ -215,6 +215,7 @@ class ServerLoops:
             self._batch = self._step = None
             self._in_steps = False
             self._left_midway |= not complete
+        exchange.pull_dense()  # a script that looks at its modules now sees the epoch's last updates, whoever made them
         self._evaluator.epoch_over(epoch)
 
     def _train(self, loader: ServerLoader, shard: Shard) -> Iterator[AnyStep]:
