@@ -115,8 +115,8 @@ def run(context: ExperimentContext) -> ExperimentFinding:
             )
         ],
         differs=(
-            "The number of nodes was chosen so that Tiresias' own mean is the paper's; with 55 and 50 nodes the mean is 88.8 % and "
-            "90.2 % less. Mean and 95th percentile come out. The median does not: half of the jobs are short, "
+            "The number of nodes was chosen so that Tiresias' own mean is the paper's; with 55 and 50 nodes the mean is 88.8 % "
+            "and 90.2 % less. Mean and 95th percentile come out. The median does not: half of the jobs are short, "
             "and run at once in the first queue under both policies; they only gain by idle devices, which go to running jobs "
             "when nobody waits (R2), and here somebody nearly always does. No reading that was tried explains it. Most of the "
             "gain is against an order in which preempted jobs of a queue take devices back from running ones: where running "
