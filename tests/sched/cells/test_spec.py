@@ -204,7 +204,7 @@ def test_names_of_machines_are_expanded(pattern: str, names: list[str]) -> None:
         (
             "weight: 2",
             "wieght: 2",
-            ["line 16: virtual_clusters.b has no 'wieght'; it has cells, pinned, weight"],
+            ["line 16: virtual_clusters.b has no 'wieght'; it has cells, pinned, servers, weight"],
         ),
         (
             "at: n3/2",

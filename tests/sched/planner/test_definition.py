@@ -122,5 +122,5 @@ def test_virtualflows_h1_two_slow_devices_are_not_once_the_exchange_counts() -> 
 def test_what_cannot_be_shared_out_and_nonsense() -> None:
     assert define(FOUR_TIMES, global_batch=100, devices={"v100": 1}) is None
     assert define(FOUR_TIMES, global_batch=128, devices={}) is None
-    with pytest.raises(UsageError, match="at least one"):
+    with pytest.raises(UsageError, match="at least 1"):
         define(FOUR_TIMES, global_batch=0, devices={"v100": 1})
