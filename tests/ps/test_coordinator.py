@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gyrostat.core.errors import UsageError
 from gyrostat.data.shards.layout import ShardLayout
@@ -34,6 +36,7 @@ from gyrostat.ps.protocol.messages import (
     TermAssumed,
 )
 from gyrostat.ps.protocol.slot_map import PlannedMove, SlotMap, plan_moves
+from gyrostat.ps.store.hashing import MAX_SLOTS
 
 A, B = ("10.0.0.1", 1), ("10.0.0.2", 2)
 
@@ -233,6 +236,40 @@ def test_moves_even_out_loads() -> None:
     # A server of three cores carries three times as much.
     assert [move.target for move in plan_moves(["a"] * 8, {"a": 1, "b": 3})] == ["b"] * 6
     assert plan_moves(["a"], {}) == []
+
+
+@given(
+    owners=st.lists(st.sampled_from(["a", "b", "c", "gone"]), min_size=1, max_size=40),
+    cores=st.tuples(*[st.integers(1, 4)] * 3),
+    data=st.data(),
+)
+def test_after_the_planned_moves_no_single_move_helps(
+    owners: list[str], cores: tuple[int, ...], data: st.DataObject
+) -> None:
+    servers = dict(zip("abc", map(float, cores), strict=True))
+    weights = [
+        load / 4
+        for load in data.draw(st.lists(st.integers(0, 40), min_size=len(owners), max_size=len(owners)))
+    ]
+    after: list[str] = list(owners)
+    for move in plan_moves(owners, servers, weights):
+        assert after[move.slot] == move.source != move.target
+        after[move.slot] = move.target
+    assert "gone" not in after
+
+    def load(name: str, more: float = 0.0) -> float:
+        return (
+            sum(weight for weight, owner in zip(weights, after, strict=True) if owner == name) + more
+        ) / servers[name]
+
+    busiest, idlest = max(servers, key=load), min(servers, key=load)
+    mine = [weight for weight, owner in zip(weights, after, strict=True) if owner == busiest]
+    assert not any(load(idlest, weight) < load(busiest) - 1e-6 for weight in mine)
+
+
+def test_the_most_slots_are_planned_between_two_messages() -> None:
+    moves = plan_moves(["a"] * MAX_SLOTS, {"a": 1, "b": 1, "c": 1, "d": 1})
+    assert len(moves) == MAX_SLOTS * 3 // 4
 
 
 def test_a_delivery_repeats_what_was_not_answered() -> None:
