@@ -188,8 +188,6 @@ class JobRun:
 
     def _kill_fork_server(self, fault: Fault) -> list[str]:
         servers = self._target.fork_servers()
-        if self._settings.servers:  # one that is killed before it is ready ends the job
-            servers = [pid for pid in servers if self._processes.workers({pid})]
         victims = fault.victims(servers, 1)
         left = self._processes.workers(set(servers) - set(victims))
         if not self._may_lose(set(left)):
