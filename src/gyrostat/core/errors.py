@@ -27,6 +27,8 @@ GyrostatError
 │   │   └── ValueTooLarge      the value is too large for any store; do not retry
 │   └── Deposed                a write or renewal under an expired lease; nothing was written; do not retry
 ├── ProtocolError              a message that does not belong to the protocol (in `job.processes.channel`)
+├── MalformedFrame             bytes that are not a frame of parameter servers (in `ps.wire.frames`); costs the connection only
+├── LeaderLost                 the leader of a job with servers has ended (in `ps.client.remote`)
 ├── PeerLost                   another worker was lost during a collective
 └── ScriptFailed               the user's script raised, or one of its workers died
 """
