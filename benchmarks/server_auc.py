@@ -1,6 +1,6 @@
 """Expected AUC of asynchronous runs with parameter servers that are resized and disturbed, against undisturbed ones.
 
-    python benchmarks/server_auc.py --seeds 5 --small
+    python benchmarks/server_auc.py --pairs 5 --quick
 
 Three sides, the same seeds: two workers and one server throughout; workers that come and go (`--schedule`); and workers and
 servers that are killed, one of each in turn, while it trains. What is compared is the spread of the AUC over seeds:
@@ -10,6 +10,7 @@ resizing and deaths should not widen it. Every kill is counted and printed.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import signal
@@ -96,14 +97,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=5, help="seeds that all sides run with (default 5)")
     parser.add_argument("--example", default="deepfm", choices=("wide_and_deep", "deepfm", "xdeepfm"))
-    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="the example's small form")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write all scores to FILE")
     parser.add_argument("--epochs", type=int, default=2)
     args = parser.parse_args()
-    given = ["--epochs", str(args.epochs), *(["--small"] if args.small else [])]
+    given = ["--epochs", str(args.epochs), *(["--small"] if args.quick else [])]
     found: dict[str, list[float]] = {side.name: [] for side in SIDES}
-    for seed in range(args.seeds):
+    for seed in range(args.pairs):
         for side in SIDES:
             auc, workers, servers = run(side, args.example, [*given, "--seed", str(seed)])
             found[side.name].append(auc)
@@ -111,6 +113,8 @@ def main() -> None:
                 f"seed {seed}  {side.name:12} AUC {auc:.5f}  killed: {workers} workers, {servers} servers",
                 flush=True,
             )
+    if args.json is not None:
+        args.json.write_text(json.dumps(found, indent=2))
     for name, scores in found.items():
         spread = max(scores) - min(scores)
         print(f"{name:12} mean {statistics.fmean(scores):.5f}  spread {spread:.5f} over {len(scores)} seeds")

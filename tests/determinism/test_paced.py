@@ -116,5 +116,5 @@ def test_a_forward_that_looks_at_values_is_refused(launch: Launch) -> None:
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_rates_that_cannot_be(launch: Launch, rate: float) -> None:
-    with pytest.raises(UsageError, match="samples per second, more than 0"):
+    with pytest.raises(UsageError, match="more than 0 samples per second"):
         launch(SCRIPT, paced=(rate,))

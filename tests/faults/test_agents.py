@@ -152,7 +152,7 @@ def test_the_leader_is_killed(
     other.wait_for("leading")
     assert steps_between(tmp_path, killed, monotonic()) > 0
     again = agents.start(leader.node)
-    again.wait_for("found [12] workers")
+    again.wait_for("found [12] worker")
     again.wait_for("following")
     if gate is not None:
         open_gate(tmp_path / gate)
@@ -359,8 +359,7 @@ def test_the_leader_is_killed_while_its_workers_start(start: Start, tmp_path: Pa
     a = agents.start("a")
     a.wait_for("leading")
     others = [agents.start("b")] if nodes == 2 else []
-    while not (tmp_path / "logs" / "worker-1.log").exists():
-        os.sched_yield()
+    wait_for_process(tmp_path, member=1)
     a.kill()
     for member in range(2):
         open_gate(tmp_path / f"starting-{member}.fifo")
@@ -378,8 +377,7 @@ def test_the_rendezvous_is_killed_while_workers_start(start: Start, tmp_path: Pa
         os.mkfifo(tmp_path / f"starting-{member}.fifo")
     agent = start(nodes=1).start("a")
     agent.wait_for("leading")
-    while not (tmp_path / "logs" / "worker-1.log").exists():
-        os.sched_yield()
+    wait_for_process(tmp_path, member=1)
     (store,) = rendezvous_processes(tmp_path)
     before = sockets(store)
     for member in range(connected):
@@ -467,6 +465,12 @@ def processor_time(agent: AgentProcess) -> float:
     """Seconds."""
     fields = Path(f"/proc/{agent.process.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def wait_for_process(directory: Path, member: int) -> None:
+    """Until a worker has made its black box: its log is opened before it is forked."""
+    while not list((directory / "run").rglob(f"box-0-{member}")):
+        os.sched_yield()
 
 
 def wait_for_steps(directory: Path, after: float) -> None:

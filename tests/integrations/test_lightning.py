@@ -70,8 +70,8 @@ DISTURBED = settings("--random", accumulate_grad_batches=2, max_epochs=3, checkp
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return ours(Launch(fork_parent, tmp_path_factory.mktemp("undisturbed")), DISTURBED, virtual_workers=3)
+def undisturbed(fork_server: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return ours(Launch(fork_server, tmp_path_factory.mktemp("undisturbed")), DISTURBED, virtual_workers=3)
 
 
 @pytest.mark.parametrize(

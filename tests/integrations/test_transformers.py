@@ -62,8 +62,8 @@ def test_has_what_ddp_has(
 
 
 @pytest.fixture(scope="module")
-def undisturbed(fork_parent: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return ours(Launch(fork_parent, tmp_path_factory.mktemp("undisturbed")), DISTURBED, virtual_workers=3)
+def undisturbed(fork_server: WorkerForkServer, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return ours(Launch(fork_server, tmp_path_factory.mktemp("undisturbed")), DISTURBED, virtual_workers=3)
 
 
 DISTURBED = arguments("bert", gradient_accumulation_steps=2, num_train_epochs=3, **EVALUATES)

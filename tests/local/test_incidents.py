@@ -46,7 +46,7 @@ def test_a_killed_worker_is_recorded_with_its_evidence_and_what_came_of_it(
         assert (first, second) == ("worker died", "recovered")
         assert "was killed by SIGKILL, after step " in how
         assert "1 of 2 workers went on after step " in cost
-        assert " micro-batches" in cost
+        assert " micro-batch" in cost
         until(daemon, lambda: len(pids()) == 3 and service.job(id_, None).workers == 2, "is replaced")
         for pid in pids() - {killed}:
             os.kill(pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from gyrostat.core.plan import Plan
 from gyrostat.core.request import JobId, JobRequest
 from gyrostat.core.roles import ServerCapacity
 from gyrostat.sched.cells.load import loads, parse
+from gyrostat.sched.planner.throughput import workload_name
 from gyrostat.sched.port import Bound, Change, Finished, Snapshot, Stopped, Submitted
 from gyrostat.sched.state import SchedulerState
 from gyrostat.sched.tick import tick
@@ -34,7 +35,10 @@ def job(
     name: str, servers: int, *, memory: int | None = None, devices: int = 1, vc: str = "red"
 ) -> Submitted:
     needs = ServerCapacity(cores=servers, memory=memory) if servers else None
-    return Submitted(JobRequest(id=JobId(name), vc=vc, submitted=0.0, devices=devices, servers=needs))
+    workload = workload_name("clicks", 1)
+    return Submitted(
+        JobRequest(id=JobId(name), vc=vc, submitted=0.0, devices=devices, servers=needs, workload=workload)
+    )
 
 
 def run(found: SchedulerState, now: float, *changes: Change) -> Plan:

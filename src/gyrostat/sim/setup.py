@@ -139,7 +139,7 @@ class _Measured:
 def read_setup(data: Mapping[str, Any]) -> Setup:
     """The setup in a recording."""
     try:
-        return Setup(**data)
+        return Setup(**{**data, "history": tuple(data.get("history", ()))})
     except TypeError as error:
         raise UsageError(f"this version does not write such a setup: {error}") from error
 

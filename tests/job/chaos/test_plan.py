@@ -13,6 +13,7 @@ from gyrostat.job.chaos.plan import (
     OF_AGENTS,
     OF_CLUSTER,
     OF_ETCD,
+    OF_SERVERS,
     OF_WORKERS,
     FaultKind,
     longest_standstill_s,
@@ -20,7 +21,7 @@ from gyrostat.job.chaos.plan import (
     with_checkpoints,
 )
 
-ALL = (*OF_WORKERS, *OF_AGENTS, *OF_ETCD, *OF_CLUSTER)
+ALL = tuple(dict.fromkeys((*OF_WORKERS, *OF_AGENTS, *OF_ETCD, *OF_CLUSTER, *OF_SERVERS)))
 
 
 def test_a_seed_decides() -> None:
