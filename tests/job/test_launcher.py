@@ -154,8 +154,15 @@ def test_signals_of_a_program_that_uses_the_library_stay_its_own(launch: Launch)
 
 
 def test_output_is_kept_in_files(launch: Launch, tmp_path: Path) -> None:
-    script = "import os\nprint('hello from', os.environ['RANK'])\nassert os.environ['RANK'] == '0'"
-    launch(script, virtual_workers=2, workers=2, log_dir=tmp_path / "logs", check=False)
+    script = """
+        import os, sys
+        print('hello from', os.environ['RANK'], flush=True)
+        while not os.path.getsize(sys.argv[1]):  # the failure of worker 1 ends worker 0
+            os.sched_yield()
+        assert os.environ['RANK'] == '0'
+    """
+    logs = tmp_path / "logs"
+    launch(script, virtual_workers=2, workers=2, args=[str(logs / "worker-0.log")], log_dir=logs, check=False)
     assert (tmp_path / "logs/worker-0.log").read_text() == "hello from 0\n"
     kept = (tmp_path / "logs/worker-1.log").read_text().splitlines()
     assert (kept[0], kept[1], kept[-1]) == (

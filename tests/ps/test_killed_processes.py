@@ -59,20 +59,21 @@ class Trained:
 
         self.job.wait(more, "progress")
 
-    def kill_at(self, point: str) -> None:
-        """Training and checkpoints go on, and moves if it is a point of a move, until a process reaches the point."""
-        self.armed.arm(point)
+    def kill_at(self, *points: str) -> None:
+        """Training and checkpoints go on, and moves if it is a point of a move, until processes have reached the points."""
+        for point in points:
+            self.armed.arm(point)
 
         def hit(status: PsStatus) -> bool:
-            if point in kill_points.MIGRATION:
+            if points[0] in kill_points.MIGRATION:
                 if status.moving == 0 and all(server.slots for server in status.servers):
                     self.job.call(lambda: self.job.leader.scale(3 if len(status.servers) == 2 else 2))
             else:
                 self.job.call(self.job.leader.checkpoint)
             self.replace_workers()
-            return self.armed.is_hit(point)
+            return all(map(self.armed.is_hit, points))
 
-        self.job.wait(hit, point)
+        self.job.wait(hit, " and ".join(points))
 
     def settle(self) -> None:
         """Two servers, nothing moves, and every slot has its mirror, if it should."""

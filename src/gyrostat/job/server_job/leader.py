@@ -116,8 +116,8 @@ class ServerJobLeader:
                 self._workers.reported_failure(member, message)
             case WorkerEnded():
                 self._workers.reported_end(member, message)
-            case Logged(step=step, metrics=metrics):
-                self._tally.logged(ScriptLogged(step=step, metrics=metrics))
+            case Logged() if not self._tally.logged(message, member):
+                return
         self._observer.heard(member, message)
 
     def _training_begins(self, now: float) -> None:

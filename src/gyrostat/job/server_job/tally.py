@@ -14,7 +14,7 @@ from gyrostat.core.events import Event, EventKind
 from gyrostat.core.roles import ProcessRole
 from gyrostat.job.control.outcome import CheckpointRecord, LogRecord, Outcome
 from gyrostat.job.control.worker_tracker import JobFailure
-from gyrostat.job.processes.protocol import StepReport
+from gyrostat.job.processes.protocol import Logged, StepReport
 from gyrostat.job.server_job.port import ScriptLogged, ServerProgress, ServersCheckpointed, ServersHappened
 
 _RATE_WINDOW_S = 5.0
@@ -31,6 +31,8 @@ class ServerTally:
         self._asked_at = self._began_at = asked_at
         self._progress, self._moved_at = ServerProgress(), asked_at
         self._logs: list[LogRecord] = []
+        self._logged_by: dict[tuple[int, str], int] = {}
+        """By step and values: the worker that logged them first."""
         self._checkpoints: list[CheckpointRecord] = []
         self._rates: list[tuple[float, int]] = []
 
@@ -73,8 +75,12 @@ class ServerTally:
         self.steps += new
         return new
 
-    def logged(self, log: ScriptLogged) -> None:
+    def logged(self, log: ScriptLogged | Logged, member: int = 0) -> bool:
+        """Whether it is new: another worker logs the same again if the main worker has finished before it."""
+        if self._logged_by.setdefault((log.step, str(sorted(log.metrics.items()))), member) != member:
+            return False
         self._logs.append(LogRecord(step=log.step, metrics=log.metrics))
+        return True
 
     def checkpointed(self, found: ServersCheckpointed, now: float) -> Event:
         self._checkpoints.append(
